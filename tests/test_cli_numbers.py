@@ -28,10 +28,10 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 EXPERIMENTS = "whereformer.studies"
 PLACES = {
     "bench": (f"{EXPERIMENTS}.bench.run", "BenchJob.run"),
-    "pretrain": (f"{EXPERIMENTS}.pretrain.run", "pretrain"),
+    "pretrain": ("whereformer.lab.training.long_run", "train"),
     "compare": (f"{EXPERIMENTS}.compare.run", "CompareJob.run"),
     "finetune": (f"{EXPERIMENTS}.finetune.run", "FinetuneJob.run"),
-    "translate train": (f"{EXPERIMENTS}.translate.run", "train_translator"),
+    "translate train": ("whereformer.lab.training.long_run", "train"),
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),

@@ -59,14 +59,18 @@ if TYPE_CHECKING:
     from .studies.compare.results import CompareResults
     from .studies.distill.results import DistillResults
     from .studies.finetune.results import FinetuneResults
+    from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
+    from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
     bench: Callable[..., BenchResults]
     compare: Callable[..., CompareResults]
     distill_positions: Callable[..., DistillResults]
     finetune: Callable[..., FinetuneResults]
+    pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
+    translate: Callable[..., TranslationResults]
 
 __version__ = "0.1.0"
 
@@ -114,8 +118,10 @@ __all__ = [
     "load_pretrained",
     "merge_attention",
     "position_names",
+    "pretrain",
     "probe",
     "to_transformers",
+    "translate",
 ]
 
 
@@ -133,7 +139,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"analyze", "bench", "compare", "distill_positions", "finetune", "probe"}
+_STUDIES = {"analyze", "bench", "compare", "distill_positions", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

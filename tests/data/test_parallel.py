@@ -218,7 +218,7 @@ def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
 )
 def test_options_that_do_not_go_together(data, message):
     with pytest.raises(InputError, match=message):
-        data.checked()
+        data.checked_pairs()
 
 
 def test_options_of_validation_have_names_of_their_own(tmp_path):

@@ -74,4 +74,4 @@ def test_a_bad_argument_is_named(toy, given, expected):
 
 def test_the_command_line_has_what_is_not_the_default(toy):
     options = toy.Count(positions="a b", hidden_size=64, jobs=2)
-    assert command_line(options, "count") == "whereformer count --jobs 2 --positions 'a b'"
+    assert command_line(options, "count") == "whereformer count --positions 'a b' --jobs 2"

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
+import whereformer
 from tests.failing import fails, largest_file
 from tests.studies.trainings import TINY_ENCODER, interrupt_at, same, weights, without_time
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
@@ -23,14 +24,15 @@ from whereformer.data.encode import TokenizerChoice
 from whereformer.data.fingerprint import look_at
 from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
+from whereformer.errors import InputError
 from whereformer.kernels import torch_private
 from whereformer.lab.folder import open_folder
 from whereformer.lab.training import manifest
 from whereformer.lab.training.folder import Folder
-from whereformer.studies.pretrain import job
+from whereformer.lab.training.long_run import LongTrainer
+from whereformer.studies.pretrain import pretraining
 from whereformer.studies.pretrain import text as pretraining_text
 from whereformer.studies.pretrain.results import PretrainResults
-from whereformer.studies.pretrain.run import Pretrainer
 from whereformer.studies.pretrain.schedule import Stage, StagedBatches
 from whereformer.studies.pretrain.settings import PretrainTraining
 from whereformer.studies.pretrain.text import prepare_text
@@ -41,7 +43,7 @@ TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
 @pytest.fixture(scope="module", autouse=True)
 def _judged_on_little_text():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(job, "HELD_OUT_WINDOWS", 16)
+        patched.setattr(pretraining, "HELD_OUT_WINDOWS", 16)
         yield
 
 
@@ -87,6 +89,36 @@ def test_it_writes_model_tokenizer_and_results_and_says_how_to_use_them(text, tm
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_the_function_does_what_the_command_does(text, finished, tmp_path):
+    sizes = {"length": 16, "hidden_size": 16, "num_heads": 2, "blocks": "1", "vocab_size": 64, "batch_size": 4}
+    options = {"data": text, **sizes, "steps": 6, "every": 2, "learning_rate": 0.01, "quiet": True}
+    results = whereformer.pretrain(**options, out=tmp_path / "out")
+    assert same(weights(tmp_path / "out"), weights(finished))
+    assert without_time(results_of(tmp_path / "out")) == without_time(results_of(finished))
+    assert "6 steps, 384 tokens in " in str(results)
+    assert [path.name for path in results.save(tmp_path / "saved")] == ["results.json"]
+    plan = whereformer.pretrain(**options, out=tmp_path / "out", dry_run=True)
+    assert "6 steps of 64 tokens" in str(plan)
+    assert "<table" in plan._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "out: expected a folder for the model, got None"),
+        ({"step": 3}, "step: pretrain has no such option; did you mean 'steps'?"),
+        ({"blocks": 3}, "blocks: expected str | None, got 3"),
+        ({"length": 4}, "length: expected at least 8, got 4"),
+    ],
+)
+def test_the_function_names_the_argument(given, expected, tmp_path):
+    out = {"out": tmp_path / "out"} if given else {}
+    with pytest.raises(InputError) as error:
+        whereformer.pretrain(**out, **given)
+    assert str(error.value).startswith(expected)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_is_saved_is_what_was_trained(text, finished):
     model = AutoModelForMaskedLM.from_pretrained(finished / "model")
     assert isinstance(model, EncoderForMaskedLM)
@@ -103,7 +135,7 @@ def test_what_is_saved_is_what_was_trained(text, finished):
 
 
 def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "HELD_OUT_WINDOWS", 1000)
+    monkeypatch.setattr(pretraining, "HELD_OUT_WINDOWS", 1000)
     results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
     assert results["held_out"][-1]["loss"] < results["text"]["unigram_entropy"] - 0.3
     assert results["losses"][-1]["loss"] < results["losses"][0]["loss"] - 0.5
@@ -169,7 +201,7 @@ def held_out_windows(text, out, padding=0, *, uniforms=False):
         padding=padding,
         rate=0.15,
         hide_masked=False,
-        rows=range(min(job.HELD_OUT_WINDOWS, len(prepared.held_out) // body)),
+        rows=range(min(pretraining.HELD_OUT_WINDOWS, len(prepared.held_out) // body)),
         seed=0,
         shuffled=False,
         uniforms=uniforms,
@@ -463,6 +495,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     out = capsys.readouterr().out
     assert "parameters" in out
     assert "bfloat16" not in out
+    assert "A dry run: nothing was trained or written." in out
     assert "6 steps of 64 tokens" in out
     assert "blocks 1 of 16 tokens" in out
     assert "FLOPs a batch" in out
@@ -549,7 +582,8 @@ def test_a_dry_run_counts_a_methods_options_and_narrow_embeddings(text, tmp_path
         hidden_dropout_prob=0,
         attention_probs_dropout_prob=0,
     )
-    assert str(cost(config, 16, 4, predictions=2)) in capsys.readouterr().out
+    costs = str(cost(config, 16, 4, predictions=2))
+    assert " ".join(costs.split()) in " ".join(capsys.readouterr().out.split())
 
 
 def test_parameters_are_counted_without_memory_for_them(text, tmp_path):
@@ -587,12 +621,12 @@ def test_the_seed_decides_and_judging_does_not(text, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_what_is_there(text, tmp_path, capsys, monkeypatch):
-    real = Pretrainer.training_step
+    real = LongTrainer.training_step
 
     def training_step(self, *arguments):
         return real(self, *arguments) * (float("nan") if self.state.global_step >= 4 else 1.0)
 
-    monkeypatch.setattr(Pretrainer, "training_step", training_step)
+    monkeypatch.setattr(LongTrainer, "training_step", training_step)
     message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
     assert "--learning-rate: loss is not finite (NaN or inf) after 5 steps; 0.01 is too high, try 0.0025" in message
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
@@ -785,7 +819,8 @@ def test_data_may_be_several_paths_and_patterns(text, tmp_path, capsys):
     main(["pretrain", "--data", f"{tmp_path}/?.txt", *common])
     pattern = capsys.readouterr().out
     main(["pretrain", "--data", str(tmp_path / "1.txt"), str(tmp_path / "2.txt"), *common])
-    assert pattern.split("tokens from")[0] == capsys.readouterr().out.split("tokens from")[0]
+    assert "training and" in pattern.split(" from ")[0]
+    assert pattern.split(" from ")[0] == capsys.readouterr().out.split(" from ")[0]
     message = fails(capsys, "pretrain", "--data", f"{tmp_path}/*.nothing", *common)
     assert message == f"whereformer: --data: no file matches '{tmp_path}/*.nothing'"
 
@@ -801,13 +836,13 @@ def staged(text, out, *more):
 
 def test_a_length_schedule_trains_on_short_windows_and_then_on_long_ones(text, tmp_path, capsys, monkeypatch):
     seen = []
-    real = Pretrainer.training_step
+    real = LongTrainer.training_step
 
     def training_step(self, model, inputs, *others):
         seen.append(tuple(inputs["input_ids"].shape))
         return real(self, model, inputs, *others)
 
-    monkeypatch.setattr(Pretrainer, "training_step", training_step)
+    monkeypatch.setattr(LongTrainer, "training_step", training_step)
     results = staged(text, tmp_path, "--position=learned")
     assert seen == [(4, 8)] * 3 + [(2, 16)] * 3
     assert results["tokens_seen"] == 6 * 32
@@ -846,7 +881,7 @@ def test_a_schedule_of_one_length_is_that_length(text, finished, tmp_path):
 def test_a_dry_run_shows_the_schedule_and_what_its_batches_cost(text, tmp_path, capsys):
     main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *STAGED, LENGTHS, "--dry-run"])
     out = capsys.readouterr().out
-    assert "steps 1 to 3: 4 windows of 8 tokens\nsteps 4 to 6: 2 windows of 16 tokens" in out
+    assert out.index("steps 1 to 3: 4 windows of 8 tokens") < out.index("steps 4 to 6: 2 windows of 16 tokens")
     assert "a batch of 8-token windows" in out
     assert "a batch of 16-token windows" in out
     assert not (tmp_path / "out").exists()
@@ -872,7 +907,7 @@ def test_bad_schedules_give_one_line(arguments, expected, tmp_path, capsys):
 
 
 def test_berts_schedule():
-    stages = PretrainTraining(lengths="128:0.9,512:0.1", steps=1000, batch_size=16).resolved("mlm").stages()
+    stages = PretrainTraining(lengths="128:0.9,512:0.1", steps=1000, batch_size=16).resolved_training("mlm").stages()
     assert stages == [Stage(128, 900, 16, 1), Stage(512, 100, 4, 1)]
     assert [stage.rows_per_step * stage.length for stage in stages] == [2048, 2048]
     batches = list(StagedBatches([Stage(8, 2, 3, 1), Stage(16, 1, 2, 2)]))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
+import whereformer
 from tests.failing import fails, refusals
 from tests.studies.parallel_text import TINY, pairs, train, write
 from tests.studies.trainings import interrupt_at, same, weights, without_time
@@ -23,15 +25,16 @@ from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import parallel, subwords
 from whereformer.data.fingerprint import look_at
+from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
-from whereformer.lab.training import judged
+from whereformer.lab.training import long_run
 from whereformer.lab.training.optimizer import inverse_sqrt_schedule
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate.examples import collate, prepare
-from whereformer.studies.translate.job import TranslationJob
 from whereformer.studies.translate.model import build_config
 from whereformer.studies.translate.pairs import open_text
 from whereformer.studies.translate.settings import ParallelData, TranslationTraining, TranslatorSettings
+from whereformer.studies.translate.training import TranslatorTraining
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +71,23 @@ def test_it_writes_model_tokenizer_and_results_and_says_how_to_go_on(data, tmp_p
     assert results["positional_parameters"] == 2 * 2 * (2 * 16 + 1) * 8
     tokens = results["text"]["training"]["source_tokens"] + results["text"]["training"]["target_tokens"]
     assert results["tokens_seen"] == pytest.approx(results["epochs"] * tokens, abs=1)
-    assert "held-out: 15 pairs" in out
+    assert re.search("held-out +15 pairs", out)
     assert "mean of 2 checkpoints" in out
     assert f"whereformer translate run {tmp_path / 'model'}" in out
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_the_function_does_what_the_command_does(data, finished, tmp_path):
+    sizes = {"hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "encoder_layers": 1, "decoder_layers": 1}
+    options = {"source": data[1], "target": data[3], **sizes, "vocab_size": 320, "batch_tokens": 256, "max_length": 60}
+    options |= {"steps": 6, "every": 2, "warmup": 2, "average": 2, "learning_rate": 0.01, "quiet": True}
+    results = whereformer.translate(**options, out=tmp_path)
+    assert same(weights(tmp_path), weights(finished))
+    assert without_time(results_of(tmp_path)) == without_time(results_of(finished))
+    assert "(mean of 2 checkpoints)" in str(results)
+    assert "285 pairs" in str(whereformer.translate(**options, out=tmp_path, dry_run=True))
+    with pytest.raises(InputError, match=r"^data: expected Path|data: no such file"):
+        whereformer.translate(out=tmp_path / "other", data=["no.jsonl"])
 
 
 def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
@@ -230,13 +246,15 @@ def test_epochs_are_passes_over_the_text(data, tmp_path):
     opened = open_text(files, files, Progress())
     text = prepare(opened, look_at(opened, tmp_path), 320, 60, tmp_path)
     for accumulate in (1, 3):
-        training = TranslationTraining(batch_tokens=256, epochs=2.0, accumulate=accumulate, max_length=60).checked()
-        model = TranslatorSettings(hidden_size=16, num_heads=2).checked()
+        training = TranslationTraining(
+            batch_tokens=256, epochs=2.0, accumulate=accumulate, max_length=60
+        ).checked_training()
+        model = TranslatorSettings(hidden_size=16, num_heads=2).checked_model()
         config = build_config(model, training, len(text.tokenizer))
-        job = TranslationJob(model, training, text, config, torch.device("cpu"))
+        job = TranslatorTraining(model, training, text, config, torch.device("cpu"))
         assert job.course.epochs(job.course.steps) == pytest.approx(2, rel=0.1)
-        assert len(job.training_batches()) == job.course.steps * accumulate
-        rows = [row for batch in job.training_batches().batch_sampler for row in batch]
+        assert len(job.batches()) == job.course.steps * accumulate
+        rows = [row for batch in job.batches().batch_sampler for row in batch]
         assert sorted(rows[: len(source)]) == list(range(len(source)))
 
 
@@ -280,12 +298,12 @@ def test_options_of_the_method_and_cross_attention(data, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_with_advice(data, tmp_path, capsys, monkeypatch):
-    real = judged.JudgedTrainer.training_step
+    real = long_run.LongTrainer.training_step
 
     def training_step(self, *arguments):
         return real(self, *arguments) * (float("nan") if self.state.global_step >= 4 else 1.0)
 
-    monkeypatch.setattr(judged.JudgedTrainer, "training_step", training_step)
+    monkeypatch.setattr(long_run.LongTrainer, "training_step", training_step)
     message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
     assert "--learning-rate: loss is not finite (NaN or inf) after 5 steps; 0.01 is too high, try 0.0025" in message
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4

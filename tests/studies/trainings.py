@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from whereformer.lab.training.judged import JudgedTrainer
+from whereformer.lab.training.long_run import LongTrainer
 
 TINY_ENCODER = [
     "--length=16",
@@ -35,7 +35,7 @@ def without_time(results):
 
 def interrupt_at(step, run, times=1):
     """Run a training, with Ctrl-C in the middle of a step; the command has to end as one that was interrupted."""
-    real = JudgedTrainer.training_step
+    real = LongTrainer.training_step
 
     def training_step(self, *arguments):
         if self.state.global_step + 1 == step:
@@ -44,7 +44,7 @@ def interrupt_at(step, run, times=1):
         return real(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(JudgedTrainer, "training_step", training_step)
+        patched.setattr(LongTrainer, "training_step", training_step)
         with pytest.raises(SystemExit) as stop:
             run()
     assert stop.value.code == 130

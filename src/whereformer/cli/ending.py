@@ -82,7 +82,7 @@ def _failed(error: Exception, command: Any) -> int:
 
 def _kept(text: str, command: Any) -> str:
     """Write a traceback to a file in the run's folder, or in that of temporary files, and say where it is."""
-    out = getattr(getattr(command, "command", command), "out", None)
+    out = getattr(command, "out", None)
     beside = [out] if isinstance(out, Path) and out.is_dir() else []
     for folder in (*beside, Path(tempfile.gettempdir())):
         with suppress(OSError):

@@ -28,7 +28,7 @@ COMMANDS: dict[str, str | None] = {
     "compare": None,
     "probe": None,
     "bench": None,
-    "pretrain": "pretrain:Pretrain",
+    "pretrain": None,
     "finetune": None,
     "translate": "translate:Translate",
     "analyze": None,
@@ -76,7 +76,8 @@ def _parse(given: Sequence[str]) -> Any:
     rules: Any = {"registry": registry(), "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)}
     name, *options = given or [""]
     if name in COMMANDS:
-        return tyro.cli(command_class(name), prog=f"whereformer {name}", args=options, **rules)
+        found = tyro.cli(command_class(name), prog=f"whereformer {name}", args=options, **rules)
+        return getattr(found, "command", found)  # of those of translate, the one that was chosen
     # The list of commands has the first paragraph of each.
     parsers = (
         Annotated[
@@ -156,9 +157,6 @@ def run_study(study: Study, console: Terminal) -> None:
 
 def _followed(command: Any) -> Any:
     """Return a command whose output folders are no links: a run stays where it began, whatever becomes of a link."""
-    chosen = getattr(command, "command", None)  # of translate
-    if dataclasses.is_dataclass(chosen):
-        return dataclasses.replace(command, command=_followed(chosen))
     named = {name: getattr(command, name, None) for name in ("out", "cache")}
     real = {name: real_folder(path) for name, path in named.items() if isinstance(path, Path)}
     moved = {name: path for name, path in real.items() if path != named[name]}

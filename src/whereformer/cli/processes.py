@@ -15,7 +15,6 @@ def check_processes(command: Any) -> None:
     Raises:
         InputError: if it can't.
     """
-    command = getattr(command, "command", command)  # of translate
     if ranks.size() > 1 and not getattr(command, "MANY", False):
         spread = "; `jobs` spreads its runs over processes" if hasattr(command, "jobs") else ""
         raise InputError(

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
 
 import tyro
 from rich.console import Console
@@ -17,115 +17,20 @@ from rich.console import Console
 from ..errors import InputError, fail, printable, shown
 from ..files import check_file, is_same_file, naming, new_file, write_atomically
 from ..lab.options import MOST_SIZE, MOST_THREADS, check_range, find_device, listed_numbers
-from ..lab.study import command_line
-from ..studies.translate.settings import (
-    Decoding,
-    ParallelData,
-    TranslationTraining,
-    TranslatorSettings,
-    ValidationData,
-)
-
-if TYPE_CHECKING:
-    from ..studies.translate.results import TranslationResults
+from ..studies.translate.settings import Decoding, ParallelData, TranslateTrain
 
 Device = Literal["auto", "cpu", "cuda"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Threads = int | None
 
 
-@dataclass(frozen=True)
-class TranslateTrain:
-    """Train a translation Transformer on parallel text, with any position method.
-
-    The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
-    languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
-
-    The text may be larger than memory: it is encoded once, into cache/, and read from there a pair at a time. Also
-    writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
-    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
-    command then continues and ends with the same weights.
-    """
-
-    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
-    MANY: ClassVar = True
-
-    parallel: ParallelData = field(default_factory=ParallelData)
-    validation: ValidationData = field(default_factory=ValidationData)
-
-    out: Path = Path("runs/translate")
-    """Folder for the model, checkpoints and results."""
-
-    cache: Path | None = None
-    """Folder for the encoded text, which is made once and then read a pair at a time. Runs on the same text can share
-    it. Default: cache/ in --out."""
-
-    device: Device = "auto"
-    """Where to train. "auto" is a GPU if there is one."""
-
-    threads: Threads = None
-    """Threads on the CPU. Default: torch's."""
-
-    dry_run: bool = False
-    """Print the sizes, the parameters and how many times the text is read, without training or writing anything."""
-
-    model: TranslatorSettings = field(default_factory=TranslatorSettings)
-    training: TranslationTraining = field(default_factory=TranslationTraining)
-
-    def run(self, console: Console) -> None:
-        """Train the model, or with --dry-run only print the plan."""
-        data, model, training = self.parallel.checked(), self.model.checked(), self.training.checked()
-        validation = self.validation.parallel(data.columns)
-        check_range(self, threads=(1, MOST_THREADS))
-        from ..data.fingerprint import look_at
-        from ..lab import ranks
-        from ..lab.folder import open_or_scratch
-        from ..lab.terminal import Bar
-        from ..lab.training.folder import Folder
-        from ..lab.training.telling import tell_finished, tell_slow_dtype
-        from ..studies.translate.examples import prepare
-        from ..studies.translate.job import TranslationJob, settings_of
-        from ..studies.translate.model import build_config
-        from ..studies.translate.pairs import open_text
-        from ..studies.translate.results import TranslationResults
-        from ..studies.translate.run import train_translator
-        from .tables.plans import print_translation_plan
-
-        device = find_device(self.device)
-        ranks.join(device)
-        _use(self.threads)
-        # Check the settings before the text is read and encoded, which may take long.
-        build_config(model, training, training.vocab_size)
-        cache = self.cache or self.out / "cache"
-        with open_or_scratch(self.out, dry_run=self.dry_run) as scratch:
-            with Bar(console) as progress:
-                text = open_text(data, validation, progress)
-                seen = look_at(text, cache)
-                if not self.dry_run:
-                    settings = settings_of(model, training, seen.summary.fingerprint, device)
-                    folder = Folder(self.out, settings, TranslationResults, command_line(self, "translate train"))
-                    if tell_finished(console, folder, self._tell):
-                        return
-                with ranks.main_first():
-                    prepared = prepare(text, seen, training.vocab_size, training.max_length, cache, scratch)
-            config = build_config(model, training, prepared.facts.vocabulary)
-            job = TranslationJob(model, training, prepared, config, device)
-            plan = job.plan()
-            print_translation_plan(console, prepared.facts, plan, training.max_length)
-            tell_slow_dtype(console, training.dtype, device)
-            if self.dry_run:
-                return
-            with Bar(console) as progress:
-                results = train_translator(job, folder, progress)
-            self._tell(console, results)
-
-    def _tell(self, console: Console, results: TranslationResults) -> None:
-        """Print the scores, the files that were written, and how to use the model."""
-        from ..lab.training.telling import tell_training
-
-        mean = f" (mean of {len(results.averaged['steps'])} checkpoints)" if results.averaged else ""
-        usage = f"whereformer translate run {self.out / 'model'} < lines.txt"
-        tell_training(console, self.out, results, mean, usage)
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Say after Ctrl-C that nothing was written. A translation that has begun reports for itself how far it got."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(fail("interrupted; nothing has been written yet", 130)) from None
 
 
 @dataclass(frozen=True)
@@ -156,6 +61,7 @@ class TranslateRun:
 
     decoding: Decoding = field(default_factory=Decoding)
 
+    @_repeatable()
     def run(self, console: Console) -> None:
         """Translate the lines."""
         decoding = self.decoding.checked()
@@ -228,6 +134,7 @@ class TranslateScore:
 
     decoding: Decoding = field(default_factory=Decoding)
 
+    @_repeatable()
     def run(self, console: Console) -> None:
         """Score the translations and print the table."""
         decoding, edges = self.decoding.checked(), self._edges()
@@ -247,14 +154,14 @@ class TranslateScore:
 
         from ..lab.terminal import say
         from ..studies.translate import scoring
-        from .tables.translate import print_scores
 
         if self.model is None:
             hypotheses, references, sources, facts = self._files()
         else:
             hypotheses, references, sources, facts = self._translated(console, decoding)
         found = scoring.score(hypotheses, references, sources, edges=edges, tokenize=self.tokenize)
-        print_scores(console, found)
+        console.print(scoring.sheet(found), highlight=False)
+        say(console, *scoring.sentences(found))
         written = []
         if self.translations is not None:
             write_atomically(self.translations, "".join(f"{line}\n" for line in hypotheses))
@@ -310,7 +217,7 @@ class TranslateScore:
         from ..studies.translate import translating
         from ..studies.translate.pairs import load_pairs
 
-        pairs = load_pairs(self.parallel.checked())
+        pairs = load_pairs(self.parallel.checked_pairs())
         translator = translating.load(str(self.model), decoding, find_device(self.device))
         _use(self.threads)
         with Bar(Terminal(stderr=True)) as progress:
@@ -339,16 +246,6 @@ class Translate:
         tyro.conf.arg(name=""),
     ]
     """What to do."""
-
-    def run(self, console: Console) -> None:
-        """Run the chosen command."""
-        try:
-            self.command.run(console)
-        except KeyboardInterrupt:
-            # A training can be continued. A translation that has begun reports for itself how far it got.
-            if isinstance(self.command, TranslateTrain):
-                raise
-            raise SystemExit(fail("interrupted; nothing has been written yet", 130)) from None
 
 
 def _use(threads: int | None) -> None:

@@ -18,7 +18,8 @@ from ..errors import InputError
 from .progress import Progress
 
 if TYPE_CHECKING:
-    from .sheet import Sheet, Shown
+    from .sheet import Sheet
+    from .shown import Shown
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import InputError, shown
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import DataclassInstance
 
-    Kind = TypeVar("Kind", bound=DataclassInstance)
+Kind = TypeVar("Kind")
 
 MOST_SIZE = 2**20
 """The largest width, length, vocabulary or number of rows at a time. Larger ones fit into no memory."""
@@ -93,6 +93,18 @@ class Threads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LongRun(Threads, DryRun):
+    """Options of studies that train one model for long."""
+
+    cache: Path | None = None
+    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
+    it. Default: cache/ in --out."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train. "auto" is a GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """Options of studies that read text."""
 
@@ -106,7 +118,8 @@ class TextOptions:
 
 def part(options: Any, kind: type[Kind]) -> Kind:
     """Return those of a study's options that another dataclass has, as that dataclass."""
-    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
+    dataclass: Any = kind
+    return kind(**{field.name: getattr(options, field.name) for field in fields(dataclass)})
 
 
 def find_device(name: str) -> torch.device:

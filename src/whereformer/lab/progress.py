@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .sheet import Sheet, Shown
+    from .sheet import Sheet
+    from .shown import Shown
 
 
 class Progress:

@@ -17,7 +17,7 @@ from .jobs import spread
 from .json_files import check_seal, from_json, read_json, sealed, write_json
 from .progress import Progress
 from .ranks import is_main
-from .sheet import Shown
+from .shown import Shown
 
 FILE = "results.json"
 """The file of results in a run's folder."""

@@ -33,7 +33,7 @@ from .progress import Progress
 from .ranks import is_main
 
 if TYPE_CHECKING:
-    from .sheet import Plan, Shown
+    from .shown import Plan, Shown
     from .store import Results
 
 
@@ -90,7 +90,8 @@ def command_line(options: Any, name: str) -> str:
 
 def _words(options: Any, flags: dict[str, str]) -> list[str]:
     words: list[str] = []
-    for field in fields(options):
+    own = list(type(options).__annotations__)
+    for field in sorted(fields(options), key=lambda field: own.index(field.name) if field.name in own else len(own)):
         value = getattr(options, field.name)
         if is_dataclass(value):
             words += _words(value, flags)
@@ -194,7 +195,7 @@ def _option(field: Field[Any], hint: Any, value: Any) -> Any:
         if type(value) is kind or (get_origin(kind) is Literal and value in get_args(kind)):
             return value
         if get_origin(kind) is tuple and (several or isinstance(value, str | Path)):
-            return tuple(map(str, value if several else [value]))
+            return tuple(map(get_args(kind)[0], value if several else [value]))
         if kind is Path and isinstance(value, str | Path):
             return Path(value)
         if kind is float and type(value) is int:

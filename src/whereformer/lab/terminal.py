@@ -14,7 +14,8 @@ from ..errors import printable
 from .progress import Progress as Listener
 
 if TYPE_CHECKING:
-    from .sheet import Sheet, Shown
+    from .sheet import Sheet
+    from .shown import Shown
 
 
 class Terminal(Console):
@@ -84,7 +85,8 @@ class Bar(Listener):
         self.bar.update(self.task, advance=steps, detail=printable(detail))
 
     def line(self, text: str | Shown | Sheet) -> None:
-        self.console.print(text, highlight=False)
+        # Text is not wrapped, so that paths can be copied.
+        self.console.print(text, highlight=False, soft_wrap=isinstance(text, str))
 
 
 def say(console: Console, *lines: str) -> None:

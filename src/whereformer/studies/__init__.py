@@ -16,7 +16,9 @@ STUDIES = {
     "distill_positions": "distill.settings:DistillPositions",
     "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
+    "pretrain": "pretrain.settings:Pretrain",
     "probe": "probe.settings:Probe",
+    "translate": "translate.settings:TranslateTrain",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
 

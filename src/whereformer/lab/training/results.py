@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..json_files import check_that
-from ..store import Results
+from ..store import FILE, Results
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,17 @@ class TrainingPlan:
     tokens_per_step: int
     steps_per_epoch: float
     epochs: float
+
+    def size(self, vocabulary: int) -> str:
+        """Return the model's size in words."""
+        return (
+            f"{self.parameters:,} parameters, including {self.embedding_parameters:,} for embeddings of {vocabulary:,} "
+            f"tokens and {self.positional_parameters:,} for position"
+        )
+
+    def passes(self) -> str:
+        """Return how often the text is read, in words."""
+        return f"the text takes {self.steps_per_epoch:,.1f} steps and is read {self.epochs:,.1f} times"
 
 
 @dataclass(frozen=True)
@@ -73,3 +86,30 @@ class TrainingResults(Results, TrainingPlan):
     def scores(self) -> dict[str, float]:
         """The last held-out scores."""
         return {name: value for name, value in self.held_out[-1].items() if name != "step"}
+
+    def sentences(self) -> Sequence[str]:
+        scores = ", ".join(score_text(name, value) for name, value in self.scores.items())
+        took = f"{self.step:,} steps, {self.tokens_seen:,} tokens in {self.seconds:.0f} s"
+        return (f"{took}; held-out {scores}{self.of_what()}",)
+
+    def of_what(self) -> str:
+        """Return what the scores are of, in brackets, unless they are of the last weights."""
+        return ""
+
+    def save(self, folder: Path | str) -> list[Path]:
+        """Write ``results.json`` to a folder, unless it is there, and return what of the run is there.
+
+        The model and the checkpoints are where they were trained.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
+        if not (path.exists() and type(self).load(path) == self):
+            self.write(path)
+        return [each for each in (folder / "model", folder / "checkpoints", path) if each.exists()]
+
+
+def score_text(name: str, value: float) -> str:
+    """Format a held-out score for people: accuracy and recall in percent."""
+    shown = f"{value:.1%}" if name.endswith(("accuracy", "recall")) else f"{value:.3f}"
+    return f"{name.replace('_', ' ')} {shown}"

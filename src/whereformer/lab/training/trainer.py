@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -14,36 +14,27 @@ from transformers import logging as transformers_logging
 from .. import ranks
 
 
-class Settings(Protocol):
-    """The training settings that the Trainer's arguments need."""
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-
 def training_arguments(
-    folder: Path, settings: Settings, steps: int, device: torch.device, seed: int, **others: Any
+    folder: Path, steps: int, device: torch.device, *, dtype: str, seed: int, rows: int = 1, **others: Any
 ) -> TrainingArguments:
     """Build the Trainer's arguments for a training in which our callback decides when to log, judge and save.
 
     Args:
         folder: folder for checkpoints.
-        settings: the batch size of all processes together, and the dtype.
         steps: optimizer steps in all.
         device: the only device that this process uses; a Trainer with several GPUs would give each its own batch, which
             changes the result.
+        dtype: "bfloat16" for mixed precision, or "float32".
         seed: the Trainer's seed.
+        rows: rows in a batch of all processes together; 1 if each of our batches is one item to the Trainer.
         others: further arguments of ``TrainingArguments``.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
-        per_device_train_batch_size=max(1, settings.batch_size // ranks.size()),
+        per_device_train_batch_size=max(1, rows // ranks.size()),
         max_grad_norm=1.0,
-        bf16=settings.dtype == "bfloat16",
+        bf16=dtype == "bfloat16",
         use_cpu=device.type == "cpu",
         ddp_backend="gloo" if device.type == "cpu" and ranks.size() > 1 else None,
         seed=seed,

@@ -19,7 +19,7 @@ from ...lab import ranks
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
-from ...lab.sheet import Plan
+from ...lab.shown import Plan
 from ...lab.store import complete, missing
 from ...lab.training.trainer import quiet_transformers, slow_dtype
 from .prepare import Checked, Encoded, prepare

@@ -81,7 +81,7 @@ def train(
     tuning, steps = job.tuning, job.steps(encoded)
     watch = LossWatch(steps, progress, tuning.learning_rate)
     optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate)
-    arguments = training_arguments(out, tuning, steps, job.device, seed)
+    arguments = training_arguments(out, steps, job.device, dtype=tuning.dtype, seed=seed, rows=tuning.batch_size)
     trainer = SharedTrainer(
         training=shared_loader(
             encoded.train,

@@ -1,15 +1,30 @@
-"""The settings of a pretraining: model and training. Importing them is fast, so that --help is."""
+"""The options of a pretraining, of which model and training decide the result. Importing them is fast."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...errors import InputError, shown
-from ...lab.options import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
+from ...lab.options import (
+    MOST_COUNT,
+    MOST_SEED,
+    MOST_SIZE,
+    LongRun,
+    TextOptions,
+    check_positive,
+    check_range,
+    find_device,
+    part,
+)
+from ...lab.study import Study, command_line
 from .schedule import SHORTEST, Stage, parsed_lengths, stages_of
+
+if TYPE_CHECKING:
+    from .run import PretrainJob
 
 
 def parsed_options(text: str | None, field: str = "position_options") -> dict[str, Any]:
@@ -85,7 +100,7 @@ class ModelSettings:
     discriminator_weight: float | None = None
     """electra: weight of the encoder's loss; the generator's loss has weight 1. Default: 50."""
 
-    def resolved(self) -> ModelSettings:
+    def resolved_model(self) -> ModelSettings:
         """Check what can be checked without a model, and return the settings with defaults in place of None.
 
         Raises:
@@ -169,7 +184,7 @@ class PretrainTraining:
     seed: int = 0
     """Seed of the weights, the windows and the masks."""
 
-    def resolved(self, objective: str) -> PretrainTraining:
+    def resolved_training(self, objective: str) -> PretrainTraining:
         """Check the settings and return them, with defaults in place of None.
 
         Raises:
@@ -210,3 +225,87 @@ class PretrainTraining:
         assert self.length is not None
         lengths = [(self.length, 1.0)] if self.lengths is None else parsed_lengths(self.lengths)
         return stages_of(lengths, self.steps, self.batch_size, self.accumulate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(LongRun, TextOptions, PretrainTraining, ModelSettings, Study):
+    """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
+
+    The default model, a BERT with 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text.
+    For a larger model, raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
+    One page in ten is held out, and the model is scored on these pages during training.
+
+    The text may be larger than memory: it is encoded once, into cache/, and read from there a window at a time. Also
+    writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json,
+    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
+    command then continues and ends with the same weights.
+    """
+
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+    MANY: ClassVar = True
+    MAKES_FILES: ClassVar = True
+
+    data: tuple[str, ...] = ()
+    """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME, hub:NAME:CONFIG or hf://datasets/NAME/*.parquet.
+    Default: the documentation that comes with Python."""
+
+    out: Path = Path("runs/pretrain")
+    """Folder for the model, checkpoints and results."""
+
+    tokenizer: Path | None = None
+    """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
+
+    vocab_size: int | None = None
+    """Size of the vocabulary that is learned from the text. Default: 4096."""
+
+    every: int | None = None
+    """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
+
+    keep: int = 2
+    """Number of newest checkpoints to keep. From several checkpoints, `whereformer analyze` shows how the model learned
+    about position."""
+
+    def job(self) -> PretrainJob:
+        model = part(self, ModelSettings).resolved_model()
+        training = part(self, PretrainTraining).resolved_training(model.objective)
+        check_range(self, vocab_size=(64, MOST_SIZE), every=(1, MOST_COUNT), keep=(1, MOST_COUNT))
+        self.check_threads()
+        if self.tokenizer is not None and self.vocab_size is not None:
+            raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
+
+        from ...data.encode import TokenizerChoice
+        from ...lab import ranks
+        from ...lab.training.shared import check_rows
+        from .model import build_config
+        from .run import PretrainJob
+
+        check_rows(training.batch_size)
+        device = find_device(self.device)
+        ranks.join(device)
+        # Check the settings before the text is read and encoded, which may take long.
+        build_config(model, training.longest)
+        return PretrainJob(
+            model,
+            training,
+            self.data,
+            self.column,
+            TokenizerChoice(self.tokenizer, self.vocab_size or 4096),
+            device,
+            self.every or max(1, training.steps // 10),
+            self.keep,
+            cache=self.cache,
+            threads=self.threads,
+            command=command_line(self, "pretrain"),
+        )
+
+    def usage(self) -> str:
+        model = str(self.out / "model")
+        return "\n".join(
+            (
+                "from transformers import AutoTokenizer; from whereformer import Encoder",
+                f"tokenizer = AutoTokenizer.from_pretrained({model!r})",
+                f"hidden = Encoder.from_pretrained({model!r})"
+                '(**tokenizer("some text", return_tensors="pt")).last_hidden_state',
+            )
+        )

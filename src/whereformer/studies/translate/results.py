@@ -62,3 +62,6 @@ class TranslationResults(TrainingResults, TranslationPlan):
         if self.averaged is None:
             return super().scores
         return {name: value for name, value in self.averaged.items() if name != "steps"}
+
+    def of_what(self) -> str:
+        return f" (mean of {len(self.averaged['steps'])} checkpoints)" if self.averaged else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import InputError
+from ...lab.sheet import Sheet
 
 
 def score(
@@ -60,3 +61,21 @@ def score(
         "chrf_signature": str(chrf.get_signature()),
         "bleu_by_words": parts,
     }
+
+
+def sheet(scores: Mapping[str, Any]) -> Sheet:
+    """Return the table of BLEU by length."""
+    rows = []
+    for part in scores["bleu_by_words"]:
+        words = f"{part['from']} and more" if part["to"] is None else f"{part['from'] or 'up'} to {part['to']}"
+        rows.append((words, f"{part['lines']:,}", f"{part['bleu']:.1f}"))
+    return Sheet.of("BLEU by length", ["words of the source", "lines", "BLEU"], rows)
+
+
+def sentences(scores: Mapping[str, Any]) -> tuple[str, str]:
+    """Return BLEU and chrF with their signatures."""
+    ratio = f"lengths {scores['length_ratio']:.3f} of the references'"
+    return (
+        f"BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), {ratio}",
+        f"chrF {scores['chrf']:.2f} ({scores['chrf_signature']})",
+    )

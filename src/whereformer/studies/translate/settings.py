@@ -1,4 +1,4 @@
-"""The settings of translation: text, model, training and search. Importing them is fast, so that --help is."""
+"""The options of translation: text, model, training and search. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import InputError
-from ...lab.options import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
+from ...lab.options import (
+    MOST_COUNT,
+    MOST_SEED,
+    MOST_SIZE,
+    LongRun,
+    check_positive,
+    check_range,
+    find_device,
+    part,
+)
+from ...lab.study import Study, command_line
 from ..pretrain.settings import canonical_options, parsed_options
+
+if TYPE_CHECKING:
+    from .run import TranslateJob
 
 
 def columns_of(field: str, text: str | None) -> tuple[str, str] | None:
@@ -53,7 +66,7 @@ class ParallelData:
         """Return whether any text is given."""
         return bool(self.data) or self.source is not None or self.target is not None
 
-    def checked(self) -> ParallelData:
+    def checked_pairs(self) -> ParallelData:
         """Check that either tables or two files are given, and return the settings.
 
         Raises:
@@ -93,7 +106,7 @@ class ValidationData:
             InputError: if the fields do not fit together; it names one.
         """
         found = _Validation(self.validation_source, self.validation_target, self.validation, columns)
-        return found.checked() if found.given() else None
+        return found.checked_pairs() if found.given() else None
 
 
 class _Validation(ParallelData):
@@ -146,7 +159,7 @@ class TranslatorSettings:
     label_smoothing: float = 0.1
     """Share of a target that is spread over all tokens."""
 
-    def checked(self) -> TranslatorSettings:
+    def checked_model(self) -> TranslatorSettings:
         """Check what can be checked without a model, and return the settings with defaults and canonical options.
 
         Raises:
@@ -206,7 +219,7 @@ class TranslationTraining:
     seed: int = 0
     """Seed of the weights, dropout and the order of the text."""
 
-    def checked(self) -> TranslationTraining:
+    def checked_training(self) -> TranslationTraining:
         """Check the settings and return them, with the default of ``epochs``.
 
         Raises:
@@ -253,3 +266,45 @@ class Decoding:
         check_range(self, beams=(1, 1000), batch_tokens=(1, MOST_SIZE), max_length=(2, MOST_SIZE))
         check_range(self, length_penalty=(-10, 10))
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateTrain(LongRun, TranslationTraining, TranslatorSettings, ValidationData, ParallelData, Study):
+    """Train a translation Transformer on parallel text, with any position method.
+
+    The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
+    languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
+
+    The text may be larger than memory: it is encoded once, into cache/, and read from there a pair at a time. Also
+    writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
+    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
+    command then continues and ends with the same weights.
+    """
+
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+    MANY: ClassVar = True
+    MAKES_FILES: ClassVar = True
+
+    out: Path = Path("runs/translate")
+    """Folder for the model, checkpoints and results."""
+
+    def job(self) -> TranslateJob:
+        data = part(self, ParallelData).checked_pairs()
+        model = part(self, TranslatorSettings).checked_model()
+        training = part(self, TranslationTraining).checked_training()
+        validation = self.parallel(self.columns)
+        self.check_threads()
+
+        from ...lab import ranks
+        from .model import build_config
+        from .run import TranslateJob
+
+        device = find_device(self.device)
+        ranks.join(device)
+        # Check the settings before the text is read and encoded, which may take long.
+        build_config(model, training, training.vocab_size)
+        command = command_line(self, "translate train")
+        return TranslateJob(model, training, data, validation, device, self.cache, self.threads, command)
+
+    def usage(self) -> str:
+        return f"whereformer translate run {self.out / 'model'} < lines.txt"

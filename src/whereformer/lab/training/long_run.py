@@ -1,6 +1,8 @@
-"""Long trainings on transformers' Trainer: with held-out scores along the way, and safe to interrupt and resume.
+"""Long runs: a study that trains one model, with held-out scores along the way, safe to interrupt and resume.
 
-The Trainer's own intervals are off. One callback decides when to log, judge and save.
+A :class:`LongJob` leads from a study's options to a finished folder, in one process or several. What a study trains is
+a :class:`LongTraining`. Both run on transformers' Trainer, whose own intervals are off: one callback decides when to
+log, judge and save.
 """
 
 from __future__ import annotations
@@ -9,27 +11,41 @@ import shutil
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
+from ...data.fingerprint import SeenText
 from ...files import full_disk, naming
 from .. import ranks
+from ..jobs import threads
 from ..progress import Progress
+from ..provenance import provenance
+from ..sheet import Sheet
+from ..shown import Plan
 from .finite import FiniteWatch
-from .folder import Folder, Kind
-from .results import LossPoint
-from .shared import SharedTrainer
+from .folder import KEPT_CHECKPOINTS, Folder, Kind
+from .results import LossPoint, TrainingPlan, score_text
+from .shared import Batch, Count, SharedTrainer
+from .trainer import quiet_transformers, slow_dtype, training_arguments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
 """Scores a batch: takes a model and a batch, and returns a sum and the number of items summed for each score."""
@@ -58,7 +74,7 @@ class Course:
         return step % self.every == 0 or step == self.steps
 
 
-class JudgedTrainer(SharedTrainer):
+class LongTrainer(SharedTrainer):
     """Hugging Face's Trainer with our batch order, held-out scores and checkpoints, and the time of earlier runs added.
 
     Args:
@@ -67,6 +83,7 @@ class JudgedTrainer(SharedTrainer):
         course: the length of the training.
         held_out: this process's batches to judge by, on the CPU.
         judge: scores a batch.
+        means: returns the held-out means to report, "loss" first.
         seconds: time that earlier runs took.
 
     The other arguments are those of :class:`SharedTrainer`.
@@ -80,6 +97,7 @@ class JudgedTrainer(SharedTrainer):
         course: Course,
         held_out: Iterable[dict[str, Tensor]],
         judge: Judge,
+        means: Callable[[dict[str, float]], dict[str, float]],
         seconds: float,
         **options: Any,
     ) -> None:
@@ -90,6 +108,7 @@ class JudgedTrainer(SharedTrainer):
         self.course = course
         self.held_out = held_out
         self.judge = judge
+        self.means = means
         self.started = time.perf_counter() - seconds
         super().__init__(**options)
 
@@ -122,10 +141,6 @@ class JudgedTrainer(SharedTrainer):
         self.log(dict(scores))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
         return scores
-
-    def means(self, found: dict[str, float]) -> dict[str, float]:
-        """Return the means to report, "loss" first."""
-        return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # The Trainer counts all steps as one epoch; people mean passes over the data.
@@ -236,22 +251,221 @@ class TrainingWatch(FiniteWatch, Generic[Kind]):
         )
 
 
-def score_text(name: str, value: float) -> str:
-    """Format a held-out score for people: accuracy and recall in percent."""
-    shown = f"{value:.1%}" if name.endswith(("accuracy", "recall")) else f"{value:.3f}"
-    return f"{name.replace('_', ' ')} {shown}"
-
-
 def _seconds(logs: Sequence[dict[str, float]]) -> float:
     return max((log.get("seconds", 0.0) for log in logs), default=0.0)
 
 
-def train(
-    make: Callable[[float, list[TrainerCallback]], JudgedTrainer],
+class TrainingSettings(Protocol):
+    """The settings that all long trainings have."""
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @property
+    def accumulate(self) -> int: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+class PreparedText(Protocol):
+    """What all long trainings need of their text."""
+
+    @property
+    def facts(self) -> Any: ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast: ...
+
+
+class LongTraining(ABC, Generic[Kind]):
+    """What a long run trains and how, once its text is encoded. Subclasses say what differs between studies."""
+
+    RESULTS: ClassVar[type[Any]]
+    """The dataclass of the results."""
+
+    training: TrainingSettings
+    text: PreparedText
+    device: torch.device
+    keep: int = KEPT_CHECKPOINTS
+    """How many checkpoints to keep."""
+
+    @property
+    @abstractmethod
+    def course(self) -> Course:
+        """The length of the training, and what its steps mean."""
+
+    @property
+    def rows(self) -> int:
+        """Rows in a batch of all processes together, or 1 if batches differ."""
+        return 1
+
+    @abstractmethod
+    def plan(self) -> TrainingPlan:
+        """Return the facts that are known before training."""
+
+    @abstractmethod
+    def sheet(self) -> Sheet:
+        """Return the plan as a table."""
+
+    def costs(self) -> tuple[str, ...]:
+        """Return what a dry run tells besides the plan."""
+        return ()
+
+    @abstractmethod
+    def build(self) -> PreTrainedModel:
+        """Build the untrained model; its weights follow from torch's random numbers."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module) -> tuple[Optimizer, LRScheduler]:
+        """Return the optimizer and the schedule of its learning rate."""
+
+    @abstractmethod
+    def batches(self) -> DataLoader[Batch]:
+        """Return this process's share of the batches of all steps."""
+
+    @abstractmethod
+    def held_out(self) -> DataLoader[Batch]:
+        """Return this process's batches to judge by. Each row is in a batch of one process."""
+
+    @property
+    @abstractmethod
+    def count(self) -> Count:
+        """Counts the items of a batch that each part of the loss is a mean over."""
+
+    @property
+    @abstractmethod
+    def judge(self) -> Judge:
+        """Scores a batch."""
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """The factor of a part in the loss, if it is not 1."""
+        return {}
+
+    def means(self, scores: dict[str, float]) -> dict[str, float]:
+        """Return the held-out means to report, "loss" first."""
+        return scores
+
+    def callbacks(self, folder: Folder[Kind]) -> list[TrainerCallback]:
+        """Return callbacks of this training's own."""
+        return []
+
+    def unusable(self, folder: Folder[Kind], step: int) -> str | None:
+        """Return a further reason why a step's checkpoint can't be used, or None."""
+        return None
+
+    def finished(self, model: Any, folder: Folder[Kind], results: Kind) -> tuple[PreTrainedModel, Kind]:
+        """Return the model to save, and the results with what is known after training."""
+        return model, results
+
+
+class LongJob(ABC, Generic[Kind]):
+    """The work of a study that trains one model: its checked options, before the text is read."""
+
+    command: str
+    """The command line, for the model card."""
+    RESULTS: ClassVar[type[Any]]
+    cache: Path | None
+    threads: int | None
+
+    @abstractmethod
+    def read(self, cache: Path, scratch: Path | None, progress: Progress) -> tuple[Any, SeenText]:
+        """Return the text, and what is known of it after it was read once. Files go to ``scratch`` if it is given."""
+
+    @abstractmethod
+    def settings(self, text: str) -> dict[str, Any]:
+        """Return everything that decides a result, given the text's hash. All runs in a folder share it."""
+
+    @abstractmethod
+    def prepared(self, text: Any, seen: SeenText, cache: Path, scratch: Path | None) -> LongTraining[Kind]:
+        """Encode the text, or open it in the cache, and return the training on it."""
+
+    def run(self, folder: Path, progress: Progress) -> Kind:
+        """Train from the newest checkpoint or the start, unless the folder has the finished model.
+
+        Raises:
+            InputError: if something does not fit, the folder holds another run, or the loss stops being a number.
+            KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
+        """
+        with threads(self.threads):
+            cache = self.cache or folder / "cache"
+            text, seen = self.read(cache, None, progress)
+            kept: Folder[Kind] = Folder(folder, self.settings(seen.summary.fingerprint), self.RESULTS, self.command)
+            if (results := ranks.from_main(kept.finished)) is not None:
+                progress.line(f"{kept.path} is already finished; nothing to do")
+                return results
+            with ranks.main_first():
+                training = self.prepared(text, seen, cache, None)
+            progress.line(training.sheet())
+            if note := slow_dtype(training.training.dtype, training.device):
+                progress.line(note)
+            return train(training, kept, progress)
+
+    def plan(self, folder: Path, progress: Progress) -> Plan:
+        """Return what :meth:`run` would do; see there for errors."""
+        with threads(self.threads), TemporaryDirectory() as place:
+            cache, scratch = self.cache or folder / "cache", Path(place)
+            text, seen = self.read(cache, scratch, progress)
+            training = self.prepared(text, seen, cache, scratch)
+            note = slow_dtype(training.training.dtype, training.device)
+            return Plan(training.sheet(), (*([] if note is None else [note]), *training.costs()))
+
+
+@quiet_transformers()
+def train(training: LongTraining[Kind], folder: Folder[Kind], progress: Progress) -> Kind:
+    """Train to the end, save the model and return the results; see :meth:`LongJob.run`."""
+    settings, course = training.training, training.course
+    torch.manual_seed(settings.seed)
+    model = training.build().to(training.device)
+    start: Kind = training.RESULTS(
+        **vars(training.plan()), settings=folder.settings, text=training.text.facts, **provenance(training.device)
+    )
+    watch = TrainingWatch(course, folder, start, progress)
+
+    def make(seconds: float, callbacks: list[TrainerCallback]) -> LongTrainer:
+        return LongTrainer(
+            folder=folder,
+            keep=training.keep,
+            course=course,
+            optimizers=training.optimizer(model),
+            training=training.batches(),
+            count=training.count,
+            factors=training.factors,
+            held_out=training.held_out(),
+            judge=training.judge,
+            means=training.means,
+            seconds=seconds,
+            model=model,
+            args=training_arguments(
+                folder.checkpoints,
+                course.steps,
+                training.device,
+                dtype=settings.dtype,
+                seed=settings.seed,
+                rows=training.rows,
+                gradient_accumulation_steps=settings.accumulate,
+            ),
+            callbacks=[*training.callbacks(folder), *callbacks],
+        )
+
+    state = _train(make, watch, folder, progress, lambda step: training.unusable(folder, step))
+    saved, results = training.finished(model, folder, watch.results(state, finished=True))
+    if ranks.is_main():
+        folder.finish(saved, training.text.tokenizer, results)
+    ranks.wait()
+    return results
+
+
+def _train(
+    make: Callable[[float, list[TrainerCallback]], LongTrainer],
     watch: TrainingWatch[Kind],
     folder: Folder[Kind],
     progress: Progress,
-    unusable: Callable[[int], str | None] = lambda step: None,
+    unusable: Callable[[int], str | None],
 ) -> TrainerState:
     """Train to the end, from the folder's newest checkpoint that is complete and unchanged, or from the start.
 
