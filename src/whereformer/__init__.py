@@ -58,11 +58,13 @@ if TYPE_CHECKING:
     from .studies.bench.results import BenchResults
     from .studies.distill.results import DistillResults
     from .studies.probe.results import ProbeResults
+    from .studies.properties.results import PropertiesResults
 
     analyze: Callable[..., AnalyzeResults]
     bench: Callable[..., BenchResults]
     distill_positions: Callable[..., DistillResults]
     probe: Callable[..., ProbeResults]
+    properties: Callable[..., PropertiesResults]
 
 __version__ = "0.1.0"
 
@@ -109,6 +111,7 @@ __all__ = [
     "merge_attention",
     "position_names",
     "probe",
+    "properties",
     "to_transformers",
 ]
 
@@ -127,7 +130,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"analyze", "bench", "distill_positions", "probe"}
+_STUDIES = {"analyze", "bench", "distill_positions", "probe", "properties"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

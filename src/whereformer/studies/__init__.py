@@ -15,6 +15,7 @@ STUDIES = {
     "bench": "bench.settings:Bench",
     "distill_positions": "distill.settings:DistillPositions",
     "probe": "probe.settings:Probe",
+    "properties": "properties.settings:Properties",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
 
