@@ -43,11 +43,15 @@ LIBRARIES = {
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 
 
+KNOW_DATA = {"encoders", "fit", "score", "training"}
+"""Parts of the lab that know data. Data knows the rest of it."""
+
+
 def package_of(module: str) -> str:
     """The part of a module's name that has a layer; the root's own is the package's."""
     parts = module.split(".")
-    if parts[1:3] == ["lab", "training"]:
-        return "lab.training"  # which knows data, as the rest of the lab does not
+    if parts[1:2] == ["lab"] and KNOW_DATA.intersection(parts[2:3]):
+        return "lab.training"
     return parts[1] if len(parts) > 1 else module
 
 

@@ -36,7 +36,7 @@ PLACES = {
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
-    "properties": (f"{EXPERIMENTS}.compare.run", "CompareJob.complete"),
+    "properties": (f"{EXPERIMENTS}.properties.run", "PropertiesJob.run"),
     "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
     "cost": None,
 }

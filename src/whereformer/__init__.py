@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
+    from .studies.properties.results import PropertiesResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
     translate: Callable[..., TranslationResults]
+    properties: Callable[..., PropertiesResults]
 
 __version__ = "0.1.0"
 
@@ -120,6 +122,7 @@ __all__ = [
     "position_names",
     "pretrain",
     "probe",
+    "properties",
     "to_transformers",
     "translate",
 ]
@@ -139,7 +142,9 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"analyze", "bench", "compare", "distill_positions", "finetune", "pretrain", "probe", "translate"}
+_STUDIES = {
+    *("analyze", "bench", "compare", "distill_positions", "finetune", "pretrain", "probe", "properties", "translate"),
+}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

@@ -54,7 +54,7 @@ def files(tmp_path_factory):
     return {
         CompareResults: (test_compare_report.results_of(2), show_comparison),
         FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show),
-        PropertiesResults: (saved(test_properties_report.results_of()[0], tmp_path_factory), lambda results: None),
+        PropertiesResults: (saved(test_properties_report.results_of(), tmp_path_factory), lambda results: None),
         ProbeResults: (saved(test_probe_report.made_up(), tmp_path_factory), show),
         BenchResults: (saved(bench, tmp_path_factory), show_bench),
     }

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 
+import whereformer
 from tests.failing import fails, refusals
 from tests.studies.test_compare import run
 from whereformer import EncoderForMaskedLM
 from whereformer.cli.main import main
+from whereformer.errors import InputError
 from whereformer.studies.compare import run as compare
 from whereformer.studies.compare.models import model_folder
 from whereformer.studies.compare.results import CompareResults
@@ -75,6 +78,20 @@ def test_it_trains_by_itself_and_continues(text, tmp_path, capsys, monkeypatch):
     assert set(results["losses"]) == {"none", "tisa", "alibi"}
     assert not results["table"]["alibi"]["data_driven"]["holds"]
     assert "alibi" in capsys.readouterr().out
+
+
+def test_the_function_does_what_the_command_does(comparison, tmp_path):
+    by_command = judge(tmp_path, "--results", str(comparison), "--positions", "tisa")
+    results = whereformer.properties(results=comparison, positions=["tisa"], quiet=True)
+    ticks = json.loads(json.dumps(asdict(results)["table"]))
+    assert ticks["tisa"]["interpretable"]["number"] == by_command["table"]["tisa"]["interpretable"]["number"]
+    assert {name: tick["holds"] for name, tick in ticks["tisa"].items()} == {
+        name: tick["holds"] for name, tick in by_command["table"]["tisa"].items()
+    }
+    assert "Measured properties" in str(results)
+    assert "<table" in results._repr_html_()
+    with pytest.raises(InputError, match="length: only without `results`"):
+        whereformer.properties(results=comparison, length=8)
 
 
 def test_some_methods_of_a_comparison(comparison, tmp_path):

@@ -33,7 +33,7 @@ COMMANDS: dict[str, str | None] = {
     "translate": "translate:Translate",
     "analyze": None,
     "distill-positions": None,
-    "properties": "properties:Properties",
+    "properties": None,
     "export": "export:Export",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",

@@ -45,8 +45,8 @@ def test_names_and_reasons_are_escaped():
 
 def test_the_command_repeats_everything():
     page = page_of(made_up())
-    assert "whereformer probe --seeds 2 --positions " in page
-    assert "--tasks copy,passkey --steps 10" in page
+    assert "whereformer probe --positions " in page
+    assert "--tasks copy,passkey --steps 10 --seeds 2" in page
 
 
 def test_the_tasks_are_explained():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ...analysis.properties import CurveShare, Growth, Reached, Steps
 from ...lab.score import Cannot
-from ...lab.store import Results
+from ...lab.store import RunResults
 from ..compare.results import Score
 from ..compare.settings import CompareSettings
+
+if TYPE_CHECKING:
+    from ...lab.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ Losses = dict[str, dict[int, dict[int, Score | Cannot]]]
 
 
 @dataclass(frozen=True)
-class PropertiesResults(Results):
+class PropertiesResults(RunResults):
     """The measurements of a comparison's models, finished or so far, and the table.
 
     Args:
@@ -90,6 +94,7 @@ class PropertiesResults(Results):
     """
 
     FORMAT = "properties 1"
+    KEYS = 1
 
     settings: CompareSettings
     runs: dict[str, Measured]
@@ -98,6 +103,22 @@ class PropertiesResults(Results):
     losses: Losses = field(default_factory=dict)
     table: dict[str, dict[str, Tick]] = field(default_factory=dict)
 
-    def with_run(self, position: str, run: Measured) -> PropertiesResults:
-        """Return these results with a method's measurements added."""
-        return replace(self, runs={**self.runs, position: run})
+    def sheets(self) -> Sequence[Sheet]:
+        from .report import sheets
+
+        return sheets(self)
+
+    def sentences(self) -> Sequence[str]:
+        from .report import sentences
+
+        return sentences(self)
+
+    def report(self) -> str:
+        from .report import build_report
+
+        return build_report(self)
+
+    def more_files(self) -> dict[str, str]:
+        from .report import build_markdown
+
+        return {"results.md": build_markdown(self)}

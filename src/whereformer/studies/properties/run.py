@@ -1,10 +1,10 @@
-"""Measure Table 1 of the TISA paper: what each position method of a comparison can do."""
+"""Measure Table 1 of the TISA paper: which properties each position method of a comparison has."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,67 +13,89 @@ from torch import Tensor
 from ...analysis import properties as measure
 from ...data.masks import HeldOut
 from ...lab.encoders import BASELINE
-from ...lab.jobs import spread
+from ...lab.folder import open_folder
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
+from ...lab.store import complete
 from ...positions import Position, build_position
 from ..compare.models import untrained
-from .comparison import Comparison
+from ..compare.run import CompareJob
+from .comparison import Comparison, load_comparison
 from .results import Measured, PropertiesResults, Shift
-from .ticks import THRESHOLDS, MethodTicks, judge
+from .ticks import THRESHOLDS, judge
 
-DEFAULT_STEPS = 800
-QUICK_STEPS = 200
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
 
 
-def measure_properties(
-    comparison: Comparison, positions: Sequence[str], out: Path, progress: Progress, jobs: int = 1
-) -> tuple[PropertiesResults, list[MethodTicks]]:
-    """Measure methods, ``jobs`` at a time, and judge them.
+@dataclass(frozen=True, kw_only=True)
+class PropertiesJob:
+    """Everything that measuring needs, already checked.
 
-    ``out/results.json`` is written after every method. Measurements of the same models that it holds are not repeated.
-
-    Returns:
-        The results, and the table's rows.
-
-    Raises:
-        InputError: if ``out`` holds something else, or measurements of another comparison.
+    Args:
+        positions: the methods; None for all of a finished comparison.
+        jobs: the number of methods at a time.
+        finished: the folder of a finished comparison; None to train one.
+        training: the comparison to train; None with a finished one.
     """
-    path = out / "results.json"
-    compared = comparison.results
-    earlier = PropertiesResults.earlier(out, settings=compared.settings)
-    results = PropertiesResults(
-        settings=compared.settings,
-        runs={} if earlier is None else earlier.runs,
-        text={name: value for name, value in vars(compared.text).items() if name != "data"},
-        thresholds=THRESHOLDS,
-        **provenance(),
-    )
-    missing = [
-        name for name in positions if name not in results.runs or results.runs[name].seed != comparison.seed(name)
-    ]
-    progress.start(len(missing))
-    for name, measured in spread(partial(_measure, comparison), missing, jobs, progress):
-        results = results.with_run(name, measured)
-        results.write(path)
-        progress.step()
-    losses = {
-        name: {seed: run.scores for seed, run in by_seed.items()}
-        for name, by_seed in compared.runs.items()
-        if name == BASELINE or name in positions
-    }
-    results = replace(results, losses=losses)
-    rows = judge(results, positions)
-    results = replace(results, table={row.position: row.ticks for row in rows})
-    results.write(path)
-    return results, rows
+
+    positions: Sequence[str] | None
+    jobs: int
+    finished: Path | None
+    training: CompareJob | None
+
+    def run(self, folder: Path, progress: Progress) -> PropertiesResults:
+        """Measure the methods, and judge them.
+
+        Raises:
+            InputError: if the folder holds something else, or measurements of another comparison, or the comparison or
+                its text can't be read.
+        """
+        if self.training is not None:
+            comparison = _train(self.training, folder / "comparison", progress)
+            names = [name for name in self.training.positions if name != BASELINE]
+        else:
+            assert self.finished is not None
+            progress.begin("reading the comparison and its text")
+            comparison, names = load_comparison(self.finished, self.positions)
+        compared = comparison.results
+        earlier = PropertiesResults.earlier(folder, settings=compared.settings)
+        results = PropertiesResults(
+            settings=compared.settings,
+            runs={} if earlier is None else earlier.runs,
+            text={name: value for name, value in vars(compared.text).items() if name != "data"},
+            thresholds=THRESHOLDS,
+            **provenance(),
+        )
+        keys = [
+            (name,) for name in names if name not in results.runs or results.runs[name].seed != comparison.seed(name)
+        ]
+        progress.start(len(keys))
+        results = complete(results, folder, keys, partial(_measure, comparison), progress, self.jobs)
+        losses = {
+            name: {seed: run.scores for seed, run in by_seed.items()}
+            for name, by_seed in compared.runs.items()
+            if name == BASELINE or name in names
+        }
+        results = replace(results, losses=losses)
+        return replace(results, table={row.position: row.ticks for row in judge(results, names)})
 
 
-def _measure(comparison: Comparison, position: str, progress: Progress) -> Measured:
+def _train(job: CompareJob, folder: Path, progress: Progress) -> Comparison:
+    """Train a comparison in a folder."""
+    with open_folder(folder):
+        progress.begin("reading the text and training a tokenizer")
+        material = job.prepare(folder)
+        results = replace(job, speed=False).complete(material, folder, progress)
+    return Comparison(folder, results, material.held_out)
+
+
+def _measure(comparison: Comparison, key: tuple[str], progress: Progress) -> Measured:
+    (position,) = key
     progress.begin(f"measuring {position}")
-    return measure_method(comparison, position)
+    measured = measure_method(comparison, position)
+    progress.step()
+    return measured
 
 
 def measure_method(comparison: Comparison, position: str) -> Measured:
