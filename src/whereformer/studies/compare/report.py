@@ -47,7 +47,7 @@ def ranking_sheet(
         kind = "Accuracy" if task.classes else "Spearman's correlation"
         title = f"{kind} on {task.validation_rows:,} rows (higher is better), and masked-LM loss"
     seeds = len({seed for by_seed in results.runs.values() for seed in by_seed})
-    best = any(row.rank is None or row.rank > 1 for row in rows)
+    best = any(row.rank is not None and row.rank > 1 for row in rows)
     return Sheet(
         title,
         tuple(columns(sorted(rows[0].loss), task)),
