@@ -40,7 +40,7 @@ def inputs_of(model, batch, length, padded):
         mask[0, (length + 1) // 2 :] = 0
     types = (torch.arange(length) > length // 2).long().expand(batch, -1)
     return {"input_ids": ids, "attention_mask": mask} | (
-        {"token_type_ids": types} if model.config.type_vocab_size else {}
+        {"token_type_ids": types} if getattr(model.config, "type_vocab_size", 0) else {}
     )
 
 
