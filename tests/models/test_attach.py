@@ -808,3 +808,26 @@ def test_bad_models():
         attach(make("bart"), "tisa", keep_absolute=False)
     with pytest.raises(ValueError, match=r"^position: the model has T5's biases of its own; 'none' keeps them"):
         attach(make("t5"), "t5")
+
+
+HEADS = {
+    "multiple choice": (transformers.BertForMultipleChoice, "bert", "tisa", {"input_ids": (2, 3, 7)}),
+    "T5's classifier": (transformers.T5ForSequenceClassification, "t5", "none", {"input_ids": (2, 7)}),
+    "BART's classifier": (transformers.BartForSequenceClassification, "bart", "tisa", {"input_ids": (2, 7)}),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_that_take_inputs_of_another_form(name, tmp_path):
+    """Their layers are found by running the base model."""
+    kind, base, position, shapes = HEADS[name]
+    model = make(kind(MODELS[base]().config))
+    ids = {each: torch.randint(3, 50, shape) for each, shape in shapes.items()}
+    for each in ids.values():
+        each[..., -1] = model.config.eos_token_id if base != "bert" else 3
+    before = model(**ids).logits
+    after = attach(model, position)(**ids).logits
+    assert torch.allclose(after, before, rtol=1e-4, atol=1e-4) == (position == "none")
+    model.save_pretrained(tmp_path)
+    close(load_attached(tmp_path, kind).eval()(**ids).logits, after)
+    close(detach(model)(**ids).logits, before)

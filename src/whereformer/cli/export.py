@@ -14,6 +14,8 @@ from rich.console import Console
 from ..errors import InputError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ..exporting import Exported
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
@@ -23,8 +25,9 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 class Export:
     """Write a model as ONNX or as a program of torch.export, which run without this library, for any batch and length.
 
-    It takes encoders with and without a head: models of this library, and BERT, ALBERT, RoBERTa, ELECTRA and
-    Funnel-Transformer checkpoints of transformers. The file is compared with the model at batches and lengths that were
+    It takes encoders with and without a head: models of this library, BERT, ALBERT, RoBERTa, ELECTRA and
+    Funnel-Transformer checkpoints of transformers, and any text model of transformers that was saved with a position
+    method attached. The file is compared with the model at batches and lengths that were
     not exported. The tokenizer.json is written beside it. Prints the inputs, the outputs and a snippet that was run.
     """
 
@@ -49,14 +52,11 @@ class Export:
         from ..exporting import to_onnx, to_torch
         from ..lab.terminal import say
         from ..lab.training.trainer import quiet_transformers
-        from ..models import load_pretrained
         from ..studies.analyze.loading import named_errors, tokenizer_of
 
         out = self._out()
         with named_errors(self.model), quiet_transformers():
-            model = load_pretrained(self.model)
-        if model.loading_report and model.loading_report.initialised:
-            raise InputError("model", f"{self.model}: it lacks {', '.join(model.loading_report.initialised)}")
+            model = self._load()
         tokenizer, reason = tokenizer_of(self.model)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +67,20 @@ class Export:
         else:
             self._write_tokenizer(out.parent / "tokenizer.json", backend.to_str())
         self._tell(console, found, None if backend is None else out.parent / "tokenizer.json")
+
+    def _load(self) -> PreTrainedModel:
+        """Load a model of this library, one that it can read, or one with a method attached."""
+        from ..models import load_attached, load_pretrained
+        from ..models.attachment.saved import saved_class
+        from ..models.checkpoints.files import find_config
+
+        attached_to = saved_class(find_config(self.model))
+        if attached_to is not None:
+            return load_attached(self.model, attached_to).eval()
+        model = load_pretrained(self.model)
+        if model.loading_report and model.loading_report.initialised:
+            raise InputError("model", f"{self.model}: it lacks {', '.join(model.loading_report.initialised)}")
+        return model
 
     def _out(self) -> Path:
         """Return the file to write."""

@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from .._extras import require
 from ..errors import InputError
 from ..files import write_atomically
-from ..models.encoder import EncoderPreTrainedModel
 from .program import ExportableModel, Exported, trace
 
 
-def to_onnx(model: EncoderPreTrainedModel, file: Path, *, int8: bool = False) -> Exported:
+def to_onnx(model: PreTrainedModel, file: str | Path, *, int8: bool = False) -> Exported:
     """Write a model as an ONNX file.
 
     ONNX Runtime does not check lengths. Beyond ``max_length`` it fails with an error of its own; below ``min_length``
     of a funnel its numbers are wrong.
 
     Args:
-        model: an :class:`~whereformer.Encoder`, or a model that has one, in float32.
+        model: a model that :func:`to_torch` takes.
         file: the file to write.
         int8: whether to round the weights of products and embeddings to int8, with a scale for every output of
             a product. Inputs of products are rounded to 8 bits as they come.
@@ -44,6 +44,7 @@ def to_onnx(model: EncoderPreTrainedModel, file: Path, *, int8: bool = False) ->
     if int8:
         content = _in_int8(content)
         error, rounding = exportable.difference(_Session(content, exportable.outputs))
+    file = Path(file)
     write_atomically(file, content)
     return Exported(
         file, exportable.inputs, exportable.outputs, exportable.min_length, exportable.max_length, error, rounding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import re
 from collections.abc import Callable, Mapping
@@ -10,19 +11,22 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export, save
+from transformers import PreTrainedModel
 
 from ..errors import InputError
 from ..files import write_atomically
+from ..kernels.choose import written_out
 from ..kernels.torch_private import asserts, size_oblivious
+from ..models.attachment.attaching import is_attached
 from ..models.encoder import Encoder, EncoderPreTrainedModel
-from ..models.heads import EncoderForQuestionAnswering
 from ..models.layers import Attention
 from ..models.pooling import Pooling
-from ..positions import PositionRangeError
+from ..positions import Position, PositionRangeError
 
 TRACED_LENGTH = 24
 """The length to trace at, where the model takes it."""
@@ -63,42 +67,59 @@ class ExportableModel(nn.Module):
     the length, or are kernels of this library. What a position method computes step by step is a table.
 
     Args:
-        model: the model.
+        model: the model, one of this library or one of transformers with a method attached.
 
     Raises:
-        InputError: if it is no encoder of this library, or not in float32.
+        InputError: if it is neither, does not read text alone, or is not in float32.
     """
 
-    def __init__(self, model: EncoderPreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        if not isinstance(model, EncoderPreTrainedModel) or model.base_model_prefix != Encoder.base_model_prefix:
-            raise InputError("model", f"expected an Encoder or a model with one and a head, got {type(model).__name__}")
+        own = isinstance(model, EncoderPreTrainedModel) and model.base_model_prefix == Encoder.base_model_prefix
+        if not own and not (isinstance(model, PreTrainedModel) and is_attached(model)):
+            kinds = "an Encoder, a model with one and a head, or one of transformers with a method attached"
+            raise InputError("model", f"expected {kinds}, got {type(model).__name__}")
+        if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
+            raise InputError("model", f"expected one that reads a text and writes none, got {type(model).__name__}")
         if model.dtype != torch.float32:
             raise InputError("model", f"expected a model in float32, got {model.dtype}; load it in float32")
         self.model = deepcopy(model).cpu().eval()
         self.config = model.config
-        encoder = self.model.base_model
+        taken = inspect.signature(model.forward).parameters
+        typed = "token_type_ids" in taken and bool(getattr(self.config, "type_vocab_size", False))
+        self.inputs = ("input_ids", "attention_mask") + (("token_type_ids",) if typed else ())
+        self.options = {"return_dict": True} | ({"use_cache": False} if "use_cache" in taken else {})
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.backend = "reference"
-        encoder.position.tabulate(self.config.max_position_embeddings)
-        self.inputs = ("input_ids", "attention_mask") + (("token_type_ids",) if self.config.type_vocab_size else ())
-        self.outputs: tuple[str, ...] = ("logits",)
-        if isinstance(model, Encoder):
-            self.outputs = ("last_hidden_state",)
-        elif isinstance(model, EncoderForQuestionAnswering):
-            self.outputs = ("start_logits", "end_logits")
-        poolings = len(encoder.blocks) - 1
+            if isinstance(module, Position):
+                module.tabulate(self.config.max_position_embeddings)
+        self.outputs = self._outputs()
+        poolings = len(self.model.base_model.blocks) - 1 if own else 0
+        self.pools = poolings > 0
         # A traced program takes no block of a single token, where broadcasting would be another operation.
-        self.min_length = max(least_length(encoder.pooling, poolings), 2**poolings + 1 if poolings else 1)
+        self.min_length = 1
+        if self.pools:
+            self.min_length = max(least_length(self.model.base_model.pooling, poolings), 2**poolings + 1)
         self.max_length = self._end()
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Return the outputs for inputs of shape (batch, length)."""
-        found = self.model(input_ids, attention_mask, token_type_ids=token_type_ids, return_dict=True)
+        found = self._run(input_ids, attention_mask, token_type_ids)
         return tuple(found[name] for name in self.outputs)
+
+    def _run(self, *given: Tensor | None) -> Any:
+        with written_out():
+            return self.model(**dict(zip(self.inputs, given, strict=False)), **self.options)
+
+    @torch.no_grad()
+    def _outputs(self) -> tuple[str, ...]:
+        """Return the names of the outputs that say what the model predicts; of a base model, the last states."""
+        found = self._run(*self.example(1, TRACED_LENGTH).values())
+        logits = tuple(name for name in found if name.endswith("logits"))
+        return logits or ("last_hidden_state",)
 
     def example(self, batch: int, length: int) -> dict[str, Tensor]:
         """Return inputs of shape (batch, length), in which the last row, if there are several, is half padding."""
@@ -106,7 +127,8 @@ class ExportableModel(nn.Module):
         ids = torch.randint(self.config.vocab_size, (batch, length), generator=generator)
         mask = torch.ones_like(ids)
         types = torch.zeros_like(ids)
-        types[:, length // 2 :] = min(1, self.config.type_vocab_size - 1)
+        if "token_type_ids" in self.inputs:
+            types[:, length // 2 :] = min(1, self.config.type_vocab_size - 1)
         if batch > 1:
             mask[-1, (length + 1) // 2 :] = 0
         return dict(zip(self.inputs, (ids, mask, types), strict=False))
@@ -135,13 +157,21 @@ class ExportableModel(nn.Module):
 
     @torch.no_grad()
     def _end(self) -> int | None:
-        """Return the greatest length, or None if the position method goes on beyond the model's."""
+        """Return the greatest length, or None if the positions go on beyond the model's."""
         most: int = self.config.max_position_embeddings
-        try:
-            self(**self.example(1, most + 1))
-        except PositionRangeError:
-            return most
-        return None
+        # A program takes no text that is longer than a buffer of its positions, even one that is of no use.
+        buffers = self.model.named_buffers()
+        held = min((len(each[0]) for name, each in buffers if name.endswith("position_ids")), default=None)
+        # RoBERTa keeps the first positions, up to that of padding, for itself.
+        for length in range(most + 1, most - 3, -1):
+            try:
+                self(**self.example(1, length))
+            except (PositionRangeError, IndexError, RuntimeError):
+                continue
+            return length if length <= most else held
+        raise InputError(
+            "model", f"{type(self.model).__name__} runs on no text of about {most} tokens, its greatest length"
+        )
 
 
 def least_length(pooling: Pooling, times: int) -> int:
@@ -167,8 +197,7 @@ def trace(model: ExportableModel) -> ExportedProgram:
     if model.min_length == model.max_length:
         raise InputError("model", f"expected one that takes more than one length, got only {model.max_length}")
     axes = {0: Dim("batch", min=1), 1: Dim("length", min=model.min_length, max=model.max_length)}
-    pools = len(model.model.base_model.blocks) > 1
-    with size_oblivious() if pools else nullcontext():
+    with size_oblivious() if model.pools else nullcontext():
         program = export(
             model,
             (),
@@ -176,9 +205,9 @@ def trace(model: ExportableModel) -> ExportedProgram:
             dynamic_shapes=dict.fromkeys(model.inputs, axes),
             strict=False,
             # Some facts about a funnel's lengths are true but beyond the solver, so every run checks them again.
-            prefer_deferred_runtime_asserts_over_guards=pools,
+            prefer_deferred_runtime_asserts_over_guards=model.pools,
         )
-    if pools:
+    if model.pools:
         _allow_single_rows(program)
     return program
 
@@ -201,11 +230,12 @@ def _allow_single_rows(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def to_torch(model: EncoderPreTrainedModel, file: Path) -> Exported:
+def to_torch(model: PreTrainedModel, file: str | Path) -> Exported:
     """Write a model as a ``.pt2`` file, which ``torch.export.load`` reads where only torch is installed.
 
     Args:
-        model: an :class:`~whereformer.Encoder`, or a model that has one, in float32.
+        model: an :class:`~whereformer.Encoder`, a model that has one, or a transformers model of text to which
+            :func:`~whereformer.attach` gave a method (one with an encoder and a decoder excepted), in float32.
         file: the file to write.
 
     Raises:
@@ -217,5 +247,7 @@ def to_torch(model: EncoderPreTrainedModel, file: Path) -> Exported:
     save(program, content)
     module = program.module()
     error, _ = exportable.difference(lambda inputs: module(**inputs))
-    write_atomically(file, content.getvalue())
-    return Exported(file, exportable.inputs, exportable.outputs, exportable.min_length, exportable.max_length, error)
+    write_atomically(Path(file), content.getvalue())
+    return Exported(
+        Path(file), exportable.inputs, exportable.outputs, exportable.min_length, exportable.max_length, error
+    )

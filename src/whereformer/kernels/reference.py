@@ -53,7 +53,7 @@ def _kept(call: Call) -> Tensor | None:
     """Return which weights dropout keeps, bool (batch, heads, n_q, n_k); None for all."""
     if call.seed is None:
         return None
-    seeds = row_seeds(call.seed, len(call.value), call.heads, call.n_q)
+    seeds = row_seeds(call.seed, call.value.shape[0], call.heads, call.n_q)
     return keep_mask(seeds, torch.arange(call.n_k, device=call.device), call.dropout_p)
 
 
@@ -174,7 +174,7 @@ def _per_offset(term: OffsetKeys | OffsetQueries, rows: Tensor | None, dtype: to
 
 def _for_each_item(scores: Tensor, batch: int) -> Tensor:
     """Repeat dense scores, (items, heads, n_q, n_k), that neighboring batch items share."""
-    items = len(scores)
+    items = scores.shape[0]
     return scores if items in (1, batch) else scores.repeat_interleave(batch // items, 0)
 
 
@@ -186,7 +186,7 @@ def _for_each_head(call: Call, rows: Tensor) -> Tensor:
 
 def _times(rows: Tensor, table: Tensor) -> Tensor:
     """Multiply rows (batch, heads, n, dim) with their heads' vectors (heads or 1, T, dim): (batch, heads, n, T)."""
-    if len(table) > 1:
+    if table.shape[0] > 1:
         return rows @ table.mT
     # A table that heads share needs one product instead of one per item and head, and so does its gradient. A token's
     # heads are mostly side by side in the memory of queries.

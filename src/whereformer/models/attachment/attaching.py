@@ -65,7 +65,7 @@ def attach(
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(position, str):
         raise TypeError(f"position: expected the name of a method, got {type(position).__name__}")
-    if any(hasattr(module, NAME) for module in model.modules() if isinstance(module, PreTrainedModel)):
+    if is_attached(model):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     undo = Undo()
     try:
@@ -83,6 +83,11 @@ def attach(
     undo.add(delattr, model.config, NAME)
     setattr(model, _UNDO, undo)
     return model
+
+
+def is_attached(model: PreTrainedModel) -> bool:
+    """Whether a position method is attached to a model or to a part of it."""
+    return any(hasattr(module, NAME) for module in model.modules() if isinstance(module, PreTrainedModel))
 
 
 def _attach(

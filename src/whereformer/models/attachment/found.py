@@ -68,7 +68,7 @@ def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
     try:
         inputs = _example(model)
         try:
-            model(**inputs)
+            _run(model, inputs)
         except Exception as error:
             raise InputError("model", f"{type(model).__name__} did not run on {', '.join(inputs)}: {error}") from error
         return _calls.get()
@@ -77,6 +77,17 @@ def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
             module.training = True
         _calls.reset(calls)
         undo.run()
+
+
+def _run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
+    """Run a model or, if its head takes inputs of another form (multiple choice, T5's classifiers), its base."""
+    try:
+        model(**inputs)
+    except Exception:
+        if model.base_model is model:
+            raise
+        _calls.get().clear()
+        model.base_model(**inputs)
 
 
 def _example(model: PreTrainedModel) -> dict[str, Tensor]:

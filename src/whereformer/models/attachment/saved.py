@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -76,6 +77,22 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     if fresh := sorted(name for name in found["missing_keys"] if name in state):
         logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(fresh))
     return model
+
+
+def saved_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
+    """Return the class of transformers that a config.json names, if a method was attached to the model; else None.
+
+    Raises:
+        InputError: if it names no class of transformers.
+    """
+    if NAME not in config:
+        return None
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise InputError("architectures", f"expected the name of a model of transformers, got {shown(names)}")
+    return found
 
 
 def _check_sizes(
