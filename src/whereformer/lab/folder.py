@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from ..errors import InputError
@@ -44,21 +42,6 @@ def open_folder(out: Path) -> AbstractContextManager[Any]:
         lock.close()
         raise InputError("out", f"another command is writing to {out}; wait for it or choose another folder") from None
     return lock
-
-
-@contextmanager
-def open_or_scratch(out: Path, *, dry_run: bool) -> Iterator[Path | None]:
-    """Open the output folder as :func:`open_folder` does or, for a dry run, a temporary folder in its place.
-
-    Returns:
-        The temporary folder; None unless this is a dry run.
-    """
-    if dry_run:
-        with TemporaryDirectory() as scratch:
-            yield Path(scratch)
-    else:
-        with open_folder(out):
-            yield None
 
 
 def _open_lock(path: Path) -> TextIO:

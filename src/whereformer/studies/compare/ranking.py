@@ -177,7 +177,7 @@ def sentences(results: CompareResults) -> list[str]:
         steps = AHEAD * results.settings.steps
         are = "is" if len(ranking.waiting) == 1 else "are"
         found.append(
-            f"{listed(ranking.waiting)} {are} not yet learning: no clearly lower loss than {BASELINE} has. "
+            f"{listed(ranking.waiting)} {are} not yet learning: the loss is not clearly lower than that of {BASELINE}. "
             f"Train longer (--steps {steps}); with this text, or so few steps, order has not helped yet."
         )
     if ranking.unsettled:

@@ -92,7 +92,7 @@ def reading(ranking: Ranking, results: CompareResults) -> list[str]:
     """Return the sentences that say how to read the table."""
     notes = ["Methods with the same # cannot be told apart."]
     if ranking.waiting:
-        notes.append(f"Without #: not yet learning, which is no clearly lower loss than {BASELINE} has.")
+        notes.append(f"Without #: not yet learning, since the loss is not clearly lower than that of {BASELINE}.")
     if any(row.dropped for row in ranking.rows):
         notes.append("Methods with fewer seeds were left out after those, as clearly worse.")
     if results.task is not None:

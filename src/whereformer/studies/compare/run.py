@@ -22,7 +22,7 @@ from ...lab.store import FILE
 from .budget import duration, find_budget, shared_seconds
 from .halving import survivors
 from .models import model_folder, model_problem
-from .prepare import Material, prepare
+from .prepare import Material, prepare, text_of
 from .ranking import seeds_to_tell
 from .results import Budget, CompareResults, CompareTask, Run, Score, Trial
 from .search import best_rate, rates, search_rate, short_steps
@@ -76,6 +76,8 @@ class CompareJob:
             InputError: if the folder holds results for other settings.
         """
         job, budget = self.planned(folder, progress)
+        if self.data:
+            progress.line(text_of(self.data, self.column, None).about_files)
         progress.begin("reading the text and training a tokenizer")
         return job.complete(job.prepare(folder), folder, progress, budget)
 

@@ -57,6 +57,8 @@ class PretrainJob(LongJob[PretrainResults]):
         with ranks.main_first():
             paths = fetched(self.data, self.column, scratch or cache, progress)
         text = Text(paths, self.column, progress, source_of(self.data))
+        if self.data and ranks.is_main():
+            progress.line(text.about_files)
         return text, look_at(text, cache)
 
     def settings(self, text: str) -> dict[str, Any]:
