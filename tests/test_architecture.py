@@ -38,7 +38,7 @@ LIBRARIES = {
     "lab": {"torch", "psutil", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "studies": {"torch", "psutil", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
-    "cli": {"torch", "rich", "tyro"},
+    "cli": {"torch", "rich", "tyro", *HUGGING_FACE},
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 

@@ -58,7 +58,7 @@ def test_the_tables_of_methods_are_up_to_date(page):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in whereformer.position_names()])
 def test_what_a_method_can_do_is_up_to_date(name, monkeypatch):
     monkeypatch.syspath_prepend(DOCS / "_ext")
-    support = script("support")
+    support = extension("support")
     page = support.PAGE.read_text(encoding="utf-8")
     assert "| " + " | ".join(support.row(name)) + " |" in page, "run python docs/_ext/support.py"
 

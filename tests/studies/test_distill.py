@@ -56,7 +56,7 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
     assert set(results["explained"]) == {"S=1", "S=2"}
     printed = capsys.readouterr().out
     assert "without positions" in printed
-    assert max(map(len, printed.splitlines()[:-1])) <= 100
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     saved = load_pretrained(out / "model")
     assert isinstance(saved, EncoderForMaskedLM)
     assert saved.config.position == "tisa"
@@ -81,7 +81,7 @@ def test_the_function_does_what_the_command_does(folder, text, tmp_path):
     assert (results.scores, results.explained) == (by_command.scores, by_command.explained)
     assert "With 1 kernels per head, the model's states have a similarity of" in str(results)
     assert "<table" in results._repr_html_()
-    with pytest.raises(InputError, match="model: distill_positions needs one, got none"):
+    with pytest.raises(InputError, match="model: expected str, got none"):
         whereformer.distill_positions()
 
 

@@ -116,16 +116,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _trajectory.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-class Affine(nn.Module):
-    """The weight and bias of a linear map, which a call returns. So whatever loads the weights of called modules only,
-    as accelerate's offloading, loads these."""
+class Affine(nn.Linear):
+    """A linear map whose call returns its weight and bias.
 
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(n_out, n_in))
-        self.bias = nn.Parameter(torch.empty(n_out))
+    So whatever loads the weights of called modules only, as accelerate's offloading does, loads these.
+    """
 
-    def forward(self) -> tuple[Tensor, Tensor]:
+    def forward(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # it takes no input
         return self.weight, self.bias
 
 
