@@ -82,8 +82,12 @@ class Inkling(Position):
         return span
 
     def query_factor(self, query: Tensor, place: Place) -> Tensor:
+        return self._growth(query, place)
+
+    def _growth(self, scaled: Tensor, place: Place) -> Tensor:
+        """Return the factor on each query's products, (1 or batch, 1, n_q, 1), for the tensor that it will scale."""
         assert self.log_scaling is not None
-        n = visible_keys(place, causal=self.model.causal, device=query.device).to(float_dtype(query))
+        n = visible_keys(place, causal=self.model.causal, device=scaled.device).to(float_dtype(scaled))
         return inkling_growth(n, self.log_scaling, self.alpha)[:, None, :, None]
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +104,7 @@ class Inkling(Position):
         own = self.model.passes[place.layer]
         factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:
-            factors = (factors * self.query_factor(hidden, place)).to(factors.dtype)
+            factors = (factors * self._growth(factors, place)).to(factors.dtype)
         # Over offsets: farther distances come first, and keys to the right last. Zeros at both ends stand for the rest.
         profiles = functional.pad(self.profiles[own].flip(-1), (1, self.extent if self.model.causal else 1))
         table = profiles[:, first + self.extent : last + self.extent + 1].mT
