@@ -114,8 +114,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """A Python file of your own that registers position methods, to compare them too."""
 
     quick: bool = False
-    """Take a first look in a minute or two, with fewer methods and steps, at the first 3 million characters of the text.
-    Small differences will not show."""
+    """Take a first look in a minute or two, with fewer methods and steps, at the first 3 million characters of the
+    text. Small differences will not show."""
 
     minutes: float | None = None
     """Wall time for the whole comparison, instead of --steps. The number of steps follows from a short measurement, and
