@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,33 +17,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 """Templates that all pages share. A page's own template is next to the module that fills it."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a sortable table: its header, a smaller line below it, and the direction of the first sort."""
-
-    name: str
-    detail: str = ""
-    first: str = "ascending"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a sortable table: its text, a smaller line below it, the value to sort by, and a note's number.
-
-    Cells without a value to sort by stay last in both directions.
-    """
-
-    text: str
-    detail: str = ""
-    order: float | str | None = None
-    note: int | None = None
-
-    @property
-    def key(self) -> float | str:
-        """The value that the page's script sorts by; empty if there is none."""
-        return "" if self.order is None else self.order
 
 
 def render(template: Path, **content: Any) -> str:

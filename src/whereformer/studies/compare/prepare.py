@@ -17,6 +17,7 @@ from ...data.read import Document
 from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically
+from ...lab.progress import Progress
 from ...lab.training.text import text_facts
 from .results import CompareResults, CompareText
 from .settings import CompareSettings
@@ -104,6 +105,7 @@ def text_of(data: Sequence[str], column: str | None, characters: int | None) -> 
 def prepare(
     settings: CompareSettings,
     folder: Path,
+    progress: Progress,
     data: Sequence[str] = (),
     column: str | None = None,
     characters: int | None = None,
@@ -114,6 +116,7 @@ def prepare(
     Args:
         settings: the settings that all runs share.
         folder: the run's folder.
+        progress: is told which files of ``data`` are read.
         data: the text's paths; none means Python's documentation.
         column: the text column of tables.
         characters: how many characters of the text to read; None for all.
@@ -126,6 +129,8 @@ def prepare(
     try:
         if table is None or loaded is None:
             text = text_of(data, column, characters)
+            if data:
+                progress.line(text.about_files)
         else:
             text = TableText(table, loaded)
             text = text if characters is None else FirstPart(text, characters)

@@ -22,7 +22,7 @@ from ...lab.store import FILE
 from .budget import duration, find_budget, shared_seconds
 from .halving import survivors
 from .models import model_folder, model_problem
-from .prepare import Material, prepare, text_of
+from .prepare import Material, prepare
 from .ranking import seeds_to_tell
 from .results import Budget, CompareResults, CompareTask, Run, Score, Trial
 from .search import best_rate, rates, search_rate, short_steps
@@ -76,10 +76,8 @@ class CompareJob:
             InputError: if the folder holds results for other settings.
         """
         job, budget = self.planned(folder, progress)
-        if self.data:
-            progress.line(text_of(self.data, self.column, None).about_files)
         progress.begin("reading the text and training a tokenizer")
-        return job.complete(job.prepare(folder), folder, progress, budget)
+        return job.complete(job.prepare(folder, progress), folder, progress, budget)
 
     def planned(self, folder: Path, progress: Progress) -> tuple[CompareJob, Budget | None]:
         """Return the job with the steps and seeds that fit into its minutes, and those numbers.
@@ -100,9 +98,9 @@ class CompareJob:
         chosen = range(first, first + budget.seeds)
         return replace(self, settings=replace(self.settings, steps=budget.steps), seeds=chosen), budget
 
-    def prepare(self, folder: Path) -> Material:
+    def prepare(self, folder: Path, progress: Progress) -> Material:
         """Read and encode the text."""
-        return prepare(self.settings, folder, self.data, self.column, self.characters, self.table)
+        return prepare(self.settings, folder, progress, self.data, self.column, self.characters, self.table)
 
     def complete(
         self, material: Material, folder: Path, progress: Progress, budget: Budget | None = None

@@ -85,7 +85,7 @@ def _train(job: CompareJob, folder: Path, progress: Progress) -> Comparison:
     """Train a comparison in a folder."""
     with open_folder(folder):
         progress.begin("reading the text and training a tokenizer")
-        material = job.prepare(folder)
+        material = job.prepare(folder, progress)
         results = replace(job, speed=False).complete(material, folder, progress)
     return Comparison(folder, results, material.held_out)
 
