@@ -285,7 +285,7 @@ def test_sink_tokens_are_exempt_from_the_limit_before_a_query_alone(fast, window
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10**30])
 def test_numbers_that_no_int64_holds_forbid_nothing(fast, number):
-    *inputs, terms = *content(9, 9), [OffsetBias(random(HEADS, 5), -2)]
+    *inputs, terms = *(tensor.float() for tensor in content(9, 9)), [OffsetBias(random(HEADS, 5).float(), -2)]
     positions = torch.arange(9, device=DEVICE)
     run = partial(attention, *inputs, terms, key_positions=positions, backend=fast)
     torch.testing.assert_close(run(window=number), run(), rtol=0, atol=1e-6)
