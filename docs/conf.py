@@ -1,5 +1,6 @@
 """The site: Sphinx with MyST (Markdown) pages and the furo theme. See docs/README.md."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ extensions = [
 exclude_patterns = ["_build", "README.md"]
 
 html_theme = "furo"
+# Where the sites of all versions are, on the site that is hosted; one that is opened from disk has no others.
+if "SITE_URL" in os.environ:
+    html_theme_options = {"announcement": f'Version {version}. <a href="{os.environ["SITE_URL"]}">All versions</a>'}
 html_title = "whereformer"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

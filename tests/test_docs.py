@@ -116,3 +116,19 @@ def test_versions_are_those_of_the_package(page):
     if "transformers (" in text:
         (transformers,) = re.findall(r"transformers>=([\d.]+)", " ".join(project["optional-dependencies"]["hf"]))
         assert f"{transformers} and newer" in text
+
+
+def test_the_site_of_each_version_stays(tmp_path):
+    spec = importlib.util.spec_from_file_location("publish", DOCS / "publish.py")
+    publish = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(publish)
+    site, pages = tmp_path / "site", tmp_path / "pages"
+    site.mkdir()
+    pages.mkdir()
+    for name in ("v0.2.0", "v0.10.0", "main", "v0.10.1"):
+        (site / "index.html").write_text(name)
+        publish.publish(site, pages, name)
+    texts = {path.parent.name: path.read_text() for path in pages.glob("*/index.html")}
+    assert texts == {"0.2": "v0.2.0", "0.10": "v0.10.1", "main": "main"}
+    links = re.findall(r'href="(.*?)/index.html"', (pages / "index.html").read_text())
+    assert links == ["0.10", "0.2", "main"]
