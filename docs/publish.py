@@ -2,7 +2,7 @@
 
 Run: python docs/publish.py docs/_build/html FOLDER NAME
 
-NAME is a tag, such as v1.2.0, or a branch. A tag's site goes to the folder of its minor version, 1.2, so that a fix replaces
+NAME is a tag, such as v1.2.0, or a branch. A tag goes to the folder of its minor version, 1.2: a fix replaces
 what it fixes.
 """
 

@@ -179,7 +179,7 @@ def relative_error(found, expected):
 def check(fast, inputs, terms=(), dtype=torch.float32, **options):
     """The same as float64 up to rounding, in every number of the output and of every gradient.
 
-    Float64 gets the inputs as the dtype rounds them: what rounding inputs does to the output is not the backend's error.
+    Float64 gets the inputs as the dtype rounds them: what rounding them does to the output is no backend's error.
     """
     options = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
     inputs = [None if tensor is None else tensor.to(dtype).double() for tensor in inputs]
