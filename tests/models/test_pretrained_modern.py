@@ -10,7 +10,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 from transformers import modeling_rope_utils
+from transformers.models.eurobert import modeling_eurobert
+from transformers.models.jina_embeddings_v3 import modeling_jina_embeddings_v3
 from transformers.models.modernbert import modeling_modernbert as modernbert
+from transformers.models.nomic_bert import modeling_nomic_bert
 
 from tests.positions.test_rope_scaling import InFloat64
 from whereformer import (
@@ -36,6 +39,8 @@ SIZES = {
     "eos_token_id": None,
 }
 MODERN = {**SIZES, "cls_token_id": None, "sep_token_id": None, "local_attention": 6}
+JINA = {**SIZES, "type_vocab_size": 1}
+NOMIC = {**SIZES, "type_vocab_size": 2}
 DISTIL = {
     "vocab_size": 50,
     "dim": 16,
@@ -103,18 +108,33 @@ CASES = {
         "ModernBert",
         {**MODERN, "hidden_activation": "silu", "classifier_activation": "silu", "attention_bias": True},
     ),
+    "jina": ("JinaEmbeddingsV3", JINA),
+    "jina, scaled": (
+        "JinaEmbeddingsV3",
+        {**JINA, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}},
+    ),
+    "nomic": ("NomicBert", NOMIC),
+    "nomic, untied": ("NomicBert", {**NOMIC, "tie_word_embeddings": False, "head_dim": 6}),
+    "eurobert": ("EuroBert", SIZES),
+    "eurobert, shared keys": ("EuroBert", {**SIZES, "num_key_value_heads": 1, "classifier_pooling": "mean"}),
+    "eurobert, biases": (
+        "EuroBert",
+        {**SIZES, "attention_bias": True, "tie_word_embeddings": True, "classifier_pooling": "bos"},
+    ),
+    "eurobert, more biases": ("EuroBert", {**SIZES, "mlp_bias": True, "head_dim": 6}),
     "modernbert, mean": ("ModernBert", {**MODERN, "classifier_pooling": "mean"}),
 }
 
 
 @pytest.fixture
 def exact_rotations(monkeypatch):
-    """ModernBERT turns in float32 whatever its dtype; here it does so in float64."""
+    """Transformers rotates, and EuroBERT normalizes, in float32 whatever the dtype; here they do so in float64."""
 
-    def turns(self, x, position_ids, layer_type):
-        parameters = self.config.rope_parameters[layer_type]
+    def turns(self, x, position_ids, layer_type=None):
+        parameters = self.config.rope_parameters
+        parameters = parameters if layer_type is None else parameters[layer_type]
         base, factor = parameters["rope_theta"], 1.0
-        width = self.config.hidden_size // self.config.num_attention_heads
+        width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
         frequencies = base ** (-torch.arange(0, width, 2).double() / width)
         if parameters["rope_type"] != "default":
             scaled = modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
@@ -128,7 +148,18 @@ def exact_rotations(monkeypatch):
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
         return tuple(x * cos + modernbert.rotate_half(x) * sin for x in (query, key))
 
-    monkeypatch.setattr(modernbert.ModernBertRotaryEmbedding, "forward", turns)
+    for rotations in (
+        modernbert.ModernBertRotaryEmbedding,
+        modeling_jina_embeddings_v3.JinaEmbeddingsV3RotaryEmbedding,
+        modeling_nomic_bert.NomicBertRotaryEmbedding,
+        modeling_eurobert.EuroBertRotaryEmbedding,
+    ):
+        monkeypatch.setattr(rotations, "forward", turns)
+    monkeypatch.setattr(
+        modeling_eurobert.EuroBertRMSNorm,
+        "forward",
+        lambda self, x: functional.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon),
+    )
     monkeypatch.setattr(modernbert, "apply_rotary_pos_emb", turned)
 
 
@@ -165,15 +196,20 @@ def weighted(numbers):
     return sum((torch.randn_like(number) * number).sum() for number in numbers)
 
 
-QUICK = {"Model": CASES, "ForMaskedLM": ("distilbert", "mpnet", "modernbert, biases", "modernbert, no decoder bias")}
+QUICK = {
+    "Model": CASES,
+    "ForMaskedLM": ("distilbert", "mpnet", "modernbert, biases", "modernbert, no decoder bias", "nomic"),
+    "ForSequenceClassification": ("eurobert",),
+}
 
 
 @pytest.mark.parametrize(
     ("case", "head"),
     [
         (case, head) if case in QUICK.get(head, ()) else pytest.param(case, head, marks=pytest.mark.slow)
-        for case in CASES
+        for case, (name, _) in CASES.items()
         for head in HEADS
+        if hasattr(transformers, f"{name}{head}")
     ],
 )
 def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
@@ -202,7 +238,9 @@ def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
             torch.testing.assert_close(run(again, inputs), found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", ["distilbert", "mpnet", "modernbert, biases", "modernbert, swiglu"])
+@pytest.mark.parametrize(
+    "case", ["distilbert", "mpnet", "modernbert, biases", "modernbert, swiglu", "jina", "nomic", "eurobert"]
+)
 def test_the_same_gradients(case, tmp_path, exact_rotations):
     """Of everything that is one tensor there and here."""
     name, options = CASES[case]
@@ -218,8 +256,8 @@ def test_the_same_gradients(case, tmp_path, exact_rotations):
     original.save_pretrained(tmp_path / "gradients")
     gradients = load_pretrained(tmp_path / "gradients", dtype=torch.float64)
     for (label, parameter), golden in zip(ours.named_parameters(), gradients.parameters(), strict=True):
-        if case == "modernbert, swiglu" and label.endswith("bias") and not golden.any():
-            continue  # zero because ModernBERT has none there
+        if case in ("modernbert, swiglu", "nomic", "eurobert") and label.endswith("bias") and not golden.any():
+            continue  # zero because their model has none there
         torch.testing.assert_close(
             parameter.grad, golden, rtol=1e-8, atol=1e-8, msg=lambda m, label=label: f"{label}: {m}"
         )

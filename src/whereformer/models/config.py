@@ -32,7 +32,7 @@ CHOICES = {
     "pooling": ("mean", "max", "min"),
     "mask_pooling": ("any", "all"),
     "segments": ("embedding", "attention"),
-    "classifier_pooling": ("cls", "mean"),
+    "classifier_pooling": ("cls", "mean", "late"),
     "lm_head": ("bert", "tied"),
     "feed_forward": ("plain", "gated"),
     "norm_type": ("layer", "rms"),
@@ -118,8 +118,9 @@ class EncoderConfig(PreTrainedConfig):
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
         classifier_norm: whether a norm follows that activation. Classifiers of tokens and answers then have the dense
             layer, activation and norm too (ModernBERT).
-        classifier_pooling: what sequences are classified by: the last state of the first token ("cls"), or the mean of
-            all tokens' ("mean", for a single block).
+        classifier_pooling: what sequences are classified by: the last state of the first token ("cls"), the mean of all
+            tokens' ("mean", for a single block), or the mean of what the classifier says of each token ("late", for a
+            single block; EuroBERT).
         type_vocab_size: token types (segments); 0 for none.
         segments: how token types act: "embedding" adds to the token embeddings (BERT); "attention" has one score for
             pairs of the same type and another for pairs of different ones (Funnel), where [CLS] has type 2, which
@@ -220,8 +221,10 @@ class EncoderConfig(PreTrainedConfig):
         self.layer_windows()
         if not self.first_norm and self.norm != "pre":
             raise InputError("first_norm", f"False needs norm 'pre', got {self.norm!r}")
-        if self.classifier_pooling == "mean" and len(parse_blocks(self.blocks)) > 1:
-            reason = f"'mean' needs a single block, which is not pooled; got blocks={self.blocks!r}"
+        if self.classifier_pooling != "cls" and len(parse_blocks(self.blocks)) > 1:
+            reason = (
+                f"{self.classifier_pooling!r} needs a single block, which is not pooled; got blocks={self.blocks!r}"
+            )
             raise InputError("classifier_pooling", reason)
         if self.causal and len(parse_blocks(self.blocks)) > 1:
             reason = f"pooling mixes a token with the next; expected a single block, got blocks={self.blocks!r}"

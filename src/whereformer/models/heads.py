@@ -281,8 +281,10 @@ def _documents(document_ids: Tensor, attention_mask: Tensor | None) -> tuple[Ten
 
 
 class EncoderForSequenceClassification(EncoderWithHead):
-    """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state or, with
-    ``config.classifier_pooling="mean"``, from the mean of all.
+    """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state.
+
+    With ``config.classifier_pooling="mean"``, it does so from the mean of all tokens' states; with "late", the logits
+    are the mean of all tokens'.
 
     A funnel has no decoder here, because the first token's state is final after the blocks. Checkpoints of models with
     a decoder load without a warning. With ``truncate_seq``, poolings drop the last tokens, 2 ** (blocks - 1) - 1 at
@@ -315,11 +317,12 @@ class EncoderForSequenceClassification(EncoderWithHead):
     def targets(
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        pooled = mean_states if self.config.classifier_pooling == "mean" else first_states
-        return pooled(hidden, attention_mask, document_ids), labels
+        pooled = first_states if self.config.classifier_pooling == "cls" else mean_states
+        states = self.classifier(hidden) if self.config.classifier_pooling == "late" else hidden
+        return pooled(states, attention_mask, document_ids), labels
 
     def predict(self, hidden: Tensor) -> Tensor:
-        return self.classifier(hidden)
+        return hidden if self.config.classifier_pooling == "late" else self.classifier(hidden)
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         problem = self.config.problem_type or self._infer_problem(labels)

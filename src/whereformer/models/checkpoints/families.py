@@ -1,10 +1,12 @@
-"""The tensor names of BERT and its kin, up to ModernBERT and NeoBERT, with ours: one table per family."""
+"""The tensor names of BERT and its kin, up to ModernBERT and EuroBERT, with ours: one table per family."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -74,7 +76,7 @@ class Family(NamedTuple):
         options: a function of their configuration and of whether there is a masked-LM head, which returns more fields.
         positions: a function of our configuration, which returns more names of tensors.
         prepared: a function of the tensors and of their configuration, which returns the tensors to read instead.
-        biases: patterns of the biases that an option leaves out, with its name.
+        biases: patterns of the biases that an option leaves out, with its name; "" for ones that no model has.
         defaults: the options that its config.json may omit; None if transformers knows the family.
     """
 
@@ -120,7 +122,7 @@ class Family(NamedTuple):
 
     def modules_without_bias(self, config: PreTrainedConfig) -> list[str]:
         """Return the patterns of the biases that a model of this configuration does not have."""
-        return [pattern for pattern, option in self.biases.items() if not getattr(config, option)]
+        return [pattern for pattern, option in self.biases.items() if not getattr(config, option, False)]
 
 
 def _bert_models(
@@ -148,6 +150,10 @@ _OWN_CLASSIFIER = both({"classifier.dense": "classifier.dense", "classifier.out"
 _BERT_POOLER = both({"classifier.dense": "pooler.dense"})
 _BERT_MASKED_LM = {
     **both({"head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm"}),
+    "head.decoder.bias": "cls.predictions.bias",
+}
+_NOMIC_MASKED_LM = {
+    **both({"head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.layer_norm"}),
     "head.decoder.bias": "cls.predictions.bias",
 }
 _ALBERT_POOLER = both({"classifier.dense": "pooler"})
@@ -178,6 +184,13 @@ _MODERNBERT_MASKED_LM = {
     **both({"head.dense": "head.dense", "head.norm": "head.norm"}),
     "head.decoder.bias": "decoder.bias",
 }
+_ATTENTION = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+}
+_GATED = {"up": "mlp.up_proj", "down": "mlp.down_proj"}
 _MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
 
 
@@ -187,18 +200,81 @@ def _in_turn(values: Sequence[Any]) -> list[Any]:
     return next(list(values[:n]) for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
 
 
+def _scaling(rotation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how transformers' options scale a rotation; None if they do not."""
+    if rotation["rope_type"] == "default":
+        return None
+    return {name: value for name, value in rotation.items() if name not in ("rope_theta", "type")}
+
+
+def _rotary(config: Any, masked_lm: bool) -> dict[str, Any]:
+    """Return the fields of the positions of a model that rotates alike in all layers."""
+    scaling = _scaling(config.rope_parameters)
+    options = {"base": config.rope_parameters["rope_theta"], **({"scaling": scaling} if scaling else {})}
+    return {"position": "rope", "position_options": options}
+
+
+def _eurobert(config: Any, masked_lm: bool) -> dict[str, Any]:
+    pooling = config.classifier_pooling
+    return {
+        **_rotary(config, masked_lm),
+        "biases": config.attention_bias or config.mlp_bias,
+        "classifier_pooling": "cls" if pooling == "bos" else pooling,
+    }
+
+
+_ON_THE_HUB = {
+    r"^emb_ln\.": "embeddings.LayerNorm.",
+    r"^encoder\.layers\.": "layers.",
+    r"\.(mixer|attn)\.out_proj\.": ".self_attn.o_proj.",
+    r"\.norm1\.": ".post_attention_layernorm.",
+    r"\.norm2\.": ".post_mlp_layernorm.",
+}
+"""Names in the files of Jina's and Nomic's models, which transformers saves too, by the names that its modules have."""
+
+
+def _jina(state: Mapping[str, Tensor], config: Any, renamed: Mapping[str, str] = _ON_THE_HUB) -> dict[str, Tensor]:
+    """Give tensors the names of transformers' modules, and divide the fused projections."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        for pattern, new in renamed.items():
+            name = re.sub(pattern, new, name)
+        fused = re.sub(r"\.(mixer|attn)\.Wqkv\.", ".self_attn.{}_proj.", name)
+        # Of another size, it is reported as it is.
+        if fused != name and len(tensor) % 3 == 0:
+            found |= {fused.format(part): rows for part, rows in zip("qkv", tensor.chunk(3), strict=True)}
+        else:
+            found[name] = tensor
+    return found
+
+
+def _nomic(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    names = {r"\.fc11\.": ".up_proj.", r"\.fc12\.": ".gate_proj.", r"\.fc2\.": ".down_proj."}
+    return _with_one_gate(_jina(state, config, {**_ON_THE_HUB, **names}), config)
+
+
+def _with_one_gate(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    """Join the two halves of each gated projection, and give each query head keys and values of its own."""
+    found = dict(state)
+    shared = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    for name, tensor in state.items():
+        gate = name.replace(".mlp.up_proj.", ".mlp.gate_proj.")
+        if ".mlp.up_proj." in name and gate in found:
+            found[name] = torch.cat((found.pop(gate), found[name]))
+        # Of another size, it is reported as it is.
+        elif re.search(r"\.[kv]_proj\.", name) and len(tensor) == shared * config.head_dim:
+            each = tensor.unflatten(0, (shared, config.head_dim))
+            found[name] = each.repeat_interleave(config.num_attention_heads // shared, 0).flatten(0, 1)
+    return found
+
+
 def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
     """Return the fields of a ModernBERT that depend on several of its options."""
     if masked_lm and config.classifier_activation != config.hidden_activation:
         reason = f"expected hidden_activation's {config.hidden_activation!r} in a masked-LM head"
         raise InputError("classifier_activation", f"{reason}, got {config.classifier_activation!r}")
     rotations = [config.rope_parameters[kind] for kind in config.layer_types]
-    scalings = [
-        None
-        if rotation["rope_type"] == "default"
-        else {name: value for name, value in rotation.items() if name not in ("rope_theta", "type")}
-        for rotation in rotations
-    ]
+    scalings = [_scaling(rotation) for rotation in rotations]
     # The option counts both sides together.
     window = config.local_attention // 2
     if window < 1 and "sliding_attention" in config.layer_types:
@@ -422,6 +498,99 @@ FAMILIES = {
         options=deberta_options,
         positions=deberta_names,
         prepared=deberta_state,
+    ),
+    "jina_embeddings_v3": Family(
+        name="JinaEmbeddingsV3",
+        prefix="roberta.",
+        models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
+        tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
+        embeddings={**_WORDS_AND_NORM, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"},
+        layers="layers.{}.",
+        layer={
+            **_ATTENTION,
+            "attention_norm": "post_attention_layernorm",
+            "up": "mlp.fc1",
+            "down": "mlp.fc2",
+            "feed_forward_norm": "post_mlp_layernorm",
+        },
+        unused=("pooler.",),
+        masked_lm_act="gelu",
+        options=_rotary,
+        prepared=_jina,
+    ),
+    "nomic_bert": Family(
+        name="NomicBert",
+        prefix="nomic_bert.",
+        models={
+            "Model": (Encoder, {}),
+            "ForMaskedLM": (EncoderForMaskedLM, _NOMIC_MASKED_LM),
+            "ForSequenceClassification": (
+                EncoderForSequenceClassification,
+                {**_BERT_POOLER, **both({"classifier.out": "classifier"})},
+            ),
+            "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
+        },
+        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+        embeddings={**_WORDS_AND_NORM, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"},
+        layers="layers.{}.",
+        layer={
+            **_ATTENTION,
+            "attention_norm": "post_attention_layernorm",
+            **_GATED,
+            "feed_forward_norm": "post_mlp_layernorm",
+        },
+        pooler=_BERT_POOLER,
+        unused=("pooler.",),
+        renamed={"head_dim": "head_dim"},
+        fixed={"feed_forward": "gated"},
+        options=_rotary,
+        prepared=_nomic,
+        biases={r".*\.(self_attn|mlp)\.\w+\.bias": ""},
+    ),
+    "eurobert": Family(
+        name="EuroBert",
+        prefix="model.",
+        models={
+            "Model": (Encoder, {}),
+            "ForMaskedLM": (EncoderForMaskedLM, {"head.decoder.bias": "lm_head.bias"}),
+            "ForSequenceClassification": (
+                EncoderForSequenceClassification,
+                both({"classifier.dense": "dense", "classifier.out": "classifier"}),
+            ),
+            "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
+        },
+        tied={"lm_head.weight": "embed_tokens.weight"},
+        embeddings={"embeddings.word.weight": "embed_tokens.weight", "norm.weight": "norm.weight"},
+        layers="layers.{}.",
+        layer={
+            **_ATTENTION,
+            "attention_norm": "input_layernorm",
+            **_GATED,
+            "feed_forward_norm": "post_attention_layernorm",
+        },
+        classifier_act="gelu",
+        renamed={
+            "head_dim": "head_dim",
+            "layer_norm_eps": "rms_norm_eps",
+            "attention_probs_dropout_prob": "attention_dropout",
+        },
+        fixed={
+            "norm": "pre",
+            "norm_type": "rms",
+            "embedding_norm": False,
+            "feed_forward": "gated",
+            "lm_head": "tied",
+            "type_vocab_size": 0,
+            "hidden_dropout_prob": 0.0,
+            "classifier_dropout": None,
+        },
+        options=_eurobert,
+        prepared=_with_one_gate,
+        biases={
+            r".*\.self_attn\.\w+\.bias": "attention_bias",
+            r".*\.mlp\.\w+\.bias": "mlp_bias",
+            r"lm_head\.bias": "mlp_bias",
+        },
     ),
     # Not in transformers; as in github.com/pszemraj/NeoBERT, src/neobert/huggingface/modeling_neobert.py.
     "neobert": Family(
