@@ -19,8 +19,7 @@ from whereformer.lab.jobs import threads
 from whereformer.studies.compare import budget, search
 from whereformer.studies.compare import run as compare
 from whereformer.studies.compare.budget import LEAST_STEPS, plan
-from whereformer.studies.compare.halving import survivors
-from whereformer.studies.compare.ranking import SEED_NOISE, clearly_better
+from whereformer.studies.compare.ranking import SEED_NOISE, clearly_better, survivors
 from whereformer.studies.compare.results import Trial
 from whereformer.studies.compare.search import best_rate
 
@@ -73,20 +72,19 @@ def test_the_time_of_a_step_is_that_of_all_methods():
     assert 0 < both < 60
 
 
-def test_runs_beside_each_other_share_the_time(tmp_path, monkeypatch):
+def test_runs_beside_each_other_share_the_time(monkeypatch):
     each = []
     monkeypatch.setattr(budget, "seconds_per_step", lambda *_: each.append(torch.get_num_threads()) or 0.3)
 
-    def steps(jobs, available):
+    def seconds(jobs, available):
         with threads(available):
-            arguments = (tmp_path, 10.0, SETTINGS, ["none", "tisa", "rope"], 1, torch.device("cpu"))
-            return budget.find_budget(*arguments, jobs=jobs).steps
+            return budget.shared_seconds(SETTINGS, ["none", "tisa", "rope"], torch.device("cpu"), jobs)
 
     # Three methods take three turns, or two, or one.
-    alone, two, many = steps(1, 4), steps(2, 4), steps(9, 4)
-    assert two == pytest.approx(1.5 * alone, rel=0.01)
-    assert many == pytest.approx(3 * alone, rel=0.01)
-    assert steps(9, 1) == alone
+    assert seconds(1, 4) == pytest.approx(0.3)
+    assert seconds(2, 4) == pytest.approx(0.2)
+    assert seconds(9, 4) == pytest.approx(0.1)
+    assert seconds(9, 1) == pytest.approx(0.3)
     assert each == [4, 2, 1, 1]
 
 
@@ -109,7 +107,7 @@ def test_a_budget_is_kept_when_a_comparison_continues(text, tmp_path, capsys, mo
     assert "holds results with minutes 0.02, not 3.0" in message
     again = run(text, tmp_path, "--minutes=0.02", "--rate-factors=1")
     assert (again["date"], again["commit"], again["runs"]) == (results["date"], results["commit"], results["runs"])
-    assert "all 2 runs are already done" in capsys.readouterr().out
+    assert "2 of 2 runs are already done" in capsys.readouterr().out
     more = run(text, tmp_path, "--minutes=0.02", "--rate-factors=1", "--seeds=2")
     assert sorted(more["runs"]["tisa"]) == ["0", "1"]
     assert more["budget"] == {**kept["budget"], "seeds": 2}
@@ -118,7 +116,7 @@ def test_a_budget_is_kept_when_a_comparison_continues(text, tmp_path, capsys, mo
 def test_results_without_a_budget_are_not_continued_with_one(text, tmp_path, capsys):
     run(text, tmp_path, "--steps=2", "--rate-factors=1", "--positions=none")
     message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3", "--rate-factors=1")
-    assert "holds results that were made without --minutes; choose another folder, or leave --minutes out" in message
+    assert "holds results with minutes None, not 3.0; choose another folder" in message
 
 
 @pytest.mark.parametrize(

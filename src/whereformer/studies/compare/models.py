@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
@@ -86,17 +86,17 @@ def model_folder(out: Path, position: str, seed: int) -> Path:
     return out / "models" / f"{position.replace('/', ',')}-{seed}"
 
 
-def model_facts(settings: CompareSettings, position: str, seed: int) -> dict[str, Any]:
+def _facts(settings: CompareSettings, position: str, seed: int) -> dict[str, Any]:
     """Return what the manifest of a trained model says about it."""
     return {"settings": asdict(settings), "position": position, "seed": seed}
 
 
 def model_problem(out: Path, settings: CompareSettings, position: str, seed: int) -> str | None:
     """Return why the trained model of a method and seed does not count, or None if it does."""
-    return manifest.problem(model_folder(out, position, seed), model_facts(settings, position, seed))
+    return manifest.problem(model_folder(out, position, seed), _facts(settings, position, seed))
 
 
-def keep_model(model: EncoderForMaskedLM, folder: Path, facts: Mapping[str, Any]) -> None:
+def keep_model(model: EncoderForMaskedLM, out: Path, settings: CompareSettings, position: str, seed: int) -> None:
     """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest.
 
     Raises:
@@ -106,6 +106,6 @@ def keep_model(model: EncoderForMaskedLM, folder: Path, facts: Mapping[str, Any]
     from ...lab.training.trainer import quiet_transformers
 
     model.config.sparse_prediction = False
-    with quiet_transformers(), new_folder(folder) as partial:
+    with quiet_transformers(), new_folder(model_folder(out, position, seed)) as partial:
         model.save_pretrained(partial)
-        manifest.write(partial, facts)
+        manifest.write(partial, _facts(settings, position, seed))
