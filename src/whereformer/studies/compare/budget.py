@@ -60,16 +60,13 @@ def seconds_per_step(
     return total
 
 
-def plan(
-    minutes: float, step: float, settings: CompareSettings, methods: int, seeds: int | None, *, tuned: bool = False
-) -> Budget:
+def plan(minutes: float, step: float, settings: CompareSettings, seeds: int | None, *, tuned: bool = False) -> Budget:
     """Return the steps and seeds that fit into a budget if every method is trained with every seed.
 
     Args:
         minutes: wall time of the whole comparison.
         step: seconds of one step of all methods.
         settings: the settings; their steps do not count.
-        methods: number of methods, for the error.
         seeds: number of seeds; None chooses up to 3, as many as leave each training ENOUGH_STEPS, but at least 1.
         tuned: whether every run is fine-tuned on a labeled table.
 
@@ -91,10 +88,8 @@ def plan(
         least = LEAST_STEPS * cost(seeds) / (60 * USED)
         unit = 0.01 if least < 1 else 0.1
         least = round((int(least / unit) + 1) * unit, 2)
-        many = f"{methods} methods" if methods > 1 else "one method"
-        many += f" with {seeds} seeds" if seeds > 1 else ""
-        reason = f"expected at least {least} here, for {LEAST_STEPS} steps of {many}, got {minutes:g}"
-        raise InputError("minutes", reason)
+        why = f"for {LEAST_STEPS} steps with each method and seed"
+        raise InputError("minutes", f"expected at least {least} here, {why}, got {minutes:g}")
     return Budget(minutes, steps, seeds)
 
 

@@ -12,7 +12,6 @@ from ...files import new_folder
 from ...lab.encoders import BASELINE, build_model, check_methods, small_config
 from ...lab.training import manifest
 from ...models import EncoderConfig, EncoderForMaskedLM
-from ...models.blocks import parse_blocks
 from ...models.presets import PRESETS
 from .settings import CompareSettings
 
@@ -32,9 +31,7 @@ def layers_of(preset: str | None, blocks: str | None, decoder_layers: str | None
 
 
 def encoder_config(settings: CompareSettings, position: str, vocab_size: int) -> EncoderConfig:
-    """Return one method's encoder configuration. It has no dropout: training is too short to memorise the text.
-
-    Every method has its own default options, also where a preset has others for its own method.
+    """Return one method's encoder configuration. Every method has its own default options, also in a preset.
 
     Raises:
         InputError: if the settings do not fit the preset.
@@ -68,14 +65,11 @@ def check_positions(names: Sequence[str], settings: CompareSettings) -> list[str
     Raises:
         InputError: if a method is unknown, or does not fit these settings.
     """
-    blocks = parse_blocks(settings.blocks)
-    if settings.decoder_layers != "0":
-        blocks += parse_blocks(settings.decoder_layers, "decoder_layers")
     return check_methods(
         names,
         hidden_size=settings.hidden_size,
         num_heads=settings.num_heads,
-        num_layers=sum(block.layers * block.repeats for block in blocks),
+        num_layers=encoder_config(settings, BASELINE, settings.vocab_size).num_hidden_layers,
         max_length=settings.length,
     )
 

@@ -29,17 +29,11 @@ MOST_PAIRS = 4
 
 @dataclass(frozen=True)
 class RankedMethod:
-    """A method's row in the ranking.
+    """A method's row in the ranking, with its runs by seed, and its held-out loss at each length.
 
-    Args:
-        rank: 1 plus the number of methods that are clearly better. It never falls as the loss rises, and it is None for
-            a method that is not yet learning.
-        position: the method.
-        runs: its runs, by seed.
-        loss: the held-out loss at each length.
-        outlook: None if there are too few steps, or the method is not yet learning.
-        score: that of a labeled table; None without one.
-        score_error: its standard error over the rows.
+    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises, and it is None
+    for a method that is not yet learning. ``outlook`` is None for such a method, and if there are too few steps.
+    ``score`` is that of a labeled table, with its standard error over the rows; None without one.
     """
 
     rank: int | None
@@ -207,7 +201,7 @@ def sentences(results: CompareResults) -> list[str]:
             f"{f' and {rest} more' if rest > 0 else ''}."
         )
     if results.failed:
-        found.append(f"Without result, because the loss was not finite (NaN or inf): {listed(list(results.failed))}.")
+        found.append(f"No result, because the loss was not finite (NaN or inf): {listed(list(results.failed))}.")
     return found
 
 

@@ -57,14 +57,14 @@ def ranking_sheet(
         title,
         columns,
         [Row(tuple(_cells(row, results, looks)), "best" if row.rank == 1 and best else "") for row in rows],
-        notes=(reading(ranking, results),),
+        notes=(_reading(ranking, results),),
         named=1,
         sortable=True,
         kind="ranking cards",
     )
 
 
-def reading(ranking: Ranking, results: CompareResults) -> str:
+def _reading(ranking: Ranking, results: CompareResults) -> str:
     """Return the sentences that say how to read the table."""
     notes = ["Methods with the same # cannot be told apart."]
     if ranking.waiting:
@@ -74,7 +74,7 @@ def reading(ranking: Ranking, results: CompareResults) -> str:
     if results.task is not None:
         notes.append("\N{PLUS-MINUS SIGN}: standard error over the rows, with the range of seeds below.")
     else:
-        notes.append("twice steps: expected change of the loss with as many steps again.")
+        notes.append("twice steps: expected change of the loss with twice as many steps.")
     clock = "CPU time" if results.settings.device == "cpu" else "time"
     notes.append(
         f"speed: training speed relative to {BASELINE}, by {clock}, with the range of the rounds below if it is wide. "
@@ -154,6 +154,7 @@ def build_report(results: CompareResults) -> str:
     )
     looks = {row.position: series[row.position] for row in rows}
     about = {name: value for name, value in asdict(settings).items() if value is not None}
+    trials = {name: ", ".join(map(str, tried)) for name, tried in results.trials.items()}
     return page.render(
         TEMPLATE,
         title="Which position method suits this text?",
@@ -161,7 +162,12 @@ def build_report(results: CompareResults) -> str:
         results=results,
         settings=settings,
         ranking=ranking,
-        facts_of={"Settings": about, "Text": asdict(results.text), "Machine": results.machine},
+        facts_of={
+            "Settings": about,
+            "Text": asdict(results.text),
+            **({"Losses of short trainings by learning rate": trials} if trials else {}),
+            "Machine": results.machine,
+        },
         seeds=seeds,
         layers=len(next(iter(rows[0].runs.values())).attention),
         sizes=sorted({run.parameters for _, run in results.each()}),
@@ -171,7 +177,6 @@ def build_report(results: CompareResults) -> str:
         ahead=AHEAD,
         cannot=[row.position for row in rows if any(of.median is None for of in row.loss.values())],
         predicted=any(row.outlook for row in rows),
-        factors=[f"{factor:g}" for factor in settings.rate_factors],
         looks=looks,
         loss_over_steps=losses.over_steps(
             {row.position: _mean_curve(row) for row in rows},

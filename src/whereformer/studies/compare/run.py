@@ -30,26 +30,16 @@ from .speed import ROUNDS, measure_speed
 from .task import tuning_steps
 from .train import judging_steps, train_and_judge
 
-Key = tuple[str, int]
-"""A method and a seed."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompareJob:
-    """Everything that a comparison needs, already checked.
+    """Everything that a comparison needs, already checked: its options, and:
 
     Args:
         settings: the settings that all runs share, without the text's.
-        positions: the methods.
-        seeds: each method is trained once with each seed.
-        device: where to train.
-        jobs: the number of runs at a time.
-        data, column: the text's paths, and the text column of tables; no paths mean Python's documentation.
         characters: how many characters of the text to read; None for all.
         table: a labeled table, whose training rows are the text.
-        minutes: wall time of all, which then decides the steps; None if they were given.
-        free_seeds: whether the time also decides the number of seeds, and clearly worse methods are left out.
-        plugin: a file that registers methods.
+        free_seeds: whether ``minutes`` also decides the number of seeds, and clearly worse methods are left out.
         speed: whether to measure speed.
     """
 
@@ -96,7 +86,7 @@ class CompareJob:
             return kept if seeds is None else replace(kept, seeds=seeds)
         progress.begin("measuring the speed of each method")
         step = shared_seconds(self.settings, self.positions, self.device, self.jobs)
-        return plan(minutes, step, self.settings, len(self.positions), seeds, tuned=self.table is not None)
+        return plan(minutes, step, self.settings, seeds, tuned=self.table is not None)
 
     def prepare(self, folder: Path, progress: Progress) -> Material:
         """Read and encode the text."""
@@ -112,22 +102,19 @@ class CompareJob:
             f"guessing by frequency: loss {text.unigram_entropy:.2f}"
         )
         if material.rows is not None:
-            for line in _about_table(material.rows.facts, self.settings.length, len(self.positions), len(self.seeds)):
-                progress.line(line)
+            self._tell(material.rows.facts, progress)
         return _Comparison(self, material, folder, progress, budget).run()
 
-
-def _about_table(task: CompareTask, length: int, methods: int, seeds: int) -> list[str]:
-    """Return what is known of a labeled table before training, and a warning if little can come of it."""
-    guess = f"; guessing the most frequent class: accuracy {task.guessing:.1%}" if task.classes else ""
-    lines = [f"{task.training_rows:,} training and {task.validation_rows:,} validation rows{guess}"]
-    lines += [task.about_cut(length)] if task.cut_rows else []
-    if methods > 1 and seeds < (enough := seeds_to_tell(methods)):
-        lines.append(
-            f"with {methods} methods and {seeds} seeds, only large differences can be told from chance; "
-            f"--seeds {enough} would do"
-        )
-    return lines
+    def _tell(self, task: CompareTask, progress: Progress) -> None:
+        """Tell what is known of a labeled table before training, and whether little can come of it."""
+        guess = f"; guessing the most frequent class: accuracy {task.guessing:.1%}" if task.classes else ""
+        progress.line(f"{task.training_rows:,} training and {task.validation_rows:,} validation rows{guess}")
+        if task.cut_rows:
+            progress.line(task.about_cut(self.settings.length))
+        methods, seeds, enough = len(self.positions), len(self.seeds), seeds_to_tell(len(self.positions))
+        if methods > 1 and seeds < enough:
+            few = f"with {methods} methods and {seeds} seeds, only large differences can be told from chance"
+            progress.line(f"{few}; --seeds {enough} would do")
 
 
 class _Comparison:
@@ -176,7 +163,7 @@ class _Comparison:
         for number, seed in enumerate(job.seeds):
             if number and job.minutes is not None and job.free_seeds:
                 self._drop(job.seeds[:number])
-            self._train_all([key for key in self.missing if key[1] == seed])
+            self._train_all(seed)
         if not timed:
             progress.begin("speed and memory")
             measured = measure_speed(self.material, job.positions, lambda: progress.step(len(job.positions)))
@@ -206,8 +193,7 @@ class _Comparison:
         work = partial(_try_rates, self.material, self.job.seeds[0], self.job.plugin)
         for name, trials in spread(work, names, self.job.jobs, self.progress):
             self._keep(trials={**self.results.trials, name: trials})
-            losses = [f"{each.rate:g}: " + ("diverged" if each.loss is None else f"{each.loss:.3f}") for each in trials]
-            self.progress.line(f"{name}, short trainings by learning rate: {', '.join(losses)}")
+            self.progress.line(f"{name}, losses of short trainings by learning rate: {', '.join(map(str, trials))}")
 
     def _drop(self, seeds: Sequence[int]) -> None:
         """Leave out clearly worse methods after the runs with these seeds."""
@@ -220,16 +206,16 @@ class _Comparison:
         kept = survivors(going_on)
         lost = [name for name in going_on if name not in kept]
         if lost:
-            rest = [key for key in self.missing if key[0] in lost and key[1] > seeds[-1]]
-            self.progress.step(len(rest) * self.steps_per_run)
-            self.progress.line(f"left out from here on, since clearly worse than the others: {', '.join(lost)}")
+            rest = sum(name in lost and seed > seeds[-1] for name, seed in self.missing)
+            self.progress.step(rest * self.steps_per_run)
+            self.progress.line(f"left out from here on because they are clearly worse: {', '.join(lost)}")
         self._keep(dropped={**results.dropped, **dict.fromkeys(lost, len(seeds))})
 
-    def _train_all(self, keys: Sequence[Key]) -> None:
-        """Train and judge methods that go on, each with one seed."""
+    def _train_all(self, seed: int) -> None:
+        """Train and judge every method that goes on and lacks a run with a seed."""
         tasks, tried = [], rates(self.settings)
-        for name, seed in keys:
-            if name in self.results.dropped or name in self.results.failed:
+        for number, (name, own) in enumerate(self.missing, 1):
+            if own != seed or name in self.results.dropped or name in self.results.failed:
                 continue
             trials = self.results.trials.get(name, [])
             rate = tried[0] if len(tried) == 1 else best_rate(trials, self.settings.learning_rate)
@@ -238,16 +224,15 @@ class _Comparison:
                 reason = f"the loss of {name!r} is not finite (NaN or inf) at any of {at}; try {min(tried) / 4:g}"
                 self._keep(failed={**self.results.failed, name: reason})
             else:
-                label = f"{name} ({self.missing.index((name, seed)) + 1}/{len(self.missing)})"
-                tasks.append((name, seed, rate, label))
+                tasks.append((name, seed, rate, f"{name} ({number}/{len(self.missing)})"))
         train = partial(_train, self.material, self.folder, self.job.plugin)
-        for (name, seed, _, _), run in spread(train, tasks, self.job.jobs, self.progress):
+        for (name, *_), run in spread(train, tasks, self.job.jobs, self.progress):
             if isinstance(run, str):
                 self._keep(failed={**self.results.failed, name: run})
-                self.progress.line(f"{name}, seed {seed}: {run}")
             else:
                 self._keep(runs=self.results.with_run((name, seed), run).runs)
-                self.progress.line(f"{name}, seed {seed}: {about_run(run, self.settings.length, self.results.task)}")
+            about = run if isinstance(run, str) else about_run(run, self.settings.length, self.results.task)
+            self.progress.line(f"{name}, seed {seed}: {about}")
 
 
 def about_run(run: Run, length: int, task: CompareTask | None) -> str:

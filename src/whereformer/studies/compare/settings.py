@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -83,11 +84,11 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
     methods start from the same weights and see the same batches and masks, so they differ only in position.
 
-    With --train, --validation, --text and --label, the text is that of a table of yours: after it, each method is
-    fine-tuned on the table's labels, and ranked by how well it predicts those of the validation rows.
+    With --train, --validation, --text and --label, the text comes from your own table. After training on it, each
+    method is fine-tuned on the table's labels, and ranked by how well it predicts the labels of the validation rows.
 
     Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
-    EncoderForMaskedLM.from_pretrained). After an interruption, the same command does the runs that are missing.
+    EncoderForMaskedLM.from_pretrained). After an interruption, the same command continues with the missing runs.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
@@ -100,7 +101,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Folder for the results."""
 
     plugin: Path | None = None
-    """A Python file of your own that registers position methods, to compare them too."""
+    """Your own Python file that registers position methods, to compare them too."""
 
     quick: bool = False
     """Take a first look in a minute or two: fewer methods and steps, and the first 3 million characters of the text.
@@ -243,12 +244,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
             try:
                 found.append(float(part))
             except ValueError:
-                found.append(0.0)
-            if not found[-1] > 0:
-                expected = "positive numbers such as '0.5,1,2', or '1' alone"
+                found.append(math.nan)
+            if not 0 < found[-1] * self.learning_rate <= MOST_RATE:
+                expected = f"positive numbers such as '0.5,1,2' and learning rates of at most {MOST_RATE:g}"
                 raise InputError("rate_factors", f"expected {expected}, got {shown(part)}")
-            if found[-1] * self.learning_rate > MOST_RATE:
-                expected = f"learning rates of at most {MOST_RATE:g}"
-                reason = f"expected {expected}, got {shown(part)} times {self.learning_rate:g}"
-                raise InputError("rate_factors", reason)
         return tuple(dict.fromkeys(found))

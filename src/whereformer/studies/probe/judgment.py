@@ -135,8 +135,8 @@ def about_seeds(results: ProbeResults) -> str:
     seeds = {seed for (_, _, seed), _ in results.each()}
     if len(seeds) == 1:
         return (
-            "This is one seed. A method that has not learned a task may do so with another seed or more steps; "
-            "several seeds show how often."
+            "This is one seed. With another seed or more steps, a method may learn a task that it has not learned "
+            "here; several seeds show how often."
         )
     solved = f"Solved means solved with each of {len(seeds)} seeds"
     if any(len(by_seed) < len(seeds) for methods in results.runs.values() for by_seed in methods.values()):

@@ -28,11 +28,9 @@ READING = (
 
 def sheets(results: ProbeResults) -> list[Sheet]:
     """Return a table for each length, that of training first; the last says how to read them all."""
-    *others, last = tables(results) or [None]
-    if last is None:
-        return []
-    trained, needs = results.settings.length, [f"{task} needs: {TASKS[task].needs}" for task in last.guesses]
-    return [*(sheet(table, trained) for table in others), sheet(last, trained, (*needs, READING))]
+    found, trained = tables(results), results.settings.length
+    notes = [*(f"{task} needs: {TASKS[task].needs}" for task in results.runs), READING]
+    return [sheet(table, trained, notes if table is found[-1] else ()) for table in found]
 
 
 def sheet(table: Table, trained: int, notes: Sequence[str] = ()) -> Sheet:

@@ -45,7 +45,8 @@ class ProbeJob:
             InputError: if the folder holds results for other settings.
         """
         lengths = [factor * self.settings.length for factor in LENGTH_FACTORS]
-        earlier = ProbeResults.earlier(folder, settings=self.settings) or ProbeResults(self.settings, {}, {})
+        empty = ProbeResults(settings=self.settings, runs={}, guesses={})
+        earlier = ProbeResults.earlier(folder, settings=self.settings) or empty
         guesses = {task: {length: Judged.of(task, length).guess for length in lengths} for task in self.tasks}
         results = replace(earlier, guesses={**earlier.guesses, **guesses}, **provenance(self.device))
         every = [(task, name, seed) for seed in self.seeds for task in self.tasks for name in self.positions]

@@ -55,7 +55,7 @@ class Probe(Jobs, Seeds, Study):
     symbol), reverse, sort, brackets (how many are open), passkey (a key in noise).
 
     Takes less than ten minutes on two cores. Writes report.html (open it in a browser) and results.json. After an
-    interruption, the same command does the runs that are missing.
+    interruption, the same command continues with the missing runs.
     """
 
     positions: str | None = None
