@@ -124,12 +124,8 @@ def prepare(job: CompareJob, folder: Path, progress: Progress) -> Material:
         # Checked before anything in the folder changes.
         CompareResults.earlier(folder, settings=settings)
         encoded = open_or_encode(folder / "cache", text, seen, TokenizerChoice(None, settings.vocab_size))
-        training, held_out, longest = (
-            len(encoded.training),
-            len(encoded.held_out),
-            max(*settings.lengths, HeldOut.GROUP),
-        )
-        if min(training, held_out) < longest:
+        training, held_out = len(encoded.training), len(encoded.held_out)
+        if min(training, held_out) < (longest := max(*settings.lengths, HeldOut.GROUP)):
             raise InputError(
                 "data",
                 f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
