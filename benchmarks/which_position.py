@@ -100,7 +100,7 @@ class WhichPosition:
         """Return the held-out loss at the trained length and at four times it, and the speed of training."""
         results = CompareResults.load(self.results / "comparison.json")
         rows = {row.position: row for row in rank(results).rows}
-        length, seeds = results.settings.length, min(row.seeds for row in rows.values())
+        length, seeds = results.settings.length, min(len(row.runs) for row in rows.values())
         noise = SEED_NOISE / seeds**0.5
         return [
             Column(
@@ -113,7 +113,7 @@ class WhichPosition:
                 2,
                 True,
             ),
-            Column("training\nspeed", {name: row.relative_speed.median for name, row in rows.items()}, 0.05, 2),
+            Column("training\nspeed", {name: results.speed[name].relative_speed for name in rows}, 0.05, 2),
         ]
 
     def _glue(self) -> Column:

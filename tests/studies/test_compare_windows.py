@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whereformer.data.masks import Batches
-from whereformer.studies.compare.windows import GrowingBatches, window_lengths
+from whereformer.studies.compare.windows import growing, window_lengths
 
 
 def test_windows_of_64_tokens_have_8_16_and_32_first():
@@ -32,9 +32,8 @@ def test_windows_never_shrink_and_end_at_full_length(length, steps):
 
 def test_every_step_has_the_same_number_of_tokens_and_depends_on_the_seed_alone():
     stream = torch.arange(5, 400) % 60
-    batches = GrowingBatches(Batches(stream, 4, 64, 0.3, 64, seed=3), window_lengths(64, 10))
-    shapes = [batches[step][0].shape for step in range(10)]
-    assert shapes == [(32, 8)] * 4 + [(16, 16), (8, 32)] + [(4, 64)] * 4
-    assert torch.equal(batches[9][0], Batches(stream, 4, 64, 0.3, 64, seed=3)[9][0])
-    again = GrowingBatches(Batches(stream, 4, 64, 0.3, 64, seed=3), window_lengths(64, 10))
-    assert all(torch.equal(batches[step][0], again[step][0]) for step in range(10))
+    whole = Batches(stream, 4, 64, 0.3, 64, seed=3)
+    found, again = ([batch["input_ids"] for batch in growing(whole, 10)] for _ in range(2))
+    assert [ids.shape for ids in found] == [(32, 8)] * 4 + [(16, 16), (8, 32)] + [(4, 64)] * 4
+    assert torch.equal(found[9], whole[9][0])
+    assert all(map(torch.equal, found, again))

@@ -86,7 +86,7 @@ def test_the_function_does_what_the_command_does(tmp_path):
         ({"steps": "3"}, "steps: expected int | None, got '3'"),
         ({"steps": True}, "steps: expected int | None, got True"),
         ({"device": "gpu"}, "device: expected Literal['auto', 'cpu', 'cuda'], got 'gpu'"),
-        ({"tasks": "copi"}, "tasks: unknown task 'copi'"),
+        ({"tasks": "copi"}, "tasks: expected copy, previous, match, reverse, sort, brackets, passkey, got 'copi'"),
         ({"length": 15}, "length: expected an even number"),
     ],
 )
@@ -246,7 +246,7 @@ def test_processes_give_the_same_numbers(tmp_path, monkeypatch):
     refusals("""
         --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
         --positions ' , ' => --positions: expected at least one, got none
-        --tasks copi => --tasks: unknown task 'copi'; expected some of copy, previous, match
+        --tasks copi => --tasks: expected copy, previous, match, reverse, sort, brackets, passkey, got 'copi'
         --tasks , => --tasks: expected at least one, got none
         --tasks match --length 6 => --length: expected at least 8 for the task match, got 6
         --length 2 => --length: expected 4 to 512, got 2

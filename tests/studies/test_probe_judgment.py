@@ -2,7 +2,7 @@
 
 import pytest
 
-from whereformer.studies.probe.judgment import Level, about_seeds, cell, tables, verdict
+from whereformer.studies.probe.judgment import Level, about_seeds, judge, tables, verdict
 from whereformer.studies.probe.results import Cannot, Failed, ProbeResults, Run, Score
 from whereformer.studies.probe.settings import ProbeSettings
 
@@ -47,17 +47,17 @@ def says(**tasks):
     ],
 )
 def test_levels(accuracies, level):
-    found = cell({seed: run(accuracy) for seed, accuracy in enumerate(accuracies)}, 16)
+    found = judge({seed: run(accuracy) for seed, accuracy in enumerate(accuracies)}, 16)
     assert found.level is level
     assert (found.accuracy.low, found.accuracy.high) == (min(accuracies), max(accuracies))
 
 
 def test_cells_without_a_number():
-    assert cell({}, 16).level is Level.MISSING
-    failed = cell({0: run(1.0), 3: Failed("the loss is not a number")}, 16)
+    assert judge({}, 16).level is Level.MISSING
+    failed = judge({0: run(1.0), 3: Failed("the loss is not a number")}, 16)
     assert failed.level is Level.FAILED
     assert failed.accuracy.why_not == "with seed 3, the loss is not a number"
-    cannot = cell({0: run(1.0, CANNOT)}, 64)
+    cannot = judge({0: run(1.0, CANNOT)}, 64)
     assert (cannot.level, cannot.accuracy.why_not) == (Level.CANNOT, "no positions there")
 
 

@@ -199,8 +199,7 @@ def test_methods_that_were_left_out_or_failed_and_the_rates_that_were_tried_are_
     assert "left out after those, as clearly worse" in " ".join(str(from_json(CompareResults, results)).split())
     assert "were left out after those" in page
     assert "the loss was not finite (NaN or inf): t5." in page
-    assert "tried 0.5, 1 and 2 times 0.004" in page
-    assert "tisa 5.250, not finite." in page
+    assert "<td>0.002: 5.250, 0.008: not finite</td>" in page
 
 
 def test_equal_results_give_equal_bytes(text):
@@ -240,7 +239,7 @@ def test_a_method_that_is_not_yet_learning_has_no_rank_and_no_prediction():
     assert cells["learnednot learning"][0] == TO
     assert "learned is not yet learning: the loss is not clearly lower than that of none. Train longer" in text
     assert "(--steps 240)" in text
-    assert "<strong>Not yet learning</strong>: learned." in text
+    assert text.count("not yet learning:") == 1
 
 
 def test_a_curve_of_nothing_is_not_drawn():

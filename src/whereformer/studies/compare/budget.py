@@ -7,18 +7,15 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from ...errors import InputError
 from ...lab.fit import train_step
 from ...lab.jobs import threads, undisturbed
-from ...lab.store import refuse_other_settings
 from ...lab.training.optimizer import build_optimizer
 from .models import untrained
-from .results import Budget, CompareResults
+from .results import Budget
 from .search import SEARCH_SHARE
 from .settings import CompareSettings
 from .windows import window_lengths
@@ -63,31 +60,24 @@ def seconds_per_step(
     return total
 
 
-def share_of_search(settings: CompareSettings) -> float:
-    """Return the time of searching a method's learning rate, as a share of training it once."""
-    return len(settings.rate_factors) * SEARCH_SHARE if len(settings.rate_factors) > 1 else 0.0
-
-
-def plan(
-    minutes: float, step: float, settings: CompareSettings, methods: int, seeds: int | None, *, tuned: bool = False
-) -> Budget:
+def plan(minutes: float, step: float, settings: CompareSettings, seeds: int | None, *, tuned: bool = False) -> Budget:
     """Return the steps and seeds that fit into a budget if every method is trained with every seed.
 
     Args:
         minutes: wall time of the whole comparison.
         step: seconds of one step of all methods.
         settings: the settings; their steps do not count.
-        methods: number of methods, for the error.
         seeds: number of seeds; None chooses up to 3, as many as leave each training ENOUGH_STEPS, but at least 1.
         tuned: whether every run is fine-tuned on a labeled table.
 
     Raises:
         InputError: if fewer than LEAST_STEPS fit; it says the least that is enough.
     """
+    search = len(settings.rate_factors) * SEARCH_SHARE if len(settings.rate_factors) > 1 else 0.0
 
     def cost(count: int) -> float:
         """Return the seconds that one more step takes in all."""
-        return step * (count * (1 + JUDGING + tuned * TUNING) + share_of_search(settings))
+        return step * (count * (1 + JUDGING + tuned * TUNING) + search)
 
     available = minutes * 60 * USED
     if seeds is None:
@@ -96,51 +86,11 @@ def plan(
     steps = int(available / cost(seeds))
     if steps < LEAST_STEPS:
         least = LEAST_STEPS * cost(seeds) / (60 * USED)
-        many = f"{methods} methods" if methods > 1 else "one method"
-        many += f" with {seeds} seeds" if seeds > 1 else ""
-        raise InputError(
-            "minutes",
-            f"expected at least {rounded_up(least)} here, for {LEAST_STEPS} steps of {many}, got {minutes:g}",
-        )
+        unit = 0.01 if least < 1 else 0.1
+        least = round((int(least / unit) + 1) * unit, 2)
+        why = f"for {LEAST_STEPS} steps with each method and seed"
+        raise InputError("minutes", f"expected at least {least} here, {why}, got {minutes:g}")
     return Budget(minutes, steps, seeds)
-
-
-def rounded_up(minutes: float) -> float:
-    """Return minutes with about two digits, never less."""
-    unit = 0.01 if minutes < 1 else 0.1
-    return round((int(minutes / unit) + 1) * unit, 2)
-
-
-def find_budget(
-    out: Path,
-    minutes: float,
-    settings: CompareSettings,
-    positions: Sequence[str],
-    seeds: int | None,
-    device: torch.device,
-    *,
-    tuned: bool = False,
-    jobs: int = 1,
-) -> Budget:
-    """Return the budget that a comparison in ``out`` began with, or a new one, by the speed of a few steps.
-
-    ``jobs`` runs are made at a time.
-
-    Raises:
-        InputError: if ``out`` holds results without this budget, or it is too small.
-    """
-    earlier = CompareResults.earlier(out)
-    if earlier is not None:
-        kept = earlier.budget
-        if kept is None:
-            raise InputError(
-                "out",
-                f"{out} holds results that were made without `minutes`; choose another folder, or leave `minutes` out",
-            )
-        refuse_other_settings(out, {"minutes": kept.minutes}, {"minutes": minutes})
-        return kept if seeds is None else replace(kept, seeds=seeds)
-    step = shared_seconds(settings, positions, device, jobs)
-    return plan(minutes, step, settings, len(positions), seeds, tuned=tuned)
 
 
 def shared_seconds(
@@ -156,8 +106,7 @@ def shared_seconds(
 
 def duration(seconds: float) -> str:
     """Return a time with one or two digits, for people to read."""
-    for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
-        if seconds >= 1.5 * size or size == 1:
-            count = max(1, round(seconds / size))
-            return f"{count} {unit}{'s' if count > 1 else ''}"
-    raise AssertionError
+    units = ((3600, "hour"), (60, "minute"), (1, "second"))
+    size, unit = next((size, unit) for size, unit in units if seconds >= 1.5 * size or size == 1)
+    count = max(1, round(seconds / size))
+    return f"{count} {unit}{'s' if count > 1 else ''}"

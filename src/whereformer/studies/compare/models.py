@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
@@ -12,7 +12,6 @@ from ...files import new_folder
 from ...lab.encoders import BASELINE, build_model, check_methods, small_config
 from ...lab.training import manifest
 from ...models import EncoderConfig, EncoderForMaskedLM
-from ...models.blocks import parse_blocks
 from ...models.presets import PRESETS
 from .settings import CompareSettings
 
@@ -32,9 +31,7 @@ def layers_of(preset: str | None, blocks: str | None, decoder_layers: str | None
 
 
 def encoder_config(settings: CompareSettings, position: str, vocab_size: int) -> EncoderConfig:
-    """Return one method's encoder configuration. It has no dropout: training is too short to memorise the text.
-
-    Every method has its own default options, also where a preset has others for its own method.
+    """Return one method's encoder configuration. Every method has its own default options, also in a preset.
 
     Raises:
         InputError: if the settings do not fit the preset.
@@ -68,14 +65,11 @@ def check_positions(names: Sequence[str], settings: CompareSettings) -> list[str
     Raises:
         InputError: if a method is unknown, or does not fit these settings.
     """
-    blocks = parse_blocks(settings.blocks)
-    if settings.decoder_layers != "0":
-        blocks += parse_blocks(settings.decoder_layers, "decoder_layers")
     return check_methods(
         names,
         hidden_size=settings.hidden_size,
         num_heads=settings.num_heads,
-        num_layers=sum(block.layers * block.repeats for block in blocks),
+        num_layers=encoder_config(settings, BASELINE, settings.vocab_size).num_hidden_layers,
         max_length=settings.length,
     )
 
@@ -86,17 +80,17 @@ def model_folder(out: Path, position: str, seed: int) -> Path:
     return out / "models" / f"{position.replace('/', ',')}-{seed}"
 
 
-def model_facts(settings: CompareSettings, position: str, seed: int) -> dict[str, Any]:
+def _facts(settings: CompareSettings, position: str, seed: int) -> dict[str, Any]:
     """Return what the manifest of a trained model says about it."""
     return {"settings": asdict(settings), "position": position, "seed": seed}
 
 
 def model_problem(out: Path, settings: CompareSettings, position: str, seed: int) -> str | None:
     """Return why the trained model of a method and seed does not count, or None if it does."""
-    return manifest.problem(model_folder(out, position, seed), model_facts(settings, position, seed))
+    return manifest.problem(model_folder(out, position, seed), _facts(settings, position, seed))
 
 
-def keep_model(model: EncoderForMaskedLM, folder: Path, facts: Mapping[str, Any]) -> None:
+def keep_model(model: EncoderForMaskedLM, out: Path, settings: CompareSettings, position: str, seed: int) -> None:
     """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest.
 
     Raises:
@@ -106,6 +100,6 @@ def keep_model(model: EncoderForMaskedLM, folder: Path, facts: Mapping[str, Any]
     from ...lab.training.trainer import quiet_transformers
 
     model.config.sparse_prediction = False
-    with quiet_transformers(), new_folder(folder) as partial:
+    with quiet_transformers(), new_folder(model_folder(out, position, seed)) as partial:
         model.save_pretrained(partial)
-        manifest.write(partial, facts)
+        manifest.write(partial, _facts(settings, position, seed))

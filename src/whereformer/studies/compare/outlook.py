@@ -54,14 +54,13 @@ def outlook(runs: Sequence[Sequence[float]]) -> Outlook | None:
     Args:
         runs: the training loss of each step, for each seed.
     """
-    found = [fitted(losses) for losses in runs]
-    if not found or any(each is None for each in found):
+    found = [each for each in map(fitted, runs) if each is not None]
+    if not found or len(found) < len(runs):
         return None
-    several = [each for each in found if each is not None]
     return Outlook(
-        _mean([each.double for each in several]),
-        _mean([each.ahead for each in several]),
-        [statistics.fmean(losses) for losses in zip(*(each.curve for each in several), strict=True)],
+        _mean([each.double for each in found]),
+        _mean([each.ahead for each in found]),
+        [statistics.fmean(losses) for losses in zip(*(each.curve for each in found), strict=True)],
     )
 
 
@@ -69,9 +68,8 @@ def _mean(estimates: Sequence[Estimate]) -> Estimate:
     """Return the mean over seeds. The error does not shrink, since the curve is wrong for all seeds alike."""
     values = [each.value for each in estimates]
     spread = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
-    return Estimate(
-        statistics.fmean(values), float(np.hypot(statistics.fmean(each.error for each in estimates), spread**0.5))
-    )
+    error = statistics.fmean(each.error for each in estimates)
+    return Estimate(statistics.fmean(values), float(np.hypot(error, spread**0.5)))
 
 
 def fitted(losses: Sequence[float]) -> Outlook | None:
@@ -102,6 +100,7 @@ def fitted(losses: Sequence[float]) -> Outlook | None:
 def _averaged(share: Numbers, means: Numbers, errors: Numbers) -> Outlook | None:
     """Fit the curve with every floor, and average what they predict."""
     misfits, predictions, curves = [], [], []
+    bounds = (0.0, 0.0), (np.inf, MOST_POWER)
     for floor in FLOORS * means[-1]:
         if floor >= means.min():
             continue
@@ -110,15 +109,8 @@ def _averaged(share: Numbers, means: Numbers, errors: Numbers) -> Outlook | None
             return np.asarray(floor + fall * x**-power)
 
         try:
-            found, covariance = curve_fit(
-                curve,
-                share,
-                means,
-                p0=(means[-1] - floor, 0.3),
-                sigma=errors,
-                absolute_sigma=True,
-                bounds=((0.0, 0.0), (np.inf, MOST_POWER)),
-            )
+            start = means[-1] - floor, 0.3
+            found, covariance = curve_fit(curve, share, means, start, errors, absolute_sigma=True, bounds=bounds)
         except (RuntimeError, ValueError):
             continue
         misfit = float((((curve(share, *found) - means) / errors) ** 2).sum())

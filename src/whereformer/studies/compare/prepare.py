@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from ...data.corpus import Text
 from ...data.encode import TokenizerChoice, open_or_encode
 from ...data.fingerprint import look_at
-from ...data.glue import OwnTask
 from ...data.masks import HELD_OUT_RATE, Batches, HeldOut
 from ...data.read import Document
 from ...data.streams import Stream
@@ -23,6 +23,9 @@ from .results import CompareResults, CompareText
 from .settings import CompareSettings
 from .task import TableText, TaskRows, identity, prepare_rows
 
+if TYPE_CHECKING:
+    from .run import CompareJob
+
 
 @dataclass(frozen=True)
 class Material:
@@ -32,7 +35,6 @@ class Material:
         settings: the settings that all runs share, with the text's fingerprint.
         training: the encoded training text.
         held_out: the masked held-out text.
-        vocab_size: size of the vocabulary.
         facts: facts about the text.
         characters: how many characters were read of a longer text; None if all of it was.
         rows: the labeled table to rank by; None ranks by held-out text.
@@ -41,10 +43,14 @@ class Material:
     settings: CompareSettings
     training: Stream
     held_out: HeldOut
-    vocab_size: int
     facts: CompareText
     characters: int | None = None
     rows: TaskRows | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+        return self.facts.vocabulary
 
     @property
     def device(self) -> torch.device:
@@ -58,18 +64,11 @@ class Material:
 
 
 class FirstPart(Text):
-    """The beginning of a text.
-
-    Args:
-        whole: the text.
-        characters: how many characters of it there are, or all if it has fewer.
-    """
+    """The first ``characters`` of a text, or all of it if it has fewer."""
 
     def __init__(self, whole: Text, characters: int) -> None:
         vars(self).update(vars(whole))
-        self.field = whole.field
-        self.whole = whole
-        self.characters = characters
+        self.field, self.whole, self.characters = whole.field, whole, characters
 
     @property
     def names(self) -> list[str]:
@@ -102,36 +101,21 @@ def text_of(data: Sequence[str], column: str | None, characters: int | None) -> 
     return text if characters is None else FirstPart(text, characters)
 
 
-def prepare(
-    settings: CompareSettings,
-    folder: Path,
-    progress: Progress,
-    data: Sequence[str] = (),
-    column: str | None = None,
-    characters: int | None = None,
-    table: OwnTask | None = None,
-) -> Material:
-    """Read the text, train a tokenizer and save it in the folder, and encode the text.
-
-    Args:
-        settings: the settings that all runs share.
-        folder: the run's folder.
-        progress: is told which files of ``data`` are read.
-        data: the text's paths; none means Python's documentation.
-        column: the text column of tables.
-        characters: how many characters of the text to read; None for all.
-        table: a labeled table, whose training rows are the text.
+def prepare(job: CompareJob, folder: Path, progress: Progress) -> Material:
+    """Read the text, train a tokenizer and save it in the run's folder, and encode the text.
 
     Raises:
         InputError: if the text can't be read or is too short, or the folder holds results for other settings.
     """
-    loaded = None if table is None else table.load()
+    settings, table, characters = job.settings, job.table, job.characters
+    loaded = rows = None
     try:
-        if table is None or loaded is None:
-            text = text_of(data, column, characters)
-            if data:
+        if table is None:
+            text = text_of(job.data, job.column, characters)
+            if job.data:
                 progress.line(text.about_files)
         else:
+            loaded = table.load()
             text = TableText(table, loaded)
             text = text if characters is None else FirstPart(text, characters)
         seen = look_at(text, folder / "cache")
@@ -140,7 +124,13 @@ def prepare(
         # Checked before anything in the folder changes.
         CompareResults.earlier(folder, settings=settings)
         encoded = open_or_encode(folder / "cache", text, seen, TokenizerChoice(None, settings.vocab_size))
-        _check_enough(encoded.training, encoded.held_out, settings)
+        training, held_out = len(encoded.training), len(encoded.held_out)
+        if min(training, held_out) < (longest := max(*settings.lengths, HeldOut.GROUP)):
+            raise InputError(
+                "data",
+                f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
+                f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
+            )
     except InputError as error:
         # Whoever gave a table gave no --data.
         raise InputError("train" if table and error.field == "data" else error.field, error.reason) from None
@@ -149,32 +139,13 @@ def prepare(
         characters = None
     source = text.source if characters is None else f"the first {characters:,} characters of {text.source}"
     facts = text_facts(source, seen.summary, encoded.counts)
-    vocab_size = encoded.vocabulary.size
-    rows = None
     if table is not None and loaded is not None:
-        rows = prepare_rows(table, loaded, encoded.tokenizer, settings, vocab_size, folder / "cache")
+        rows = prepare_rows(table, loaded, encoded.tokenizer, settings, folder / "cache")
     return Material(
         settings,
         encoded.training,
-        HeldOut(encoded.held_out, HELD_OUT_RATE, vocab_size),
-        vocab_size,
-        CompareText(**asdict(facts), data=list(text.paths), column=text.column),
+        HeldOut(encoded.held_out, HELD_OUT_RATE, facts.vocabulary),
+        CompareText(**vars(facts), data=list(text.paths), column=text.column),
         characters,
         rows,
     )
-
-
-def _check_enough(training: Stream, held_out: Stream, settings: CompareSettings) -> None:
-    """Check that there is enough text for the longest length to judge.
-
-    Raises:
-        InputError: if there is too little.
-    """
-    longest = max(*settings.lengths, HeldOut.GROUP)
-    if len(held_out) < longest or len(training) < longest:
-        raise InputError(
-            "data",
-            f"too little text: {len(training)} training and {len(held_out)} held-out tokens, "
-            f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
-            "a smaller `length`",
-        )

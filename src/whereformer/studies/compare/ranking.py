@@ -15,7 +15,7 @@ from ...lab.report.page import listed
 from ...lab.score import Cannot
 from ...lab.seeds import Spread
 from .outlook import AHEAD, Outlook, outlook
-from .results import CompareResults, CompareTask, Run, Score
+from .results import CompareResults, Run, Score
 
 SEED_NOISE = 0.07
 """How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
@@ -29,24 +29,17 @@ MOST_PAIRS = 4
 
 @dataclass(frozen=True)
 class RankedMethod:
-    """A method's row in the ranking.
+    """A method's row in the ranking, with its runs by seed, and its held-out loss at each length.
 
     ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises, and it is None
-    for a method that is not yet learning. ``dropped`` says that successive halving left the method out after some
-    seeds. ``outlook`` is None if there are too few steps, or the method is not yet learning.
+    for a method that is not yet learning. ``outlook`` is None for such a method, and if there are too few steps.
     ``score`` is that of a labeled table, with its standard error over the rows; None without one.
     """
 
     rank: int | None
     position: str
-    seeds: int
-    dropped: bool
-    learning_rate: float
+    runs: Mapping[int, Run]
     loss: dict[int, Spread]
-    accuracy: Spread
-    relative_speed: Spread
-    peak_memory: int | None
-    positional_parameters: int
     outlook: Outlook | None
     score: Spread | None = None
     score_error: float = 0.0
@@ -81,14 +74,15 @@ def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run], noise: f
         for seed in better
         if seed in worse
     ]
-    if not gaps:
-        return False
     means = [statistics.fmean(gap) for gap in gaps]
-    if min(means) <= 0:
+    if min(means, default=0.0) <= 0:
         return False
-    pooled = [statistics.fmean(window) for window in zip(*gaps, strict=True)]
-    error = statistics.stdev(pooled) / len(pooled) ** 0.5 if len(pooled) > 1 else 0.0
+    error = _standard_error([statistics.fmean(window) for window in zip(*gaps, strict=True)])
     return statistics.fmean(means) > max(2 * error, noise / len(means) ** 0.5)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def noise_of(results: CompareResults) -> float:
@@ -100,19 +94,17 @@ def noise_of(results: CompareResults) -> float:
     """
     if results.task is None:
         return SEED_NOISE
-    scores = {
-        name: {seed: statistics.fmean(run.errors) for seed, run in by_seed.items()}
-        for name, by_seed in results.runs.items()
-    }
-    variances, seeds = [], 0
-    for first, second in combinations(scores.values(), 2):
-        gaps = [first[seed] - second[seed] for seed in first if seed in second]
-        if len(gaps) > 1:
-            variances.append(statistics.variance(gaps))
-            seeds = max(seeds, len(gaps))
-    if not variances:
+    scores = [
+        {seed: statistics.fmean(run.errors) for seed, run in by_seed.items()} for by_seed in results.runs.values()
+    ]
+    pairs = [
+        [first[seed] - second[seed] for seed in first if seed in second] for first, second in combinations(scores, 2)
+    ]
+    several = [gaps for gaps in pairs if len(gaps) > 1]
+    if not several:
         return math.inf
-    return _quantile(len(scores), seeds) * statistics.fmean(variances) ** 0.5
+    variance = statistics.fmean(map(statistics.variance, several))
+    return _quantile(len(scores), max(map(len, several))) * variance**0.5
 
 
 def _quantile(methods: int, seeds: int) -> float:
@@ -126,6 +118,24 @@ def seeds_to_tell(methods: int) -> int:
     while methods > 1 and _quantile(methods, seeds) / seeds**0.5 > TELLING:
         seeds += 1
     return seeds
+
+
+def survivors(runs: Mapping[str, Mapping[int, Run]]) -> list[str]:
+    """Return the methods to go on with in successive halving, given the runs of each method so far, by seed.
+
+    They are the better half, and every method that can't be told apart from one of them. So every method that goes on
+    is clearly better than every method that is dropped.
+    """
+    losses = {
+        name: statistics.fmean(statistics.fmean(run.window_losses) for run in by_seed.values())
+        for name, by_seed in runs.items()
+    }
+    order = sorted(runs, key=losses.__getitem__)
+    kept = order[: (len(order) + 1) // 2]
+    # A method that is kept may in turn be like another one.
+    for name in kept:
+        kept += [rival for rival in order if rival not in kept and not clearly_better(runs[name], runs[rival])]
+    return [name for name in runs if name in kept]
 
 
 def not_yet_learning(results: CompareResults) -> list[str]:
@@ -147,23 +157,26 @@ def not_yet_learning(results: CompareResults) -> list[str]:
 
 def rank(results: CompareResults) -> Ranking:
     """Rank the methods of a comparison."""
-    runs = {name: by_seed for name, by_seed in results.runs.items() if by_seed}
     length, noise, waiting = results.settings.length, noise_of(results), not_yet_learning(results)
     better = {
-        name: sum(clearly_better(other, by_seed, noise) for rival, other in runs.items() if rival != name)
-        for name, by_seed in runs.items()
+        name: sum(clearly_better(other, runs, noise) for rival, other in results.runs.items() if rival != name)
+        for name, runs in results.runs.items()
     }
-    rows = [_row(results, name, 1 + better[name]) for name in runs]
-    rows.sort(key=lambda row: _ranked_by(row, length))
+    rows = [_row(name, runs) for name, runs in results.runs.items()]
+
+    def order(row: RankedMethod) -> float:
+        if row.score is not None and row.score.median is not None:
+            return -row.score.median
+        return row.loss[length].median or math.inf
+
+    rows.sort(key=order)
     ranks = accumulate((1 + better[row.position] for row in rows), max)
     ranked = [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
     last = [replace(row, rank=None, outlook=None) for row in ranked if row.position in waiting]
     rows = [row for row in ranked if row.position not in waiting]
-    if results.task is not None:
-        # The curves of masked LM say nothing about labels.
-        return Ranking(rows, _verdict_on_labels(rows, results.task), [], [])
-    verdict = _verdict(rows, length, results.text.unigram_entropy, waiting)
-    return Ranking([*rows, *last], verdict, _unsettled(results, rows), waiting)
+    # The curves of masked LM say nothing about labels.
+    unsettled = _unsettled(rows, length) if results.task is None else []
+    return Ranking([*rows, *last], _verdict(rows, results, waiting), unsettled, waiting)
 
 
 def sentences(results: CompareResults) -> list[str]:
@@ -174,11 +187,11 @@ def sentences(results: CompareResults) -> list[str]:
     cut = "" if task is None else task.about_cut(results.settings.length)
     found = [f"{ranking.verdict} {cut}".strip()]
     if ranking.waiting:
-        steps = AHEAD * results.settings.steps
         are = "is" if len(ranking.waiting) == 1 else "are"
         found.append(
             f"{listed(ranking.waiting)} {are} not yet learning: the loss is not clearly lower than that of {BASELINE}. "
-            f"Train longer (--steps {steps}); with this text, or so few steps, order has not helped yet."
+            f"Train longer (--steps {AHEAD * results.settings.steps}); with this text, or so few steps, order has not "
+            "helped yet."
         )
     if ranking.unsettled:
         pairs = ", ".join(f"{better} before {worse}" for better, worse in ranking.unsettled[:MOST_PAIRS])
@@ -188,53 +201,37 @@ def sentences(results: CompareResults) -> list[str]:
             f"{f' and {rest} more' if rest > 0 else ''}."
         )
     if results.failed:
-        found.append(f"Without result, because the loss was not finite (NaN or inf): {listed(list(results.failed))}.")
+        found.append(f"No result, because the loss was not finite (NaN or inf): {listed(list(results.failed))}.")
     return found
 
 
-def _ranked_by(row: RankedMethod, length: int) -> float:
-    """Return the number that rows are sorted by."""
-    if row.score is not None and row.score.median is not None:
-        return -row.score.median
-    return row.loss[length].median or math.inf
-
-
-def _unsettled(results: CompareResults, rows: Sequence[RankedMethod]) -> list[tuple[str, str]]:
+def _unsettled(rows: Sequence[RankedMethod], length: int) -> list[tuple[str, str]]:
     """Return the pairs of which the first is clearly better now, but whose predicted losses overlap or change order."""
-    length, found = results.settings.length, []
+    found = []
     for better, worse in combinations(rows, 2):
         now, then = better.loss[length].median, worse.loss[length].median
         if now is None or then is None or better.outlook is None or worse.outlook is None:
             continue
         gap = (then - worse.outlook.ahead.value) - (now - better.outlook.ahead.value)
         overlap = gap <= better.outlook.ahead.error + worse.outlook.ahead.error
-        if overlap and clearly_better(results.runs[better.position], results.runs[worse.position]):
+        if overlap and clearly_better(better.runs, worse.runs):
             found.append((better.position, worse.position))
     return found
 
 
-def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
-    runs = list(results.runs[position].values())
-    speed = results.speed.get(position)
-    shares = [run.task.rows for run in runs if run.task is not None]
-    means = [statistics.fmean(row) for row in zip(*shares, strict=True)]
-    at_trained_length = [run.scores[results.settings.length] for run in runs]
+def _row(position: str, runs: Mapping[int, Run]) -> RankedMethod:
+    every = list(runs.values())
+    scores = [run.task for run in every if run.task is not None]
     return RankedMethod(
-        rank=rank,
+        rank=1,
         position=position,
-        seeds=len(runs),
-        dropped=position in results.dropped,
-        learning_rate=runs[0].learning_rate,
-        loss={length: _loss([run.scores[length] for run in runs]) for length in runs[0].scores},
-        accuracy=Spread.of([score.accuracy for score in at_trained_length if isinstance(score, Score)]),
-        relative_speed=Spread(speed.relative_speed, speed.lowest, speed.highest)
-        if speed
-        else Spread(None, why_not="not measured"),
-        peak_memory=speed.peak_memory if speed else None,
-        positional_parameters=runs[0].positional_parameters,
-        outlook=outlook([run.train_loss for run in runs]),
-        score=Spread.of([run.task.score for run in runs if run.task is not None]) if shares else None,
-        score_error=statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0,
+        runs=runs,
+        loss={length: _loss([run.scores[length] for run in every]) for length in every[0].scores},
+        outlook=outlook([run.train_loss for run in every]),
+        score=Spread.of([each.score for each in scores]) if scores else None,
+        score_error=_standard_error(
+            [statistics.fmean(row) for row in zip(*(each.rows for each in scores), strict=True)]
+        ),
     )
 
 
@@ -246,38 +243,24 @@ def _loss(scores: Sequence[Score | Cannot]) -> Spread:
     return Spread.of([score.loss for score in scores if isinstance(score, Score)])
 
 
-def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float, waiting: Sequence[str]) -> str:
-    """Return the result in one sentence.
-
-    Args:
-        rows: the methods that have a rank.
-        length: the training length.
-        guessing: the loss of guessing by token frequency.
-        waiting: the methods that are not yet learning.
-    """
-    loss = rows[0].loss[length].median
-    if loss is None or loss >= guessing:
-        return "No method predicts better than guessing by frequency yet; train longer."
-    if waiting and len(rows) == 1:
-        return f"No method predicts clearly better than {BASELINE} yet; train longer."
-    return _best(rows, "this text")
-
-
-def _verdict_on_labels(rows: Sequence[RankedMethod], task: CompareTask) -> str:
-    """Return the result on a labeled table in one sentence."""
-    first = rows[0]
-    if first.score is None or (first.score.median or 0.0) <= task.guessing + 2 * first.score_error:
-        return "No method predicts these labels better than guessing yet; train longer or with more rows."
-    return _best(rows, "these labels")
-
-
-def _best(rows: Sequence[RankedMethod], what: str) -> str:
-    """Return which methods predict something best, in one sentence."""
-    best = [row.position for row in rows if row.rank == rows[0].rank]
+def _verdict(rows: Sequence[RankedMethod], results: CompareResults, waiting: Sequence[str]) -> str:
+    """Return the result in one sentence, given the methods that have a rank and those that are not yet learning."""
+    first, task = rows[0], results.task
+    if task is not None:
+        if first.score is None or (first.score.median or 0.0) <= task.guessing + 2 * first.score_error:
+            return "No method predicts these labels better than guessing yet; train longer or with more rows."
+    else:
+        loss = first.loss[results.settings.length].median
+        if loss is None or loss >= results.text.unigram_entropy:
+            return "No method predicts better than guessing by frequency yet; train longer."
+        if waiting and len(rows) == 1:
+            return f"No method predicts clearly better than {BASELINE} yet; train longer."
+    what = "this text" if task is None else "these labels"
+    best = [row.position for row in rows if row.rank == first.rank]
     if len(rows) == 1:
         return f"Only {best[0]} was tried."
     if len(best) == len(rows):
         return "The methods can't be told apart; train longer or with more seeds."
     if len(best) == 1:
         return f"{best[0]} predicts {what} best."
-    return f"{', '.join(best[:-1])} and {best[-1]} predict {what} best; they can't be told apart."
+    return f"{listed(best)} predict {what} best; they can't be told apart."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import InputError
 from ...lab.json_files import check_heads, check_that
@@ -103,6 +103,9 @@ class Trial:
     rate: float
     loss: float | None
 
+    def __str__(self) -> str:
+        return f"{self.rate:g}: {'not finite' if self.loss is None else f'{self.loss:.3f}'}"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -184,19 +187,17 @@ class CompareResults(RunResults):
 
     def check(self) -> None:
         check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
-        every = {f"runs.{name}.{seed}": run for name, seeds in self.runs.items() for seed, run in seeds.items()}
-        first = next(iter(every.values()), None)
-        for name, seeds in self.runs.items():
-            check_that(bool(seeds), f"runs.{name}", "a run for a seed")
-        for where, run in every.items():
+        check_that(all(self.runs.values()), "runs", "a run for a seed of each method")
+        first: Any = next((run for _, run in self.each()), None)
+        for (name, seed), run in self.each():
+            where = f"runs.{name}.{seed}"
             check_that(bool(run.train_loss) and bool(run.window_losses), where, "losses, got none")
-            check_that(first is not None and run.scores.keys() == first.scores.keys(), where, "a score at each length")
+            check_that(len(run.window_losses) == len(first.window_losses), where, "equal windows")
+            check_that(run.scores.keys() == first.scores.keys(), where, "a score at each length")
             check_that(self.settings.length in run.scores, where, "a score at the length of training")
-            for length, score in run.scores.items():
-                if isinstance(score, Score):
-                    ok = length > 0 and score.loss >= 0 and 0 <= score.accuracy <= 1
-                    check_that(ok, f"{where}.scores.{length}", "a loss of at least 0 and an accuracy of 0 to 1")
-            check_that(len(run.window_losses) == len(first.window_losses if first else ()), where, "equal windows")
+            scores = [score for score in run.scores.values() if isinstance(score, Score)]
+            ok = min(run.scores) > 0 and all(score.loss >= 0 and 0 <= score.accuracy <= 1 for score in scores)
+            check_that(ok, f"{where}.scores", "losses of at least 0 and accuracies of 0 to 1")
             check_heads(f"{where}.curves", run.curves or [])
             check_heads(f"{where}.attention", run.attention)
             shares = (share for layer in run.attention for head in layer or () for share in head)

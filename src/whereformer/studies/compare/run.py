@@ -18,36 +18,28 @@ from ...lab.jobs import spread
 from ...lab.plugins import load_plugin
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
-from ...lab.store import FILE
-from .budget import duration, find_budget, shared_seconds
-from .halving import survivors
+from ...lab.store import FILE, missing, refuse_other_settings
+from .budget import duration, plan, shared_seconds
 from .models import model_folder, model_problem
 from .prepare import Material, prepare
-from .ranking import seeds_to_tell
+from .ranking import seeds_to_tell, survivors
 from .results import Budget, CompareResults, CompareTask, Run, Score, Trial
 from .search import best_rate, rates, search_rate, short_steps
 from .settings import CompareSettings
 from .speed import ROUNDS, measure_speed
-from .train import steps_of_a_run, train_and_judge
-
-Key = tuple[str, int]
-"""A method and a seed."""
+from .task import tuning_steps
+from .train import judging_steps, train_and_judge
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareJob:
-    """Everything that a comparison needs, already checked.
+    """Everything that a comparison needs, already checked: its options, and:
 
     Args:
         settings: the settings that all runs share, without the text's.
-        positions: the methods.
-        seeds: each method is trained once with each seed.
-        device: where to train.
-        jobs: the number of runs at a time.
-        data, column, characters, table: the text, as :func:`prepare` takes it.
-        minutes: wall time of all, which then decides the steps; None if they were given.
-        free_seeds: whether the time also decides the number of seeds, and clearly worse methods are left out.
-        plugin: a file that registers methods.
+        characters: how many characters of the text to read; None for all.
+        table: a labeled table, whose training rows are the text.
+        free_seeds: whether ``minutes`` also decides the number of seeds, and clearly worse methods are left out.
         speed: whether to measure speed.
     """
 
@@ -73,34 +65,32 @@ class CompareJob:
         in ``failed``, and the others go on.
 
         Raises:
-            InputError: if the folder holds results for other settings.
+            InputError: if the folder holds results for other settings, or the minutes are too few.
         """
-        job, budget = self.planned(folder, progress)
+        job, budget = self, None
+        if self.minutes is not None:
+            budget = self._budget(self.minutes, folder, progress)
+            progress.line(f"{self.minutes:g} minutes: {budget.steps:,} steps for each method, seeds: {budget.seeds}")
+            seeds = range(self.seeds[0], self.seeds[0] + budget.seeds)
+            job = replace(self, settings=replace(self.settings, steps=budget.steps), seeds=seeds)
         progress.begin("reading the text and training a tokenizer")
         return job.complete(job.prepare(folder, progress), folder, progress, budget)
 
-    def planned(self, folder: Path, progress: Progress) -> tuple[CompareJob, Budget | None]:
-        """Return the job with the steps and seeds that fit into its minutes, and those numbers.
-
-        Raises:
-            InputError: if the minutes are too few, or the folder holds results without them.
-        """
-        if self.minutes is None:
-            return self, None
-        progress.begin("measuring the speed of each method")
+    def _budget(self, minutes: float, folder: Path, progress: Progress) -> Budget:
+        """Return the budget that the folder's results began with, or a new one, by the speed of a few steps."""
         seeds = None if self.free_seeds else len(self.seeds)
-        tuned = self.table is not None
-        budget = find_budget(
-            folder, self.minutes, self.settings, self.positions, seeds, self.device, tuned=tuned, jobs=self.jobs
-        )
-        progress.line(f"{self.minutes:g} minutes: {budget.steps:,} steps for each method, seeds: {budget.seeds}")
-        first = self.seeds[0]
-        chosen = range(first, first + budget.seeds)
-        return replace(self, settings=replace(self.settings, steps=budget.steps), seeds=chosen), budget
+        if (earlier := CompareResults.earlier(folder)) is not None:
+            kept = earlier.budget
+            refuse_other_settings(folder, {"minutes": kept and kept.minutes}, {"minutes": minutes})
+            assert kept is not None  # as there are minutes
+            return kept if seeds is None else replace(kept, seeds=seeds)
+        progress.begin("measuring the speed of each method")
+        step = shared_seconds(self.settings, self.positions, self.device, self.jobs)
+        return plan(minutes, step, self.settings, seeds, tuned=self.table is not None)
 
     def prepare(self, folder: Path, progress: Progress) -> Material:
         """Read and encode the text."""
-        return prepare(self.settings, folder, progress, self.data, self.column, self.characters, self.table)
+        return prepare(self, folder, progress)
 
     def complete(
         self, material: Material, folder: Path, progress: Progress, budget: Budget | None = None
@@ -112,81 +102,68 @@ class CompareJob:
             f"guessing by frequency: loss {text.unigram_entropy:.2f}"
         )
         if material.rows is not None:
-            for line in about_table(material.rows.facts, material.settings.length, len(self.positions), self.seeds):
-                progress.line(line)
+            self._tell(material.rows.facts, progress)
         return _Comparison(self, material, folder, progress, budget).run()
 
-
-def about_table(task: CompareTask, length: int, methods: int, seeds: Sequence[int]) -> list[str]:
-    """Return what is known of a labeled table before training, and a warning if little can come of it."""
-    guess = f"; guessing the most frequent class: accuracy {task.guessing:.1%}" if task.classes else ""
-    lines = [f"{task.training_rows:,} training and {task.validation_rows:,} validation rows{guess}"]
-    if cut := task.about_cut(length):
-        lines.append(cut)
-    enough = seeds_to_tell(methods)
-    if methods > 1 and len(seeds) < enough:
-        lines.append(
-            f"with {methods} methods and {len(seeds)} seeds, only large differences can be told from chance; "
-            f"--seeds {enough} would do"
-        )
-    return lines
+    def _tell(self, task: CompareTask, progress: Progress) -> None:
+        """Tell what is known of a labeled table before training, and whether little can come of it."""
+        guess = f"; guessing the most frequent class: accuracy {task.guessing:.1%}" if task.classes else ""
+        progress.line(f"{task.training_rows:,} training and {task.validation_rows:,} validation rows{guess}")
+        if task.cut_rows:
+            progress.line(task.about_cut(self.settings.length))
+        methods, seeds, enough = len(self.positions), len(self.seeds), seeds_to_tell(len(self.positions))
+        if methods > 1 and seeds < enough:
+            few = f"with {methods} methods and {seeds} seeds, only large differences can be told from chance"
+            progress.line(f"{few}; --seeds {enough} would do")
 
 
 class _Comparison:
-    """A comparison at work: its results grow, and are written whenever they do.
-
-    Args:
-        job: what to do.
-        material: what to train and judge on.
-        folder: the run's folder.
-        progress: is told what happens.
-        budget: what was chosen for a number of minutes.
-    """
+    """A comparison at work: its results grow, and are written whenever they do."""
 
     def __init__(
         self, job: CompareJob, material: Material, folder: Path, progress: Progress, budget: Budget | None
     ) -> None:
         self.job, self.material, self.folder, self.progress = job, material, folder, progress
-        self.settings = material.settings
-        self.steps_per_run = steps_of_a_run(material.settings, material.held_out, material.rows)
-        earlier = CompareResults.earlier(folder, settings=self.settings)
-        found = earlier or CompareResults(
-            settings=self.settings, runs={}, text=material.facts, predicted_tokens=0, speed={}
+        self.settings, rows = material.settings, material.rows
+        self.steps_per_run = self.settings.steps + judging_steps(material)
+        self.steps_per_run += 0 if rows is None else tuning_steps(self.settings, rows)
+        found = CompareResults.earlier(folder, settings=self.settings) or CompareResults(
+            settings=self.settings, runs={}, text=material.facts, predicted_tokens=0
         )
         self.results = replace(
             found,
             text=material.facts,
             predicted_tokens=int((material.held_out.labels != IGNORED).sum()),
             budget=budget or found.budget,
-            task=None if material.rows is None else material.rows.facts,
+            task=None if rows is None else rows.facts,
             failed={},
             dropped={},
             characters=material.characters,
             plugin=None if job.plugin is None else str(job.plugin),
         )
-        self.missing = self._missing()
+        self.missing = missing(
+            self._with_models(), [(name, seed) for seed in job.seeds for name in job.positions], progress
+        )
 
     def run(self) -> CompareResults:
         """Do all that is missing."""
-        job, progress, missing = self.job, self.progress, self.missing
-        self._keep(**(provenance(job.device) if missing else {}))
-        searched = [name for name in dict.fromkeys(name for name, _ in missing) if name not in self.results.trials]
-        searched = searched if len(self.settings.rate_factors) > 1 else []
+        job, progress, names = self.job, self.progress, list(dict.fromkeys(name for name, _ in self.missing))
+        self._keep(**(provenance(job.device) if names else {}))
+        tried = len(self.settings.rate_factors)
+        searched = [name for name in names if name not in self.results.trials] if tried > 1 else []
         timed = not job.speed or self.results.speed.keys() >= set(job.positions)
         rounds = 0 if timed else ROUNDS + len({BASELINE, *job.positions})
-        trials = len(searched) * len(self.settings.rate_factors) * short_steps(self.settings)
-        steps = len(missing) * self.steps_per_run + trials
-        self._estimate(steps)
+        steps = len(self.missing) * self.steps_per_run + len(searched) * tried * short_steps(self.settings)
+        if names and job.minutes is None:
+            step = shared_seconds(self.settings, names, job.device, job.jobs, timed=1)
+            runs = f"{len(self.missing)} run" + ("s" if len(self.missing) > 1 else "")
+            progress.line(f"about {duration(step * steps / len(names))} for {runs}")
         progress.start(steps + rounds * len(job.positions))
-        every = len(job.positions) * len(job.seeds)
-        if not missing:
-            progress.line(f"all {every} runs are already done")
-        elif len(missing) < every:
-            progress.line(f"{every - len(missing)} of {every} runs are already done; continuing with the others")
         self._search(searched)
         for number, seed in enumerate(job.seeds):
-            self._drop(job.seeds[:number])
-            self._train_all([key for key in missing if key[1] == seed])
+            if number and job.minutes is not None and job.free_seeds:
+                self._drop(job.seeds[:number])
+            self._train_all(seed)
         if not timed:
             progress.begin("speed and memory")
             measured = measure_speed(self.material, job.positions, lambda: progress.step(len(job.positions)))
@@ -200,90 +177,62 @@ class _Comparison:
         self.results = replace(self.results, **changes)
         self.results.write(self.folder / FILE)
 
-    def _missing(self) -> list[Key]:
-        """Return the methods and seeds without a run, or without the model of the run."""
-        missing = []
-        for seed in self.job.seeds:
-            for name in self.job.positions:
-                if self.results.run(name, seed) is None:
-                    missing.append((name, seed))
-                elif (problem := model_problem(self.folder, self.settings, name, seed)) is not None:
-                    place = model_folder(self.folder, name, seed)
-                    self.progress.line(f"training {name} with seed {seed} again: {place}: {problem}")
-                    missing.append((name, seed))
-        return missing
-
-    def _estimate(self, steps: int) -> None:
-        """Tell how long training and judging will take, by the time of one step of each method."""
-        if not self.missing or self.job.minutes is not None:
-            return
-        names = list(dict.fromkeys(name for name, _ in self.missing))
-        step = shared_seconds(self.settings, names, self.job.device, self.job.jobs, timed=1)
-        runs = f"{len(self.missing)} run" + ("s" if len(self.missing) > 1 else "")
-        self.progress.line(f"about {duration(step * steps / len(names))} for {runs}")
+    def _with_models(self) -> CompareResults:
+        """Return the results without runs whose model is gone or changed."""
+        runs = {name: dict(by_seed) for name, by_seed in self.results.runs.items()}
+        for (name, seed), _ in self.results.each():
+            wanted = name in self.job.positions and seed in self.job.seeds
+            if wanted and (problem := model_problem(self.folder, self.settings, name, seed)) is not None:
+                place = model_folder(self.folder, name, seed)
+                self.progress.line(f"training {name} with seed {seed} again: {place}: {problem}")
+                del runs[name][seed]
+        return replace(self.results, runs=runs)
 
     def _search(self, names: Sequence[str]) -> None:
         """Try the learning rates with each of these methods."""
         work = partial(_try_rates, self.material, self.job.seeds[0], self.job.plugin)
         for name, trials in spread(work, names, self.job.jobs, self.progress):
             self._keep(trials={**self.results.trials, name: trials})
-            tried = ", ".join(
-                f"{each.rate:g}: " + (f"{each.loss:.3f}" if each.loss is not None else "diverged") for each in trials
-            )
-            self.progress.line(f"{name}, short trainings by learning rate: {tried}")
-
-    def _rate(self, name: str) -> float | None:
-        """Return a method's learning rate; None if it diverged with all of them."""
-        tried = rates(self.settings)
-        if len(tried) == 1:
-            return tried[0]
-        return best_rate(self.results.trials.get(name, []), self.settings.learning_rate)
+            self.progress.line(f"{name}, losses of short trainings by learning rate: {', '.join(map(str, trials))}")
 
     def _drop(self, seeds: Sequence[int]) -> None:
-        """Leave out methods after the runs with these seeds, if the job says so."""
-        if not (seeds and self.job.minutes is not None and self.job.free_seeds):
-            return
+        """Leave out clearly worse methods after the runs with these seeds."""
         results = self.results
         going_on = {
-            name: {seed: run for seed, run in results.runs.get(name, {}).items() if seed in seeds}
+            name: {seed: run for seed, run in results.runs[name].items() if seed in seeds}
             for name in self.job.positions
-            if name not in results.dropped and name not in results.failed
+            if name in results.runs and name not in results.dropped and name not in results.failed
         }
-        kept = survivors({name: runs for name, runs in going_on.items() if runs})
+        kept = survivors(going_on)
         lost = [name for name in going_on if name not in kept]
         if lost:
-            rest = [key for key in self.missing if key[0] in lost and key[1] > seeds[-1]]
-            self.progress.step(len(rest) * self.steps_per_run)
-            self.progress.line(f"left out from here on, since clearly worse than the others: {', '.join(lost)}")
+            rest = sum(name in lost and seed > seeds[-1] for name, seed in self.missing)
+            self.progress.step(rest * self.steps_per_run)
+            self.progress.line(f"left out from here on because they are clearly worse: {', '.join(lost)}")
         self._keep(dropped={**results.dropped, **dict.fromkeys(lost, len(seeds))})
 
-    def _train_all(self, keys: Sequence[Key]) -> None:
-        """Train and judge methods that go on, each with one seed."""
-        tasks, failed = [], dict(self.results.failed)
-        for name, seed in keys:
-            if name in self.results.dropped or name in failed:
+    def _train_all(self, seed: int) -> None:
+        """Train and judge every method that goes on and lacks a run with a seed."""
+        tasks, tried = [], rates(self.settings)
+        for number, (name, own) in enumerate(self.missing, 1):
+            if own != seed or name in self.results.dropped or name in self.results.failed:
                 continue
-            rate = self._rate(name)
+            trials = self.results.trials.get(name, [])
+            rate = tried[0] if len(tried) == 1 else best_rate(trials, self.settings.learning_rate)
             if rate is None:
-                tried = ", ".join(f"{each:g}" for each in rates(self.settings))
-                failed[name] = (
-                    f"the loss of {name!r} is not finite (NaN or inf) at any of {tried}; "
-                    f"try {min(rates(self.settings)) / 4:g}"
-                )
-                continue
-            label = f"{name} ({self.missing.index((name, seed)) + 1}/{len(self.missing)})"
-            tasks.append((name, seed, rate, label))
-        self.results = replace(self.results, failed=failed)
+                at = ", ".join(f"{each:g}" for each in tried)
+                reason = f"the loss of {name!r} is not finite (NaN or inf) at any of {at}; try {min(tried) / 4:g}"
+                self._keep(failed={**self.results.failed, name: reason})
+            else:
+                tasks.append((name, seed, rate, f"{name} ({number}/{len(self.missing)})"))
         train = partial(_train, self.material, self.folder, self.job.plugin)
-        for (name, seed, _, _), run in spread(train, tasks, self.job.jobs, self.progress):
+        for (name, *_), run in spread(train, tasks, self.job.jobs, self.progress):
             if isinstance(run, str):
                 self._keep(failed={**self.results.failed, name: run})
-                self.progress.line(f"{name}, seed {seed}: {run}")
             else:
-                self.results = self.results.with_run((name, seed), run)
-                self._keep()
-                self.progress.line(f"{name}, seed {seed}: {about_run(run, self.settings.length, self.results.task)}")
-        self._keep()
+                self._keep(runs=self.results.with_run((name, seed), run).runs)
+            about = run if isinstance(run, str) else about_run(run, self.settings.length, self.results.task)
+            self.progress.line(f"{name}, seed {seed}: {about}")
 
 
 def about_run(run: Run, length: int, task: CompareTask | None) -> str:
@@ -291,9 +240,8 @@ def about_run(run: Run, length: int, task: CompareTask | None) -> str:
     score = run.scores[length]
     assert isinstance(score, Score)  # a method that can't read the training length fails in training
     labels = "" if run.task is None or task is None else f"{task.metric} of labels {task.shown(run.task.score)}, "
-    return (
-        f"{labels}held-out loss {score.loss:.3f}, accuracy of masked tokens {score.accuracy:.1%}, {run.seconds:.0f} s"
-    )
+    tokens = f"accuracy of masked tokens {score.accuracy:.1%}"
+    return f"{labels}held-out loss {score.loss:.3f}, {tokens}, {run.seconds:.0f} s"
 
 
 def _try_rates(material: Material, seed: int, plugin: Path | None, name: str, progress: Progress) -> list[Trial]:
@@ -310,6 +258,6 @@ def _train(
     name, seed, rate, label = task
     progress.begin(label)
     try:
-        return train_and_judge(material, name, seed, rate, model_folder(folder, name, seed), progress)
+        return train_and_judge(material, name, seed, rate, folder, progress)
     except DivergedError as error:
         return error.reason

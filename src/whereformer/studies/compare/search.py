@@ -23,14 +23,14 @@ JUDGED_SHARE = 0.1
 """The mean training loss of this share of a short training, at its end, decides."""
 
 
-def short_steps(settings: CompareSettings) -> int:
-    """Return the number of steps of a short training."""
-    return max(1, round(SEARCH_SHARE * settings.steps))
-
-
 def rates(settings: CompareSettings) -> list[float]:
     """Return the learning rates to try."""
     return [factor * settings.learning_rate for factor in settings.rate_factors]
+
+
+def short_steps(settings: CompareSettings) -> int:
+    """Return the number of steps of a short training."""
+    return max(1, round(SEARCH_SHARE * settings.steps))
 
 
 def search_rate(material: Material, position: str, seed: int, on_step: Callable[[float], None]) -> list[Trial]:
@@ -39,16 +39,15 @@ def search_rate(material: Material, position: str, seed: int, on_step: Callable[
     The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
     fewer steps, high rates do harm that they do not do in a whole training.
     """
-    settings, trials = material.settings, []
-    steps, warmup = short_steps(settings), tenth(settings.steps)
-    for rate in rates(settings):
+    trials, steps = [], short_steps(material.settings)
+    for rate in rates(material.settings):
         try:
+            warmup = tenth(material.settings.steps)
             _, fitted = train(material, position, seed, rate, on_step, steps=steps, warmup=warmup)
+            last = fitted.losses[-max(1, round(JUDGED_SHARE * steps)) :]
+            trials.append(Trial(rate, round(statistics.fmean(last), 4)))
         except DivergedError:
             trials.append(Trial(rate, None))
-        else:
-            count = max(1, round(JUDGED_SHARE * steps))
-            trials.append(Trial(rate, round(statistics.fmean(fitted.losses[-count:]), 4)))
     return trials
 
 

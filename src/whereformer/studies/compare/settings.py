@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POSITIONS = "none,sinusoidal,learned,rope,t5,shaw,tisa,learned+tisa"
 QUICK_POSITIONS = "none,learned,rope,tisa"
-DEFAULT_STEPS = 1800
-QUICK_STEPS = 400
+DEFAULT_STEPS, QUICK_STEPS = 1800, 400
 QUICK_CHARACTERS = 3_000_000
 """The characters that a quick comparison reads, from the beginning of the text."""
 LENGTH_FACTORS = (1, 2, 4)
@@ -46,19 +46,9 @@ TABLE_SEEDS = 3
 class CompareSettings:
     """What decides a result besides method and seed. Results of different settings are never mixed.
 
+    The fields are the options of :class:`Compare`, and:
+
     Args:
-        blocks: layers, as in ``EncoderConfig.blocks``.
-        decoder_layers: full-length layers after pooled blocks, as in ``EncoderConfig.decoder_layers``.
-        length: tokens per training window, after shorter ones (``window_lengths``).
-        steps: training steps.
-        batch_size: windows per step; of shorter windows there are more.
-        hidden_size, num_heads: width of the encoder and number of its heads.
-        vocab_size: size of the WordPiece vocabulary.
-        mask_rate: share of tokens that are masked in training; in held-out text it is always 15%.
-        learning_rate: the peak, after a linear warm-up over a tenth of the steps; a linear decay to zero follows.
-        rate_factors: what the learning rate is multiplied by, to find the best for each method.
-        preset: the encoder's architecture, a name in ``whereformer.models.presets.PRESETS``; None is a BERT that
-            normalizes before its layers.
         lengths: held-out text is read in windows of these numbers of tokens; the first is ``length``.
         text: the text's fingerprint; empty until the text has been read.
         device: the kind of device, such as "cpu".
@@ -94,11 +84,11 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
     methods start from the same weights and see the same batches and masks, so they differ only in position.
 
-    With --train, --validation, --text and --label, the text is that of a table of yours: after it, each method is
-    fine-tuned on the table's labels, and ranked by how well it predicts those of the validation rows.
+    With --train, --validation, --text and --label, the text comes from your own table. After training on it, each
+    method is fine-tuned on the table's labels, and ranked by how well it predicts the labels of the validation rows.
 
     Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
-    EncoderForMaskedLM.from_pretrained). After an interruption, the same command does the runs that are missing.
+    EncoderForMaskedLM.from_pretrained). After an interruption, the same command continues with the missing runs.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
@@ -111,19 +101,19 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Folder for the results."""
 
     plugin: Path | None = None
-    """A Python file of your own that registers position methods, to compare them too."""
+    """Your own Python file that registers position methods, to compare them too."""
 
     quick: bool = False
-    """Take a first look in a minute or two, with fewer methods and steps, at the first 3 million characters of the
-    text. Small differences will not show."""
+    """Take a first look in a minute or two: fewer methods and steps, and the first 3 million characters of the text.
+    Small differences will not show."""
 
     minutes: float | None = None
-    """Wall time for the whole comparison, instead of --steps. The number of steps follows from a short measurement, and
-    is the same for all methods. A tenth of the time is kept for all but training; a large text takes longer to read."""
+    """Time for the whole comparison, instead of --steps. A short measurement decides how many steps fit into it, as
+    many for every method. Reading a large text may take longer than planned."""
 
     preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
-    """Norms, activation, biases and windows of a published model, and how its layers are shared or pooled. Sizes are
-    not the published ones, and positions are what is compared. Default: a BERT that normalizes before its layers."""
+    """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
+    but in a small size. Default: a BERT that normalizes before its layers."""
 
     blocks: str | None = None
     """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
@@ -133,25 +123,23 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Layers at full length after the blocks of a funnel. Default: the preset's, or 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens in a training window; the first 40% of the steps have windows of 8. Methods are ranked by held-out text
-    at this length."""
+    """Tokens in a training window; the first 40% of the steps use windows of 8. Methods are ranked at this length."""
 
     lengths: str | None = None
-    """Longer windows of held-out text to judge every method at, too. Default: two and four times `length`."""
+    """More lengths at which to evaluate every method on held-out text. Default: two and four times `length`."""
 
     steps: int | None = None
     """Training steps of each method. Default: 1800, or 400 for a quick comparison."""
 
     seeds: int | None = None
-    """Number of seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1; with
-    --train, 3; with --minutes, up to 3 if there is time, and methods that are clearly worse are left out after a
-    seed."""
+    """Number of seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or 3
+    with --train. With --minutes, up to 3 if there is time; clearly worse methods then drop out after a seed."""
 
     seed: int = 0
     """The first seed."""
 
     batch_size: int = 16
-    """Windows in a training step. Of shorter ones, a step has more."""
+    """Training windows in a step. While windows are shorter, a step has more of them."""
 
     hidden_size: int = 64
     """Width of the encoder."""
@@ -163,23 +151,18 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Size of the WordPiece vocabulary, which is learned from the text."""
 
     mask_rate: float = 0.4
-    """Share of tokens that are masked in training. In held-out text it is always 15%."""
+    """Share of tokens that are masked in training. In held-out text, 15% always are."""
 
     learning_rate: float = 8e-3
     """Peak of the learning rate."""
 
     rate_factors: str = "0.5,1,2"
-    """What the learning rate is multiplied by: each method tries them in short trainings, and takes one that is
-    clearly better than the usual one. "1" skips this search."""
+    """Factors of the learning rate for each method to try in short runs. A method keeps the usual rate unless another
+    is clearly better. "1" skips this search."""
 
     def job(self) -> CompareJob:
-        check_range(self, jobs=(1, MOST_JOBS))
-        check_positive(self, "minutes")
-        if self.minutes is not None and self.steps is not None:
-            raise InputError("minutes", "expected either `minutes` or `steps`, got both")
-        self._check_table()
-        self._check_numbers()
-        rate_factors, lengths = self._rate_factors(), self._lengths()
+        self._check()
+        lengths, rate_factors = self._lengths(), self._rate_factors()
 
         from ...lab.jobs import number_of_jobs
         from ...lab.plugins import load_plugin
@@ -208,10 +191,9 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         )
         usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         named = usual if self.positions is None else self.positions
-        names = position_names() if named == "all" else named.split(",")
         return CompareJob(
             settings=settings,
-            positions=check_positions(names, settings),
+            positions=check_positions(position_names() if named == "all" else named.split(","), settings),
             seeds=range(self.seed, self.seed + self._seeds),
             device=device,
             jobs=number_of_jobs(self.jobs, device, small=True),
@@ -228,26 +210,24 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     def _seeds(self) -> int:
         return self.seeds or (TABLE_SEEDS if self.train else 1)
 
-    def _check_table(self) -> None:
+    def _check(self) -> None:
         self.check_table()
-        if self.train is None:
-            return
+        table = self.train is not None
         for name in ("data", "column"):
-            if getattr(self, name):
+            if table and getattr(self, name):
                 raise InputError(name, "only without `train`, whose rows are the text")
-        # How much a seed changes the score of a table can only be measured with several.
-        check_range(self, seeds=(2, MOST_SEEDS))
-
-    def _check_numbers(self) -> None:
-        check_range(self, length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE), steps=(1, MOST_COUNT))
+        if self.minutes is not None and self.steps is not None:
+            raise InputError("minutes", "expected either `minutes` or `steps`, got both")
+        check_range(self, jobs=(1, MOST_JOBS), steps=(1, MOST_COUNT), length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE))
         check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
-        check_range(self, seeds=(1, MOST_SEEDS))
+        # How much a seed changes the score of a table can only be measured with several.
+        check_range(self, seeds=(2 if table else 1, MOST_SEEDS))
         check_range(self, seed=(0, MOST_SEED + 1 - self._seeds))
+        check_positive(self, "minutes", "learning_rate")
         if self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
-        check_positive(self, "learning_rate")
 
     def _lengths(self) -> tuple[int, ...]:
         """Return the lengths to judge at, the training length first; none stand for the default."""
@@ -262,17 +242,10 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         found = []
         for part in listed("rate_factors", self.rate_factors):
             try:
-                factor = float(part)
+                found.append(float(part))
             except ValueError:
-                factor = 0.0
-            if factor * self.learning_rate > MOST_RATE:
-                raise InputError(
-                    "rate_factors",
-                    f"expected learning rates of at most {MOST_RATE:g}, got {shown(part)} times {self.learning_rate:g}",
-                )
-            if not factor > 0:
-                raise InputError(
-                    "rate_factors", f"expected positive numbers such as '0.5,1,2', or '1' alone, got {shown(part)}"
-                )
-            found.append(factor)
+                found.append(math.nan)
+            if not 0 < found[-1] * self.learning_rate <= MOST_RATE:
+                expected = f"positive numbers such as '0.5,1,2' and learning rates of at most {MOST_RATE:g}"
+                raise InputError("rate_factors", f"expected {expected}, got {shown(part)}")
         return tuple(dict.fromkeys(found))

@@ -20,9 +20,6 @@ from .results import Speed
 ROUNDS = 9
 """How many times each method's step is timed."""
 
-Step = Callable[[int], None]
-"""Takes a number and trains on the batch with that number."""
-
 
 def measure_speed(material: Material, positions: Sequence[str], on_step: Callable[[], None]) -> dict[str, Speed]:
     """Measure each method's training speed relative to a model without positions, and the memory of a step.
@@ -31,8 +28,8 @@ def measure_speed(material: Material, positions: Sequence[str], on_step: Callabl
     same round. So if the machine slows down, all methods are affected alike. The result is the median ratio over the
     rounds, with the lowest and the highest. On a CPU, time is this process's CPU time, so other programs do not count.
     """
-    names = list(dict.fromkeys((BASELINE, *positions)))
-    steps: dict[str, Step] = {}
+    names, order = list(dict.fromkeys((BASELINE, *positions))), random.Random(0)
+    steps: dict[str, Callable[[int], None]] = {}
     memory: dict[str, int] = {}
     for name in names:
         steps[name] = step = _step(material, name)
@@ -40,7 +37,6 @@ def measure_speed(material: Material, positions: Sequence[str], on_step: Callabl
         memory[name] = peak_memory(lambda step=step: step(1), material.device)  # type: ignore[misc]
         on_step()
     ratios: dict[str, list[float]] = {name: [] for name in names}
-    order = random.Random(0)
     for index in range(2, 2 + ROUNDS):
         seconds = {name: _seconds(steps[name], index, material.device) for name in order.sample(names, len(names))}
         for name in names:
@@ -52,7 +48,8 @@ def measure_speed(material: Material, positions: Sequence[str], on_step: Callabl
     }
 
 
-def _step(material: Material, position: str) -> Step:
+def _step(material: Material, position: str) -> Callable[[int], None]:
+    """Return a function that trains a method on the batch of a number."""
     model = untrained(material.settings, position, material.vocab_size, 0).to(material.device)
     optimizer = build_optimizer(model, material.settings.learning_rate)
     batches = material.batches(0)
@@ -64,13 +61,13 @@ def _step(material: Material, position: str) -> Step:
     return step
 
 
-def _seconds(step: Step, index: int, device: torch.device) -> float:
-    if device.type == "cpu":
-        started = time.process_time()
-        step(index)
-        return time.process_time() - started
-    torch.cuda.synchronize(device)
-    started = time.perf_counter()
+def _seconds(step: Callable[[int], None], index: int, device: torch.device) -> float:
+    def now() -> float:
+        if device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    started = now()
     step(index)
-    torch.cuda.synchronize(device)
-    return time.perf_counter() - started
+    return now() - started

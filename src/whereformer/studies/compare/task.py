@@ -71,11 +71,6 @@ class TaskRows:
     validation: Rows
     facts: CompareTask
 
-    @property
-    def outputs(self) -> int:
-        """Number of logits of a row."""
-        return len(self.facts.classes or [0])
-
 
 def identity(data: Data) -> str:
     """Return a short hash that tells a task from others."""
@@ -84,12 +79,7 @@ def identity(data: Data) -> str:
 
 
 def prepare_rows(
-    own: OwnTask,
-    data: Data,
-    tokenizer: PreTrainedTokenizerFast,
-    settings: CompareSettings,
-    vocab_size: int,
-    cache: Path,
+    own: OwnTask, data: Data, tokenizer: PreTrainedTokenizerFast, settings: CompareSettings, cache: Path
 ) -> TaskRows:
     """Tokenize a task's rows, each cut to the training length, or find them in the cache.
 
@@ -98,7 +88,7 @@ def prepare_rows(
     """
     if own.regression and len(set(data.train.labels)) < 2:
         raise InputError("label", f"expected at least two different numbers in {own.train}, got one")
-    config = encoder_config(settings, BASELINE, vocab_size)
+    config = encoder_config(settings, BASELINE, len(tokenizer))
     train, validation = RowCache(cache).rows(
         [identity(data), tokenizer.backend_tokenizer.to_str()],
         [data.train, *data.judged.values()],
@@ -109,6 +99,7 @@ def prepare_rows(
     )
     classes = data.task.classes
     commonest = Counter(train.labels).most_common(1)[0][0]
+    cut = train.cut + validation.cut
     facts = CompareTask(
         train=str(own.train),
         validation=str(own.validation),
@@ -118,26 +109,24 @@ def prepare_rows(
         metric="spearman" if classes is None else "accuracy",
         training_rows=len(train),
         validation_rows=len(validation),
-        cut_rows=train.cut + validation.cut,
+        cut_rows=cut,
         guessing=0.0 if classes is None else statistics.fmean(label == commonest for label in validation.labels),
-        whole_length=_whole_length(data, tokenizer, settings) if train.cut + validation.cut else None,
+        whole_length=_whole_length(data, tokenizer, settings.length) if cut else None,
     )
     return TaskRows(train, validation, facts)
 
 
-def _whole_length(data: Data, tokenizer: PreTrainedTokenizerFast, settings: CompareSettings) -> int | None:
+def _whole_length(data: Data, tokenizer: PreTrainedTokenizerFast, length: int) -> int | None:
     """Return a length at which nine rows in ten are whole, by SAMPLED training rows; None if they are so already."""
     every = max(1, len(data.train.labels) // SAMPLED)
     sides = zip(*islice(data.train.texts, 0, None, every), strict=True)
     found = tokenizer(*map(list, sides), return_attention_mask=False, verbose=False)["input_ids"]
     needed = math.ceil(float(np.quantile([len(row) for row in found], 0.9)))
-    return 1 << (needed - 1).bit_length() if needed > settings.length else None
+    return 1 << (needed - 1).bit_length() if needed > length else None
 
 
-def tuning_steps(settings: CompareSettings, rows: TaskRows | None) -> int:
-    """Return the steps of fine-tuning, none without a task."""
-    if rows is None:
-        return 0
+def tuning_steps(settings: CompareSettings, rows: TaskRows) -> int:
+    """Return the steps of fine-tuning."""
     return min(max(1, round(TUNING_SHARE * settings.steps)), math.ceil(MOST_EPOCHS * len(rows.train) / ROWS_PER_STEP))
 
 
@@ -150,16 +139,9 @@ def tune(
     trained: EncoderForMaskedLM,
     on_step: Callable[[float], None],
 ) -> TaskScore:
-    """Fine-tune a trained encoder on a task, and judge it by the validation rows.
+    """Fine-tune a trained encoder, which stays as it is, on a task, and judge it by the validation rows.
 
-    Args:
-        rows: the task.
-        sizes: the comparison's settings.
-        position: the method, for errors.
-        seed: seed of the new classifier, which is the same for all methods, and of the order of rows.
-        rate: the method's learning rate for masked LM.
-        trained: the encoder; it stays as it is.
-        on_step: is told the loss of each step.
+    ``seed`` is that of the new classifier and of the order of rows, and ``rate`` the method's own for masked LM.
 
     Raises:
         DivergedError: if a loss or a prediction is not finite.
@@ -187,8 +169,9 @@ def _classifier(
     rows: TaskRows, settings: CompareSettings, seed: int, trained: EncoderForMaskedLM
 ) -> EncoderForSequenceClassification:
     """Build a model for a task from a trained encoder. With the same seed, all methods have the same new classifier."""
-    problem = "regression" if rows.facts.classes is None else "single_label_classification"
-    choices = {"num_labels": rows.outputs, "problem_type": problem}
+    classes = rows.facts.classes
+    problem = "regression" if classes is None else "single_label_classification"
+    choices = {"num_labels": len(classes or [0]), "problem_type": problem}
 
     def build(config: EncoderConfig) -> EncoderForSequenceClassification:
         torch.manual_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,12 +14,11 @@ from ...lab.fit import Fitted, check_finite, fit
 from ...lab.progress import Progress
 from ...lab.score import Cannot, HeldOutScore, at_lengths, evaluate
 from ...models import EncoderForMaskedLM
-from .models import keep_model, model_facts, untrained
+from .models import keep_model, untrained
 from .prepare import Material
 from .results import Run, Score
-from .settings import CompareSettings
-from .task import ROWS_PER_STEP, TaskRows, tune, tuning_steps
-from .windows import GrowingBatches, window_lengths
+from .task import ROWS_PER_STEP, tune
+from .windows import growing
 
 
 def train(
@@ -39,36 +38,21 @@ def train(
     Raises:
         DivergedError: if the loss is not finite.
     """
-    settings = material.settings
-    steps = settings.steps if steps is None else steps
-    model = untrained(settings, position, material.vocab_size, seed).to(material.device)
-    windows = GrowingBatches(material.batches(seed), window_lengths(settings.length, steps))
-    batches = ({"input_ids": inputs, "labels": labels} for inputs, labels in map(windows.__getitem__, range(steps)))
-    what = f"the loss of {position!r}"
+    steps = material.settings.steps if steps is None else steps
+    model = untrained(material.settings, position, material.vocab_size, seed).to(material.device)
+    batches, what = growing(material.batches(seed), steps), f"the loss of {position!r}"
     return model, fit(model, batches, steps, rate, warmup=warmup, what=what, on_step=on_step)
 
 
-def steps_of_a_run(settings: CompareSettings, held_out: HeldOut, rows: TaskRows | None) -> int:
-    """Return how many training steps take about as long as a run: training, fine-tuning and judging.
-
-    A model reads a token in a third of the time that it takes to learn from it.
-    """
-    judging = judging_steps(settings, held_out) * len(settings.lengths)
-    return settings.steps + tuning_steps(settings, rows) + judging + predicting_steps(rows)
-
-
-def judging_steps(settings: CompareSettings, held_out: HeldOut) -> int:
-    """Return how many training steps take about as long as reading the held-out text once."""
-    return max(1, len(held_out.labels) // (3 * settings.batch_size * settings.length))
-
-
-def predicting_steps(rows: TaskRows | None) -> int:
-    """Return how many training steps take about as long as predicting the labels of a table's validation rows."""
-    return 0 if rows is None else len(rows.validation) // (3 * ROWS_PER_STEP)
+def judging_steps(material: Material) -> int:
+    """Return how many training steps take about as long as judging a model, which reads text in a third of the time."""
+    tokens, settings, rows = len(material.held_out.labels), material.settings, material.rows
+    of_a_length = max(1, tokens // (3 * settings.batch_size * settings.length))
+    return of_a_length * len(settings.lengths) + (0 if rows is None else len(rows.validation) // (3 * ROWS_PER_STEP))
 
 
 def train_and_judge(material: Material, position: str, seed: int, rate: float, folder: Path, progress: Progress) -> Run:
-    """Train a method with a seed and a learning rate, save the model in ``folder``, and judge it.
+    """Train a method with a seed and a learning rate, save the model in the run's folder, and judge it.
 
     With a labeled table, the model is then fine-tuned on its rows, and judged by others.
 
@@ -84,7 +68,7 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
     model.eval()
 
     def score(length: int) -> HeldOutScore:
-        progress.step(judging_steps(settings, held_out), "judging")
+        progress.step(0, "judging")
         found = evaluate(model, held_out, length)
         check_finite(f"the loss of {position!r}", found.loss, settings.steps, rate)
         return found
@@ -92,29 +76,25 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
     scores = at_lengths(settings.lengths, score)
     trained = scores[settings.length]
     assert isinstance(trained, HeldOutScore)  # a method that can't read the training length fails in training
-    keep_model(model, folder, model_facts(settings, position, seed))
+    keep_model(model, folder, settings, position, seed)
     task = None if rows is None else tune(rows, settings, position, seed, rate, model, on_step)
-    progress.step(predicting_steps(rows))
+    progress.step(judging_steps(material))
     return Run(
         learning_rate=rate,
         seconds=fitted.seconds,
-        train_loss=_rounded(fitted.losses),
+        train_loss=[round(loss, 4) for loss in fitted.losses],
         scores={
             length: found if isinstance(found, Cannot) else Score(found.loss, found.accuracy)
             for length, found in scores.items()
         },
         # Losses by window, to tell a real difference between two methods from chance in the held-out text.
-        window_losses=_rounded(float(part.mean()) for part in trained.losses.split(64)),
+        window_losses=[round(float(part.mean()), 4) for part in trained.losses.split(64)],
         positional_parameters=sum(parameter.numel() for parameter in model.encoder.position.parameters()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         curves=head_curves(model.encoder, settings.length - 1),
         attention=attention_by_offset(model, held_out, settings.length),
         task=task,
     )
-
-
-def _rounded(numbers: Iterable[float]) -> list[float]:
-    return [round(number, 4) for number in numbers]
 
 
 @torch.no_grad()

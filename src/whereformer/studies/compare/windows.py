@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -22,16 +22,14 @@ def window_lengths(length: int, steps: int) -> list[int]:
 
     With 64 tokens, windows have 8 tokens for 40% of the steps, 16 up to 50%, 32 up to 60%, and 64 from there on.
     """
-    if length <= FIRST:
-        return [length] * steps
-    between: list[int] = []
-    while FIRST << len(between) + 1 < length:
-        between.append(FIRST << len(between) + 1)
-    found: list[int] = []
+    lengths = [FIRST]
+    while lengths[-1] < length:
+        lengths.append(2 * lengths[-1])
+    between, found = lengths[1:-1], []
     for step in range(steps):
         share = step / max(1, steps - 1)
         if share < FIRST_SHARE:
-            found.append(FIRST)
+            found.append(min(FIRST, length))
         elif share >= 1 - LAST_SHARE or not between:
             found.append(length)
         else:
@@ -40,20 +38,14 @@ def window_lengths(length: int, steps: int) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
-class GrowingBatches:
-    """The batches of a training whose windows grow. Each has about the same number of tokens.
+def growing(batches: Batches, steps: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the input ids and labels of each step, (rows, length) each, with about the same number of tokens.
 
     Args:
         batches: the batches with the longest windows.
-        lengths: tokens in the windows of each step.
+        steps: the number of steps.
     """
-
-    batches: Batches
-    lengths: Sequence[int]
-
-    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the input ids and labels of one step, (rows, length) each."""
-        length = self.lengths[step]
-        rows = self.batches.batch_size * self.batches.length // length
-        return replace(self.batches, batch_size=rows, length=length)[step]
+    for step, length in enumerate(window_lengths(batches.length, steps)):
+        rows = batches.batch_size * batches.length // length
+        inputs, labels = replace(batches, batch_size=rows, length=length)[step]
+        yield {"input_ids": inputs, "labels": labels}

@@ -9,7 +9,7 @@ from enum import StrEnum
 from ...lab.report.page import listed
 from ...lab.score import Cannot
 from ...lab.seeds import Spread
-from .results import Failed, ProbeResults, Run, Score
+from .results import Failed, ProbeResults, Run
 
 SOLVED = 0.95
 """The accuracy from which a task counts as solved."""
@@ -38,13 +38,10 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A method on a task at one length.
+class Judged:
+    """A method on a task at one length: what it can do, and its accuracy over seeds, or why there is none.
 
-    Args:
-        level: what it can do.
-        accuracy: the accuracy over seeds, or why there is none.
-        may_solve: whether chance in the rows may be all that keeps it from SOLVED.
+    ``may_solve`` says whether chance in the rows may be all that keeps it from SOLVED.
     """
 
     level: Level
@@ -56,23 +53,17 @@ class Cell:
 class Table:
     """All methods on all tasks at one length, in symbols.
 
-    Args:
-        length: the length.
-        guesses: by task, the accuracy of the best guess without positions.
-        rows: by method and task, what it can do.
+    ``guesses`` has the accuracy of the best guess without positions, by task. ``rows`` has what a method can do, by
+    method and task.
     """
 
     length: int
     guesses: Mapping[str, float]
-    rows: Mapping[str, Mapping[str, Cell]]
+    rows: Mapping[str, Mapping[str, Judged]]
 
     def solved(self, position: str) -> list[str]:
         """Return the tasks that a method solves."""
-        return [task for task, cell in self.rows[position].items() if cell.level is Level.SOLVED]
-
-    def may_solve(self, position: str) -> int:
-        """Return how many tasks a method solves, or may solve if it had better luck with the rows."""
-        return sum(cell.may_solve for cell in self.rows[position].values())
+        return [task for task, judged in self.rows[position].items() if judged.level is Level.SOLVED]
 
 
 def tables(results: ProbeResults) -> list[Table]:
@@ -84,48 +75,39 @@ def tables(results: ProbeResults) -> list[Table]:
             length,
             {task: results.guesses[task][length] for task in results.runs},
             {
-                position: {task: cell(methods.get(position, {}), length) for task, methods in results.runs.items()}
-                for position in positions
+                name: {task: judge(methods.get(name, {}), length) for task, methods in results.runs.items()}
+                for name in positions
             },
         )
         for length in lengths
     ]
 
 
-def cell(by_seed: Mapping[int, Run | Failed], length: int) -> Cell:
+def judge(by_seed: Mapping[int, Run | Failed], length: int) -> Judged:
     """Judge the runs of a method on a task at one length."""
     if not by_seed:
-        return Cell(Level.MISSING, Spread(None, why_not="this was not tried with this method"))
+        return Judged(Level.MISSING, Spread(None, why_not="this was not tried with this method"))
     scores = []
     for seed, run in by_seed.items():
         if isinstance(run, Failed):
-            return Cell(Level.FAILED, Spread(None, why_not=f"with seed {seed}, {run.failed}"))
+            return Judged(Level.FAILED, Spread(None, why_not=f"with seed {seed}, {run.failed}"))
         score = run.scores[length]
         if isinstance(score, Cannot):
-            return Cell(Level.CANNOT, Spread(None, why_not=score.cannot))
+            return Judged(Level.CANNOT, Spread(None, why_not=score.cannot))
         scores.append(score)
-    return Cell(
-        _level(scores),
-        Spread.of([score.accuracy for score in scores]),
-        all(score.accuracy + ERRORS * score.error >= SOLVED for score in scores),
-    )
-
-
-def _level(scores: Sequence[Score]) -> Level:
-    if all(score.accuracy >= SOLVED for score in scores):
-        return Level.SOLVED
     clear = [score.ahead > ERRORS * score.error for score in scores]
-    return Level.BETTER if all(clear) else Level.MIXED if any(clear) else Level.GUESSING
+    level = Level.BETTER if all(clear) else Level.MIXED if any(clear) else Level.GUESSING
+    if all(score.accuracy >= SOLVED for score in scores):
+        level = Level.SOLVED
+    may_solve = all(score.accuracy + ERRORS * score.error >= SOLVED for score in scores)
+    return Judged(level, Spread.of([score.accuracy for score in scores]), may_solve)
 
 
 def verdict(found: Sequence[Table]) -> list[str]:
     """Return the result in a few sentences, from the tables, that of the trained length first."""
-    if not found:
+    if not found or not found[0].rows:
         return ["Nothing was tried."]
-    sentences = [_most(found[0], "; train longer")]
-    if len(found) > 1:
-        sentences.append(_most(found[-1], ""))
-    return sentences
+    return [_most(found[0], "; train longer"), *(_most(table, "") for table in found[1:][-1:])]
 
 
 def _most(table: Table, advice: str) -> str:
@@ -135,7 +117,8 @@ def _most(table: Table, advice: str) -> str:
     if not best:
         return f"No method solves a task {at}{advice}."
     leaders = [position for position, count in counts.items() if count == best]
-    rivals = [position for position, count in counts.items() if count < best <= table.may_solve(position)]
+    may_solve = {position: sum(judged.may_solve for judged in row.values()) for position, row in table.rows.items()}
+    rivals = [position for position, count in counts.items() if count < best <= may_solve[position]]
     verb = "solves" if len(leaders) == 1 else "solve"
     if best == total:
         what = {1: "the task", 2: "both tasks"}.get(total, f"all {total} tasks")
@@ -152,8 +135,8 @@ def about_seeds(results: ProbeResults) -> str:
     seeds = {seed for (_, _, seed), _ in results.each()}
     if len(seeds) == 1:
         return (
-            "This is one seed. A method that has not learned a task may do so with another seed or more steps; "
-            "several seeds show how often."
+            "This is one seed. With another seed or more steps, a method may learn a task that it has not learned "
+            "here; several seeds show how often."
         )
     solved = f"Solved means solved with each of {len(seeds)} seeds"
     if any(len(by_seed) < len(seeds) for methods in results.runs.values() for by_seed in methods.values()):

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Score:
-    """How many answers are right at one length.
-
-    Args:
-        accuracy: their share, from 0 to 1.
-        ahead: the accuracy minus that of guessing without positions, on the same rows.
-        error: the standard error of ``ahead`` over the rows.
+    """The share of answers that are right at one length, how far it is ahead of guessing without positions on the same
+    rows, and the standard error of that over the rows.
     """
 
     accuracy: float
@@ -46,10 +42,6 @@ class Failed:
     failed: str
 
 
-Runs = dict[str, dict[str, dict[int, Run | Failed]]]
-"""The finished runs by task, method and seed."""
-
-
 @dataclass(frozen=True)
 class ProbeResults(RunResults):
     """The results of probes, finished or so far.
@@ -64,7 +56,7 @@ class ProbeResults(RunResults):
     KEYS = 3
 
     settings: ProbeSettings
-    runs: Runs
+    runs: dict[str, dict[str, dict[int, Run | Failed]]]
     guesses: dict[str, dict[int, float]]
 
     def check(self) -> None:
@@ -74,17 +66,14 @@ class ProbeResults(RunResults):
             check_that(guesses.keys() == lengths and 0 not in lengths, f"guesses.{task}", "a guess at each length")
             check_that(self.settings.length in guesses, f"guesses.{task}", "a guess at the length of training")
             check_that(all(0 <= guess <= 1 for guess in guesses.values()), f"guesses.{task}", "shares from 0 to 1")
-        for task, methods in self.runs.items():
-            check_that(task in self.guesses and bool(methods), f"runs.{task}", "guesses and runs for this task")
-            for name, by_seed in methods.items():
-                check_that(bool(by_seed), f"runs.{task}.{name}", "a run for a seed")
-                for seed, run in by_seed.items():
-                    where = f"runs.{task}.{name}.{seed}"
-                    if isinstance(run, Run):
-                        check_that(run.scores.keys() == lengths, where, "a score at each length")
-                        scores = [score for score in run.scores.values() if isinstance(score, Score)]
-                        ok = all(0 <= score.accuracy <= 1 and score.error >= 0 for score in scores)
-                        check_that(ok, where, "accuracies from 0 to 1 and errors of at least 0")
+        check_that(self.runs.keys() <= self.guesses.keys(), "runs", "tasks with guesses")
+        for key, run in self.each():
+            if isinstance(run, Run):
+                where = f"runs.{'.'.join(map(str, key))}"
+                check_that(run.scores.keys() == lengths, where, "a score at each length")
+                scores = [score for score in run.scores.values() if isinstance(score, Score)]
+                ok = all(0 <= score.accuracy <= 1 and score.error >= 0 for score in scores)
+                check_that(ok, where, "accuracies from 0 to 1 and errors of at least 0")
 
     def sheets(self) -> Sequence[Sheet]:
         from .report import sheets

@@ -17,8 +17,7 @@ LONGEST = 512
 """The longest rows to train on. The longest rows to judge have four times as many symbols."""
 DEFAULT_POSITIONS = "none,learned,rope,alibi,t5,shaw,tisa"
 QUICK_POSITIONS = "none,learned,rope,tisa"
-DEFAULT_STEPS = 500
-QUICK_STEPS = 100
+DEFAULT_STEPS, QUICK_STEPS = 500, 100
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,13 @@ class ProbeSettings:
 class Probe(Jobs, Seeds, Study):
     """What can each position method do? Synthetic tasks with known answers tell in minutes.
 
-    Trains a small encoder per method and task, and judges it at the trained length and at two and four times it. A task
-    needs absolute positions, relative offsets, order, or content only; the table shows the accuracy of guessing without
-    positions, so that you see at once what a method has. The tasks: copy, previous (the left neighbor), match (what
-    followed the last occurrence of this symbol), reverse, sort, brackets (how many are open), passkey (a key in noise).
+    Trains a small encoder for each method and task, and tests it at the trained length and at two and four times it. A
+    task needs absolute positions, relative offsets, order, or content only; compare with the accuracy of guessing
+    without positions. The tasks: copy, previous (the left neighbor), match (what followed the last occurrence of this
+    symbol), reverse, sort, brackets (how many are open), passkey (a key in noise).
 
     Takes less than ten minutes on two cores. Writes report.html (open it in a browser) and results.json. After an
-    interruption, the same command does the runs that are missing.
+    interruption, the same command continues with the missing runs.
     """
 
     positions: str | None = None
@@ -70,10 +69,10 @@ class Probe(Jobs, Seeds, Study):
     """Folder for the results."""
 
     quick: bool = False
-    """Take a first look in about a minute, with fewer methods and steps. Hard tasks are then not learned."""
+    """Take a first look in about a minute, with fewer methods and steps, which are too few to learn hard tasks."""
 
     length: int = 16
-    """Symbols in a training row, an even number. Models are judged at this length and at two and four times it."""
+    """Symbols in a training row, an even number. Models are tested at this length and at two and four times it."""
 
     steps: int | None = None
     """Training steps of each model. Default: 500, or 100 for a quick look."""
@@ -85,20 +84,27 @@ class Probe(Jobs, Seeds, Study):
             raise InputError("length", f"expected an even number, because some rows have two halves, got {self.length}")
         usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         positions = listed("positions", usual if self.positions is None else self.positions)
-        tasks = None if self.tasks is None else listed("tasks", self.tasks)
 
+        from ...lab.encoders import check_methods
         from ...lab.jobs import number_of_jobs
         from ...positions import position_names
         from .run import ProbeJob
         from .tasks import TASKS
 
+        tasks = tuple(TASKS) if self.tasks is None else listed("tasks", self.tasks, tuple(TASKS))
+        for task in tasks:
+            if self.length < TASKS[task].shortest:
+                shortest = f"at least {TASKS[task].shortest} for the task {task}"
+                raise InputError("length", f"expected {shortest}, got {self.length}")
         device = find_device(self.device)
         steps = self.steps or (QUICK_STEPS if self.quick else DEFAULT_STEPS)
-        return ProbeJob.of(
-            ProbeSettings(self.length, steps, device=device.type),
-            tasks or tuple(TASKS),
+        settings = ProbeSettings(self.length, steps, device=device.type)
+        names = check_methods(
             position_names() if positions == ("all",) else positions,
-            self.all_seeds,
-            device,
-            number_of_jobs(self.jobs, device, small=True),
+            hidden_size=settings.hidden_size,
+            num_heads=settings.num_heads,
+            num_layers=settings.layers,
+            max_length=settings.length + 1,
         )
+        jobs = number_of_jobs(self.jobs, device, small=True)
+        return ProbeJob(settings, tasks, names, self.all_seeds, device, jobs)

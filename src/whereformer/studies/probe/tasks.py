@@ -28,6 +28,8 @@ OPENING = 0.4
 
 Rows = tuple[Tensor, Tensor]
 """Input ids and labels, (rows, length) each; labels are IGNORED where nothing is asked."""
+Draw = Callable[[int, int, torch.Generator], Rows]
+"""Draws rows, given their number, their length and the source of randomness."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,17 @@ class Task:
         asks: what has to be predicted, in words.
         needs: what a model has to know about positions.
         example: an input and its answers, a word each; "_" is [MASK], and "." is where nothing is asked.
-        shortest: the fewest symbols in a row.
-        draw: draws rows, given their number, their length and the source of randomness.
+        draw: draws rows.
         guess: predicts every label as well as anyone can who does not know positions, (rows, length).
+        shortest: the fewest symbols in a row.
     """
 
     asks: str
     needs: str
     example: tuple[str, str]
-    shortest: int
-    draw: Callable[[int, int, torch.Generator], Rows]
+    draw: Draw
     guess: Callable[[Tensor, Tensor], Tensor]
+    shortest: int = 4
 
     def rows(self, count: int, length: int, seed: int) -> Rows:
         """Draw rows that begin with [CLS], (count, 1 + length) ids and labels. Equal seeds give equal rows."""
@@ -60,20 +62,15 @@ def _symbols(count: int, length: int, generator: torch.Generator, kinds: int = S
     return torch.randint(FIRST, FIRST + kinds, (count, length), generator=generator)
 
 
-def _masked_half(first: Tensor, answers: Tensor) -> Rows:
-    """Return rows whose second half is masked, and asked for."""
-    inputs = torch.cat((first, torch.full_like(answers, MASK)), 1)
-    return inputs, torch.cat((torch.full_like(first, IGNORED), answers), 1)
+def _masked_half(answers: Callable[[Tensor], Tensor]) -> Draw:
+    """Draw rows whose second half is masked, and asked for: the answers to the first."""
 
+    def draw(count: int, length: int, generator: torch.Generator) -> Rows:
+        first = _symbols(count, length // 2, generator)
+        inputs = torch.cat((first, torch.full_like(first, MASK)), 1)
+        return inputs, torch.cat((torch.full_like(first, IGNORED), answers(first)), 1)
 
-def _copy(count: int, length: int, generator: torch.Generator) -> Rows:
-    first = _symbols(count, length // 2, generator)
-    return _masked_half(first, first)
-
-
-def _sort(count: int, length: int, generator: torch.Generator) -> Rows:
-    first = _symbols(count, length // 2, generator)
-    return _masked_half(first, first.sort(1).values)
+    return draw
 
 
 def _previous(count: int, length: int, generator: torch.Generator) -> Rows:
@@ -169,15 +166,13 @@ TASKS = {
         asks="The second half repeats the first. It is masked.",
         needs="relative offset, half the length",
         example=("d a c b _ _ _ _", ". . . . d a c b"),
-        shortest=4,
-        draw=_copy,
+        draw=_masked_half(lambda first: first),
         guess=_most_common,
     ),
     "previous": Task(
         asks="Which symbol is to the left of this one?",
         needs="relative offset, -1",
         example=("d a c b", ". d a c"),
-        shortest=4,
         draw=_previous,
         guess=_most_common_other,
     ),
@@ -185,15 +180,14 @@ TASKS = {
         asks="Which symbol followed the last earlier occurrence of this one?",
         needs="relative offset, -1, and order",
         example=("d a c d b d", ". . . a . b"),
-        shortest=8,
         draw=_match,
         guess=_most_common_other_symbol,
+        shortest=8,
     ),
     "reverse": Task(
         asks="Which symbol stands here if the row is read from its end?",
         needs="absolute position",
         example=("d a c b", "b c a d"),
-        shortest=4,
         draw=_reverse,
         guess=_most_common_other,
     ),
@@ -201,15 +195,13 @@ TASKS = {
         asks="The second half is the first half in order. It is masked.",
         needs="absolute position",
         example=("d a c b _ _ _ _", ". . . . a b c d"),
-        shortest=4,
-        draw=_sort,
+        draw=_masked_half(lambda first: first.sort(1).values),
         guess=_most_common,
     ),
     "brackets": Task(
         asks=f"How many brackets are open here, counted up to {DEEPEST}?",
         needs="order only",
         example=("( ( ) ( ) )", "1 2 1 2 1 0"),
-        shortest=4,
         draw=_brackets,
         guess=_most_common_depth,
     ),
@@ -217,7 +209,6 @@ TASKS = {
         asks="One symbol is a key, and the others are noise. Which key is it?",
         needs="content only",
         example=("d a K b _", ". . . . K"),
-        shortest=4,
         draw=_passkey,
         guess=_the_key,
     ),

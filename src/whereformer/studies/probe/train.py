@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ...data.masks import IGNORED
-from ...errors import InputError
-from ...lab.encoders import BASELINE, build_model, check_methods, small_config
+from ...lab.encoders import BASELINE, build_model, small_config
 from ...lab.fit import DivergedError, fit
 from ...lab.score import Cannot, at_lengths
 from ...models import EncoderConfig, EncoderForMaskedLM
@@ -41,44 +40,11 @@ def encoder_config(settings: ProbeSettings, position: str) -> EncoderConfig:
     )
 
 
-def check_positions(names: Sequence[str], settings: ProbeSettings) -> list[str]:
-    """Return the distinct methods.
-
-    Raises:
-        InputError: if a method is unknown, or does not fit these settings.
-    """
-    return check_methods(
-        names,
-        hidden_size=settings.hidden_size,
-        num_heads=settings.num_heads,
-        num_layers=settings.layers,
-        max_length=settings.length + 1,
-    )
-
-
-def check_tasks(names: Sequence[str], settings: ProbeSettings) -> list[str]:
-    """Return the distinct tasks.
-
-    Raises:
-        InputError: if a task is unknown, or needs longer rows.
-    """
-    for name in names:
-        if name not in TASKS:
-            raise InputError("tasks", f"unknown task {name!r}; expected some of {', '.join(TASKS)}")
-        if settings.length < TASKS[name].shortest:
-            raise InputError(
-                "length", f"expected at least {TASKS[name].shortest} for the task {name}, got {settings.length}"
-            )
-    return list(dict.fromkeys(names))
-
-
 @dataclass(frozen=True)
 class Judged:
     """The rows that all models of a task are judged on at one length, (JUDGED_ROWS, 1 + length) each.
 
-    Args:
-        inputs, labels: the rows.
-        guessed: whether the best guess without positions is right, at each label.
+    ``guessed`` says at each label whether the best guess without positions is right.
     """
 
     inputs: Tensor
