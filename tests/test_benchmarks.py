@@ -18,6 +18,7 @@ from tests.every import EVERY
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
+from whereformer.studies.bench import ways
 
 from .studies import parallel_text
 from .studies.finetuning import save_glue
@@ -90,6 +91,7 @@ def attention(run, tmp_path):
     rows = results_of(tmp_path / "results.json")["rows"]
     assert {row["way"] for row in rows} >= {"auto", "shaw:tensor2tensor"}
     assert {row["commit"] for row in rows} == {provenance.commit()}
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
 def compare_check(run, tmp_path):
@@ -398,7 +400,7 @@ SMOKE_TESTS = {
     "translation_speed": translation_speed,
     "which_position": which_position,
 }
-HELPERS = {"commands", "goals", "parts", "side_by_side"}
+HELPERS = {"attention_kinds", "attention_plot", "commands", "goals", "parts", "side_by_side"}
 """Files that benchmarks share."""
 
 
@@ -427,3 +429,16 @@ def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():
 
 def test_files_that_benchmarks_share_are_no_benchmarks():
     assert all("__main__" not in (FOLDER / f"{name}.py").read_text() for name in HELPERS)
+
+
+@pytest.mark.parametrize("direction", ["forward", "training"])
+def test_every_way_computes_every_kind_that_benchmarks_add(direction, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    from attention_kinds import KINDS, MORE_WAYS
+
+    every = (ways.FLOOR, ways.CAUSAL, ways.DENSE, *MORE_WAYS, ways.backend("reference"), ways.backend("blockwise"))
+    for kind in ("dense", "funnel", "window", "grouped", "lse", "softcap", "sinks", "varlen"):
+        assert kind in KINDS
+        for way in every:
+            if way.does(kind):
+                assert ways.check(way, kind, 16, "float32", direction, torch.device("cpu")) < 1e-4
