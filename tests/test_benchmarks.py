@@ -15,7 +15,6 @@ from pyarrow import parquet
 
 import whereformer
 from tests.every import EVERY
-from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
 from whereformer.studies.bench import ways
@@ -41,13 +40,6 @@ def run(monkeypatch, capsys):
                 raise
         return capsys.readouterr().out
 
-    def in_this_process(command, **options):
-        assert command[:3] == [sys.executable, "-m", "whereformer"]
-        main(command[3:])
-        return 0
-
-    # A process of its own would first import all libraries again.
-    monkeypatch.setattr(subprocess, "call", in_this_process)
     return run
 
 
@@ -97,9 +89,10 @@ def attention(run, tmp_path):
 def compare_check(run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"the cat saw dog {number} near the house. where is it?" for number in range(900)))
-    small = "--length=8 --hidden-size=8 --num-heads=1 --blocks=1 --vocab-size=64 --batch-size=2 --rate-factors=1"
+    small = {"length": 8, "hidden_size": 8, "num_heads": 1, "blocks": "1", "vocab_size": 64, "batch_size": 2}
+    small |= {"rate_factors": "1"}
     # Too few steps for predictions, which the tests of the ranking check.
-    more = ["--positions=none,learned", "--steps=3", f"--options={small}", f"--out={tmp_path / 'out'}"]
+    more = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
     printed = run("compare_check", f"--data={text}", *more)
     assert re.search(r"\bsettled \(\d pairs\): \d still clear, \d too close to tell, \d reversed", printed)
     assert {row["position"] for row in results_of(tmp_path / "out" / "check.json")["methods"]} == {"none", "learned"}
@@ -400,7 +393,7 @@ SMOKE_TESTS = {
     "translation_speed": translation_speed,
     "which_position": which_position,
 }
-HELPERS = {"attention_kinds", "attention_plot", "commands", "goals", "parts", "side_by_side"}
+HELPERS = {"attention_kinds", "attention_plot", "goals", "parts", "side_by_side"}
 """Files that benchmarks share."""
 
 
