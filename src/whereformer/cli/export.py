@@ -6,9 +6,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError
@@ -32,14 +31,15 @@ class Export:
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
+    METAVARS: ClassVar = {"out": "FILE"}
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: str
     """A folder, or an id on the Hugging Face Hub."""
 
     to: Literal["onnx", "torch"]
     """onnx: a file for ONNX Runtime. torch: a .pt2 file for torch.export.load."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Path | None = None
     """The file to write. Default: onnx/model.onnx or torch/model.pt2 in the model's folder."""
 
     quantize: Literal["int8"] | None = None

@@ -95,10 +95,7 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             StructFieldSpec(
                 field.name,
                 _with_looks(
-                    hints[field.name],
-                    metavars.get(field.name),
-                    default(field, tyro.MISSING_NONPROP),
-                    flags[field.name],
+                    hints[field.name], metavars.get(field.name), default(field, tyro.MISSING_NONPROP), flags[field.name]
                 ),
                 default(field, tyro.MISSING_NONPROP),
                 # Without a help text, tyro uses the docstring of a group's class.
@@ -131,8 +128,9 @@ def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     # The help text itself says what happens if the option is left out.
     note = "" if default in (None, ()) or isinstance(default, bool) else None
     shown = _metavar(inner, metavar)
-    if not flag.startswith("-") and not said:  # a word without a flag
-        shown, said = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else flag, [tyro.conf.Positional]
+    if not flag.startswith("-"):  # a word without a flag
+        shown = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else f"[{flag}]" if default is None else flag
+        said.append(tyro.conf.Positional)
     return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Device = Literal["auto", "cpu", "cuda"]
 
-
 NOTHING_YET = "nothing has been written yet"
 """What to say after Ctrl-C, unless lines have been written."""
 
@@ -41,7 +40,7 @@ class TranslateRun:
     FLAGS: ClassVar = {"model": "MODEL"}
     INTERRUPTED: ClassVar = NOTHING_YET
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: str
     """The folder of a training, or an id on the Hugging Face Hub."""
 
     input: Path | None = None  # shadows a builtin, so that the option is --input
@@ -65,6 +64,7 @@ class TranslateRun:
         with ExitStack() as stack:
             stream = stack.enter_context(_opened(self.input))
             from ..data.read import lines_of
+            from ..lab.jobs import threads
             from ..lab.progress import Progress
             from ..lab.terminal import Bar, Terminal
             from ..studies.translate import translating
@@ -74,7 +74,7 @@ class TranslateRun:
                 if _is_read_by(stream, self.output):
                     raise InputError("output", f"expected a different file from `input`, got {str(self.output)!r}")
             translator = translating.load(self.model, decoding, find_device(self.device))
-            _use(self.threads)
+            stack.enter_context(threads(self.threads))
             window = 1 if self.input is None and stream.isatty() else translating.WINDOW
             errors = Terminal(stderr=True)
             progress = stack.enter_context(Bar(errors)) if errors.is_terminal and window > 1 else Progress()
@@ -99,7 +99,7 @@ class TranslateScore:
     FLAGS: ClassVar = {"model": "MODEL"}
     INTERRUPTED: ClassVar = NOTHING_YET
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
+    model: str | None = None
     """The folder of a training, or an id on the Hugging Face Hub."""
 
     parallel: ParallelData = field(default_factory=ParallelData)
@@ -202,14 +202,14 @@ class TranslateScore:
         for name in ("hypotheses", "references"):
             if getattr(self, name) is not None:
                 raise InputError(name, "either a model or files, got both")
+        from ..lab.jobs import threads
         from ..lab.terminal import Bar, Terminal
         from ..studies.translate import translating
         from ..studies.translate.pairs import load_pairs
 
         pairs = load_pairs(self.parallel.checked_pairs())
         translator = translating.load(model, decoding, find_device(self.device))
-        _use(self.threads)
-        with Bar(Terminal(stderr=True)) as progress:
+        with threads(self.threads), Bar(Terminal(stderr=True)) as progress:
             progress.start(len(pairs))
             progress.begin("translating")
             hypotheses = translator.translate(pairs.source, progress.step)
@@ -228,13 +228,6 @@ class Translate:
         tyro.conf.arg(name=""),
     ]
     """What to do."""
-
-
-def _use(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 @contextmanager
