@@ -94,9 +94,13 @@ class BenchResults(Results):
         earlier = cls.earlier(folder)
         if earlier is None:
             return cls(rows=[], **origin)
-        then, now = ({**each["machine"], **each["versions"]} for each in (vars(earlier), origin))
-        for key in ("cpu", "instructions", "gpu", "system", *now, *then):
-            if key != "threads" and then.get(key) != now.get(key):
+        names = ("cpu", "instructions", "gpu", "system")
+        then, now = (
+            {**{name: machine.get(name) for name in names}, **versions}
+            for machine, versions in ((earlier.machine, earlier.versions), (origin["machine"], origin["versions"]))
+        )
+        for key in {**now, **then}:
+            if then.get(key) != now.get(key):
                 raise InputError(
                     "out", f"{folder} has results with {key} {then.get(key)}, not {now.get(key)}; choose another folder"
                 )
