@@ -12,14 +12,17 @@ It measures like ``whereformer bench``, with more terms and lengths, and with th
 - ``repeated``: keys and values that heads share are repeated for each of them.
 - ``padded``: sequences are padded to one length and taken out of the result again.
 
-For soft caps and sinks, ``eager`` is the formula in plain PyTorch, as Hugging Face's models have it.
+Its kinds of terms are those of the command and of attention_kinds.py. For soft caps and sinks, ``eager`` is the formula
+in plain PyTorch, as Hugging Face's models have it.
 
 What doesn't depend on parameters (buckets, indices) is computed before timing, because a model could keep it, unless
 the library itself computes it in each forward. All ways get the same parameters as ours and must give the same result.
 
-At the end, goals.md in the folder has a table of what was reached beside the goals for this processor.
+At the end, goals.md in the folder has a table of what was reached beside the goals for this processor, and plot.svg a
+picture of it.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -29,15 +32,19 @@ from typing import Annotated, Any
 
 import torch
 import tyro
+from attention_kinds import MORE_WAYS, POSITIONS, SOFTCAP, WINDOW, Packed
+from attention_plot import plot
 from goals import write_goals
 from torch import Tensor
 
 from whereformer import attention
 from whereformer.cli.ending import ending
 from whereformer.cli.main import execute
+from whereformer.files import write_atomically
+from whereformer.lab.machine import machine
 from whereformer.lab.options import find_device
-from whereformer.studies.bench.cases import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, tisa_curve
-from whereformer.studies.bench.results import BenchResults, describe_machine
+from whereformer.studies.bench.cases import SHAW_CLIP, BenchProblem, tisa_curve
+from whereformer.studies.bench.results import BenchResults
 from whereformer.studies.bench.run import BenchJob
 from whereformer.studies.bench.settings import Bench
 from whereformer.studies.bench.ways import Way, gather
@@ -112,7 +119,7 @@ def flex(problem: BenchProblem) -> Compute:
 
     torch._dynamo.reset()  # else each length counts as a recompilation, and after eight nothing is compiled
     compiled = torch.compile(flex_attention, dynamic=False)
-    if problem.case.kind == "window":
+    if problem.case.terms == "window":
         n = problem.case.n
         near = create_block_mask(lambda b, h, q, k: (k - q).abs() <= WINDOW, None, None, n, n, problem.query.device)
         return lambda: compiled(problem.query, problem.key, problem.value, block_mask=near)
@@ -156,10 +163,9 @@ def repeated(problem: BenchProblem) -> Compute:
     return compute
 
 
-def padded(problem: BenchProblem) -> Compute:
-    starts = problem.cu_seqlens
-    lengths = starts.diff()
-    mask = torch.arange(problem.case.n, device=starts.device) < lengths.unsqueeze(1)
+def padded(problem: Packed) -> Compute:
+    lengths = problem.starts.diff().unsqueeze(1)
+    mask = torch.arange(problem.case.n, device=lengths.device) < lengths
 
     def compute() -> Tensor:
         content = []
@@ -200,8 +206,10 @@ class Full(Bench):
     first, then --lengths 2048 --no-peers.
     """
 
-    terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = "all"
-    """What positions add; see whereformer bench --help."""
+    terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = POSITIONS
+    """What positions add; see whereformer bench --help. Also dense (a number per pair), funnel (a bias where only every
+    second token is a query), and what attention offers besides: window (128 tokens on each side), grouped (four heads
+    share keys), lse, softcap, sinks and varlen (different lengths without padding)."""
 
     lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = "128,512,2048"
     """Tokens in a sequence."""
@@ -219,18 +227,22 @@ class Full(Bench):
     """Folder for the results. Default: a folder in benchmarks/results/ named after the machine."""
 
     def job(self) -> BenchJob:
-        return replace(super().job(), peers=PEERS if self.peers else ())
+        job = super().job()
+        return replace(job, ways=[*job.ways, *MORE_WAYS, *(PEERS if self.peers else ())])
 
 
-def folder_of(machine: dict[str, Any]) -> Path:
+def folder_of(facts: dict[str, Any]) -> Path:
     """Return the folder for a machine's results."""
-    name = machine.get("gpu") or f"{machine['cpu']} {machine['cores']} cores {machine['instructions']}"
+    name = facts.get("gpu") or f"{facts['cpu']} {os.cpu_count()} cores {facts['instructions']}"
     return Path(__file__).parent / "results" / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 if __name__ == "__main__":
     full = tyro.cli(Full, args=sys.argv[1:])
     with ending(full):
-        full = replace(full, out=full.out or folder_of(describe_machine(find_device(full.device))))
+        full = replace(full, out=full.out or folder_of(machine(find_device(full.device))))
     execute(full)
-    print(write_goals(BenchResults.load(full.out).rows, full.out / "goals.md"))
+    measured = BenchResults.load(full.out).rows
+    for file, picture in plot(measured).items():
+        write_atomically(full.out / file, picture)
+    print(write_goals(measured, full.out / "goals.md"))

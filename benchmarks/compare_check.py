@@ -12,8 +12,7 @@ Writes check.json beside both comparisons. After an interruption, the same comma
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
@@ -25,6 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import whereformer
 from whereformer.cli.main import execute
 from whereformer.lab.provenance import write_results
 from whereformer.studies.compare.outlook import AHEAD
@@ -47,8 +47,8 @@ class CompareCheck:
     """The methods."""
     seeds: int = 1
     """Number of seeds."""
-    options: Annotated[str, tyro.conf.arg(metavar="OPTIONS")] = ""
-    """More options of `whereformer compare` for both, such as "--length=32 --hidden-size=32"."""
+    options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
+    """More options of whereformer.compare for both, such as '{"length": 32, "hidden_size": 32}'."""
     out: Path = Path("runs/compare_check")
     """Folder for the results."""
 
@@ -60,12 +60,8 @@ class CompareCheck:
         write_results(self.out / "check.json", {"steps": self.steps, "methods": methods, "pairs": pairs})
 
     def _compare(self, steps: int) -> CompareResults:
-        folder = self.out / str(steps)
-        command = [sys.executable, "-m", "whereformer", "compare", "--data", self.data, f"--positions={self.positions}"]
-        command += [f"--steps={steps}", f"--seeds={self.seeds}", f"--out={folder}", *self.options.split()]
-        if code := subprocess.call(command):
-            raise SystemExit(code)
-        return CompareResults.load(folder / "results.json")
+        given = {"data": self.data, "positions": self.positions, "steps": steps, "seeds": self.seeds}
+        return whereformer.compare(**given, **json.loads(self.options), out=self.out / str(steps))
 
 
 def check(short: CompareResults, long: CompareResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

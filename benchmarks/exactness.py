@@ -15,6 +15,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import attention_kinds  # noqa: F401  # adds its kinds of terms to KINDS
 import torch
 from torch import Tensor
 
@@ -58,7 +59,7 @@ def main() -> None:
         for kind in given.kinds.split(","):
             cells = []
             for n in map(int, given.lengths.split(",")):
-                found = quotients(Case(kind, n, 2, given.heads, 64, dtype, True))
+                found = quotients(Case(kind, n, 2, given.heads, 64, dtype, "training"))
                 results.setdefault(f"{dtype} {kind}", {})[str(n)] = found
                 name = max(found, key=lambda name: found[name])
                 cells.append(f"{found[name]:5.2f} {name}{' (missed)' if found[name] > most else '':9}")

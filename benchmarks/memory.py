@@ -50,7 +50,7 @@ def peak(way: str, dtype: str, length: int) -> float:
     kind = WAYS[way][1]
 
     def step(n: int) -> Callable[[], object]:
-        return make_step(WAYS[way][0], make_problem(Case(kind, n, 1, 12, 64, dtype, True), torch.device("cpu")))
+        return make_step(WAYS[way][0], make_problem(Case(kind, n, 1, 12, 64, dtype, "training"), torch.device("cpu")))
 
     step(64)()  # loads what is loaded once
     train = step(length)
@@ -78,7 +78,7 @@ def growth(what: str, dtype: str, steps: int, held: bool) -> float:
 def _attention(way: str, dtype: str) -> Callable[[int], object]:
     def train(n: int) -> object:
         return make_step(
-            WAYS[way][0], make_problem(Case(WAYS[way][1], n, 1, 2, 64, dtype, True), torch.device("cpu"))
+            WAYS[way][0], make_problem(Case(WAYS[way][1], n, 1, 2, 64, dtype, "training"), torch.device("cpu"))
         )()
 
     return train

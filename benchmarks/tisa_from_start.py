@@ -2,7 +2,7 @@
 
 Run: .venv/bin/python benchmarks/tisa_from_start.py --data 'wikipedia/train-*.parquet' --glue glue [--workers 2]
 
-Every run calls the commands `whereformer pretrain` and `whereformer finetune`. All methods see the same text, and train
+Every run calls whereformer.pretrain and whereformer.finetune. All methods see the same text, and train
 with short windows first, because position embeddings otherwise learn nothing in so few steps. A method's models with
 seeds 0, 1, 2 are each fine-tuned with the same seed. Finished runs are not repeated, and an interrupted run continues.
 
@@ -17,23 +17,26 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from commands import in_turn, run_command
 from matplotlib.figure import Figure
-from parts import spread
+from parts import spread as range_of
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor
 
+import whereformer
 from whereformer.analysis import diagonals
 from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
+from whereformer.lab.jobs import spread
 from whereformer.lab.options import listed
+from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
 from whereformer.studies.analyze.loading import load
 from whereformer.studies.analyze.sources import sources_of
@@ -92,7 +95,8 @@ class FromStart:
             listed("methods", self.methods, METHODS, spaces=True),
         )
         models = [(name, seed) for seed in range(self.seeds) for name in names]
-        for (name, seed), (loss, scores) in in_turn(lambda model: self._scores(*model, tasks), models, self.workers):
+        work = partial(self._scores, tasks=tasks)
+        for (name, seed), (loss, scores) in spread(work, models, self.workers, Progress()):
             shown = " ".join(f"{task} {100 * score:.1f}" for task, score in scores.items())
             console.print(f"{name} {seed}: held-out loss {loss:.3f}, {shown}", highlight=False)
         left_out = ("data", "glue", "out", "methods", "tasks", "seeds", "workers")
@@ -104,25 +108,44 @@ class FromStart:
         self._plot(found)
         console.print(f"wrote {self.out / 'results.json'} and {self.out / 'toeplitz.svg'}", highlight=False)
 
-    def _scores(self, name: str, seed: int, tasks: Sequence[str]) -> tuple[float, dict[str, float]]:
+    def _scores(
+        self, model: tuple[str, int], progress: Progress, *, tasks: Sequence[str]
+    ) -> tuple[float, dict[str, float]]:
         """Return the held-out loss and the score in each task of one model, which is trained first if need be."""
+        name, seed = model
         folder = self._folder(name, seed)
+        shared: dict[str, Any] = {"dtype": self.dtype, "threads": 1, "quiet": True}
         if not (folder / "model" / "config.json").exists():
-            run_command(
-                folder.with_name(f"{seed}.log"),
-                *("pretrain", f"--data={self.data}", f"--out={folder}", f"--cache={self.out / 'cache'}"),
-                *(f"--position={name}", f"--seed={seed}", f"--hidden-size={self.hidden_size}"),
-                *(f"--vocab-size={self.vocab_size}", f"--steps={self.steps}", f"--lengths={self.lengths}"),
-                *(f"--batch-size={self.batch_size}", f"--learning-rate={self.learning_rate}"),
-                *(f"--mask-rate={self.mask_rate}", f"--dtype={self.dtype}"),
-                *(f"--every={self.steps // CHECKPOINTS}", f"--keep={CHECKPOINTS}"),
+            whereformer.pretrain(
+                data=self.data,
+                out=folder,
+                cache=self.out / "cache",
+                position=name,
+                seed=seed,
+                hidden_size=self.hidden_size,
+                vocab_size=self.vocab_size,
+                steps=self.steps,
+                lengths=self.lengths,
+                batch_size=self.batch_size,
+                learning_rate=self.learning_rate,
+                mask_rate=self.mask_rate,
+                every=self.steps // CHECKPOINTS,
+                keep=CHECKPOINTS,
+                **shared,
             )
-        run_command(
-            folder.with_name(f"{seed}.log"),
-            *("finetune", f"--model={folder / 'model'}", f"--out={folder / 'glue'}", f"--data={self.glue}"),
-            *(f"--task={','.join(tasks)}", "--position=own", "--seeds=1", f"--seed={seed}"),
-            *(f"--epochs={self.epochs}", f"--train-rows={self.train_rows}", f"--dtype={self.dtype}", "--threads=1"),
-            *(f"--learning-rate={self.finetune_learning_rate}", f"--max-length={self.longest}"),
+        whereformer.finetune(
+            model=str(folder / "model"),
+            out=folder / "glue",
+            data=self.glue,
+            task=tasks,
+            position="own",
+            seeds=1,
+            seed=seed,
+            epochs=self.epochs,
+            train_rows=self.train_rows,
+            learning_rate=self.finetune_learning_rate,
+            max_length=self.longest,
+            **shared,
         )
         facts = self._facts(name, seed, tasks)
         return facts["held_out"][-1]["loss"], facts["glue"]
@@ -174,7 +197,7 @@ class FromStart:
             columns = [[100 * model["glue"][task] for model in models] for task in tasks]
             means = [statistics.fmean(scores) for scores in zip(*columns, strict=True)]
             losses = [model["held_out"][-1]["loss"] for model in models]
-            cells = [spread(losses, 2), *(spread(column, 1) for column in (*columns, means))]
+            cells = [range_of(losses, 2), *(range_of(column, 1) for column in (*columns, means))]
             table.add_row(name, *cells)
         console.print(table)
         for name, models in found.items():

@@ -3,7 +3,7 @@
 Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,fr] [--seeds 3] [--workers 2]
 
 The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
-language. Every run calls the commands `whereformer translate train` and `whereformer translate score`. Finished runs
+language. Every run calls whereformer.translate, and its test set is translated and scored. Finished runs
 are not repeated, and an interrupted run continues. Writes plot.svg, loss.svg and results.json (for each method the
 scores of every seed, and of sentences by length), and prints the means. For the cost of a step see
 translation_speed.py; here, runs in parallel disturb each other.
@@ -18,16 +18,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from commands import in_turn, run_command
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from translation_speed import BASELINE, VARIANTS
 
+import whereformer
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
-from whereformer.lab.options import listed
+from whereformer.lab.jobs import spread, threads
+from whereformer.lab.json_files import write_json
+from whereformer.lab.options import find_device, listed
+from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
+from whereformer.studies.translate.pairs import load_pairs
+from whereformer.studies.translate.scoring import score
+from whereformer.studies.translate.settings import Decoding, ParallelData
+from whereformer.studies.translate.translating import load
 
 LANGUAGES = {"de": "German", "fr": "French"}
 METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
@@ -79,33 +86,44 @@ class Translation:
             for language in listed("languages", self.languages, spaces=True)
             for name in names
         ]
-        for each, scores in in_turn(lambda each: self._scores(*each), runs, self.workers):
+        for each, scores in spread(self._scores, runs, self.workers, Progress()):
             console.print(f"{' '.join(map(str, each))}: BLEU {scores['bleu']}", highlight=False)
         self._gather(console, names)
 
-    def _scores(self, name: str, language: str, seed: int) -> dict[str, Any]:
-        """Return what `translate score` says of a run. If there is no such run, make it first."""
+    def _scores(self, run: tuple[str, str, int], progress: Progress) -> dict[str, Any]:
+        """Return the scores of a run. If there is no such run, make it first."""
+        name, language, seed = run
         folder = self.out / language / name / str(seed)
         file = folder / "scores.json"
         if not file.exists():
             position, options = VARIANTS.get(name, (name, {}))
-            columns = f"--columns=en,{language}"
-            run_command(
-                folder.with_name(f"{seed}.log"),
-                *("translate", "train", f"--data={self.data / 'train.parquet'}", columns, "--preset=small"),
-                *(f"--validation={self.data / 'validation.parquet'}", f"--out={folder}", f"--seed={seed}"),
-                *(f"--position={position}", f"--position-options={json.dumps(options)}", f"--dtype={self.dtype}"),
-                *(f"--steps={self.steps}", f"--every={max(1, self.steps // 20)}", "--average=5"),
-                *(f"--hidden-size={self.hidden_size}", f"--intermediate-size={self.intermediate_size}"),
-                *(f"--batch-tokens={self.batch_tokens}", f"--learning-rate={self.learning_rate}"),
-                *(f"--warmup={self.warmup}", f"--dropout={self.dropout}"),
-                "--threads=1",
+            columns = f"en,{language}"
+            whereformer.translate(
+                data=self.data / "train.parquet",
+                columns=columns,
+                validation=self.data / "validation.parquet",
+                preset="small",
+                out=folder,
+                seed=seed,
+                position=position,
+                position_options=json.dumps(options),
+                dtype=self.dtype,
+                steps=self.steps,
+                every=max(1, self.steps // 20),
+                average=5,
+                hidden_size=self.hidden_size,
+                intermediate_size=self.intermediate_size,
+                batch_tokens=self.batch_tokens,
+                learning_rate=self.learning_rate,
+                warmup=self.warmup,
+                dropout=self.dropout,
+                threads=1,
+                quiet=True,
             )
-            run_command(
-                folder.with_name(f"{seed}.log"),
-                *("translate", "score", str(folder), f"--data={self.data / self.test}", columns, f"--out={file}"),
-                "--threads=1",
-            )
+            pairs = load_pairs(ParallelData(data=(self.data / self.test,), columns=columns))
+            with threads(1):
+                written = load(str(folder), Decoding(), find_device("auto")).translate(pairs.source)
+            write_json(file, score(written, pairs.target, pairs.source, edges=[8, 12, 16, 24]))
         scores: dict[str, Any] = json.loads(file.read_text())
         return scores
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attention_kinds import WINDOW
 
 from whereformer.kernels import attention
 from whereformer.lab.provenance import write_results
-from whereformer.studies.bench.cases import WINDOW, BenchProblem, Case, make_problem
+from whereformer.studies.bench.cases import BenchProblem, Case, make_problem
 from whereformer.studies.bench.timing import Clock
 from whereformer.studies.bench.ways import FLOOR, Way, backend, make_step
 
@@ -44,12 +45,12 @@ def measure(case: Case, rounds: int) -> dict[str, dict[str, float]]:
     """Return the least seconds of each way, forward and training."""
     clock = Clock(CPU, 1)
     seconds: dict[str, dict[str, float]] = {way: {} for way in WAYS}
-    for training in (False, True):
-        problem = make_problem(replace(case, training=training), CPU)
+    for direction in ("forward", "training"):
+        problem = make_problem(replace(case, direction=direction), CPU)
         steps = {name: make_step(way, problem) for name, way in WAYS.items()}
         taken = [{name: clock.seconds(step) for name, step in steps.items()} for _ in range(rounds)]
         for name in WAYS:
-            seconds[name]["training" if training else "forward"] = min(each[name] for each in taken)
+            seconds[name][direction] = min(each[name] for each in taken)
     return seconds
 
 
@@ -69,7 +70,7 @@ def main() -> None:
     results = {}
     for dtype in asked.dtypes.split(","):
         for name in asked.terms.split(","):
-            found = measure(Case(name, asked.length, 1, asked.heads, 64, dtype, False), asked.rounds)
+            found = measure(Case(name, asked.length, 1, asked.heads, 64, dtype, "forward"), asked.rounds)
             results[f"{dtype} {name}"] = found
             pairs = (("full", "window"), ("full", "causal"), ("full", "torch"))
             ratios = [found[one][step] / found[other][step] for one, other in pairs for step in found[one]]

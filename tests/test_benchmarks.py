@@ -15,9 +15,9 @@ from pyarrow import parquet
 
 import whereformer
 from tests.every import EVERY
-from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
+from whereformer.studies.bench import ways
 
 from .studies import parallel_text
 from .studies.finetuning import save_glue
@@ -40,13 +40,6 @@ def run(monkeypatch, capsys):
                 raise
         return capsys.readouterr().out
 
-    def in_this_process(command, **options):
-        assert command[:3] == [sys.executable, "-m", "whereformer"]
-        main(command[3:])
-        return 0
-
-    # A process of its own would first import all libraries again.
-    monkeypatch.setattr(subprocess, "call", in_this_process)
     return run
 
 
@@ -90,14 +83,16 @@ def attention(run, tmp_path):
     rows = results_of(tmp_path / "results.json")["rows"]
     assert {row["way"] for row in rows} >= {"auto", "shaw:tensor2tensor"}
     assert {row["commit"] for row in rows} == {provenance.commit()}
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
 def compare_check(run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"the cat saw dog {number} near the house. where is it?" for number in range(900)))
-    small = "--length=8 --hidden-size=8 --num-heads=1 --blocks=1 --vocab-size=64 --batch-size=2 --rate-factors=1"
+    small = {"length": 8, "hidden_size": 8, "num_heads": 1, "blocks": "1", "vocab_size": 64, "batch_size": 2}
+    small |= {"rate_factors": "1"}
     # Too few steps for predictions, which the tests of the ranking check.
-    more = ["--positions=none,learned", "--steps=3", f"--options={small}", f"--out={tmp_path / 'out'}"]
+    more = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
     printed = run("compare_check", f"--data={text}", *more)
     assert re.search(r"\bsettled \(\d pairs\): \d still clear, \d too close to tell, \d reversed", printed)
     assert {row["position"] for row in results_of(tmp_path / "out" / "check.json")["methods"]} == {"none", "learned"}
@@ -398,7 +393,7 @@ SMOKE_TESTS = {
     "translation_speed": translation_speed,
     "which_position": which_position,
 }
-HELPERS = {"commands", "goals", "parts", "side_by_side"}
+HELPERS = {"attention_kinds", "attention_plot", "goals", "parts", "side_by_side"}
 """Files that benchmarks share."""
 
 
@@ -427,3 +422,16 @@ def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():
 
 def test_files_that_benchmarks_share_are_no_benchmarks():
     assert all("__main__" not in (FOLDER / f"{name}.py").read_text() for name in HELPERS)
+
+
+@pytest.mark.parametrize("direction", ["forward", "training"])
+def test_every_way_computes_every_kind_that_benchmarks_add(direction, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    from attention_kinds import KINDS, MORE_WAYS
+
+    every = (ways.FLOOR, ways.CAUSAL, ways.DENSE, *MORE_WAYS, ways.backend("reference"), ways.backend("blockwise"))
+    for kind in ("dense", "funnel", "window", "grouped", "lse", "softcap", "sinks", "varlen"):
+        assert kind in KINDS
+        for way in every:
+            if way.does(kind):
+                assert ways.check(way, kind, 16, "float32", direction, torch.device("cpu")) < 1e-4

@@ -634,14 +634,6 @@ def test_the_command_counts_windows(capsys):
     assert windowed.flops.attention * 3 * 256 == everything.flops.attention * (2 * (16 * 5 - 2 * (2 + 1)) + 256)
 
 
-def test_the_command_prints_the_papers_table(tmp_path, capsys):
-    main(["cost", "--paper", "--out", str(tmp_path / "paper.json")])
-    printed = capsys.readouterr().out
-    line = next(line for line in printed.splitlines() if line.strip().startswith("B4-4-4H768+D2"))
-    assert line.split()[1:4] == ["0.750", "0.757", "0.791"]
-    assert len(json.loads((tmp_path / "paper.json").read_text())) == 15
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

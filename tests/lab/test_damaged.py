@@ -13,7 +13,7 @@ from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.terminal import Terminal
 from whereformer.lab.training.folder import Folder
-from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv, memory_growth
+from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv
 from whereformer.studies.compare.results import CompareResults
 from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
@@ -35,7 +35,6 @@ def show_comparison(results):
 
 def show_bench(results):
     CONSOLE.print(results)
-    memory_growth(results.rows)
     as_csv(results.rows)
 
 
@@ -50,7 +49,7 @@ def show(results):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     row = BenchRow("bias", 128, 1, 2, 16, "float32", "forward", "cpu", 1, "auto", 1.0, 0.9, 1.1, 2.0, 100, 1e-7)
-    bench = BenchResults(method="", terms={"bias": "x"}, memory_growth=[], rows=[row])
+    bench = BenchResults(rows=[row])
     return {
         CompareResults: (test_compare_report.results_of(2), show_comparison),
         FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show),

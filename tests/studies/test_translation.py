@@ -33,7 +33,7 @@ from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate.examples import collate, prepare
 from whereformer.studies.translate.model import build_config
 from whereformer.studies.translate.pairs import open_text
-from whereformer.studies.translate.settings import ParallelData, TranslationTraining, TranslatorSettings
+from whereformer.studies.translate.settings import ParallelData, TranslationSettings
 from whereformer.studies.translate.training import TranslatorTraining
 
 
@@ -246,12 +246,10 @@ def test_epochs_are_passes_over_the_text(data, tmp_path):
     opened = open_text(files, files, Progress())
     text = prepare(opened, look_at(opened, tmp_path), 320, 60, tmp_path)
     for accumulate in (1, 3):
-        training = TranslationTraining(
-            batch_tokens=256, epochs=2.0, accumulate=accumulate, max_length=60
-        ).checked_training()
-        model = TranslatorSettings(hidden_size=16, num_heads=2).checked_model()
-        config = build_config(model, training, len(text.tokenizer))
-        job = TranslatorTraining(model, training, text, config, torch.device("cpu"))
+        given = {"batch_tokens": 256, "epochs": 2.0, "accumulate": accumulate, "max_length": 60}
+        settings = TranslationSettings(**given, hidden_size=16, num_heads=2).checked()
+        config = build_config(settings, len(text.tokenizer))
+        job = TranslatorTraining(settings, text, config, torch.device("cpu"))
         assert job.course.epochs(job.course.steps) == pytest.approx(2, rel=0.1)
         assert len(job.batches()) == job.course.steps * accumulate
         rows = [row for batch in job.batches().batch_sampler for row in batch]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.console import Console
 
 from ..lab.options import MOST_SIZE, check_range
-from ..lab.sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from .. import analysis
-    from ..analysis import PaperRow
     from ..models import EncoderConfig
 
 
@@ -116,16 +113,11 @@ class Cost:
     network: float = 400e9
     """Bytes per second between such machines, all adapters of a machine together."""
 
-    paper: bool = False
-    """Print what the models of the Funnel-Transformer paper cost relative to BERT-base instead, counted as in the
-    authors' code. Of the other options, only --out has an effect."""
-
     out: Path | None = None
     """A file to write the numbers to, as JSON."""
 
     def run(self, console: Console) -> None:
         """Count, then print the numbers."""
-        from ..analysis import paper_table
         from ..analysis.costs.devices import Hardware, describe, ways
         from ..files import check_file, write_atomically
         from ..lab.terminal import say
@@ -133,19 +125,13 @@ class Cost:
         check_range(self, **dict.fromkeys(("flops", "link", "network"), (1, FASTEST)))
         if self.out is not None:
             check_file("out", self.out)
-        data: Any
-        if self.paper:
-            rows = paper_table()
-            data = [{"model": row.model, **row.relative} for row in rows]
-            console.print(_paper_flops(rows), highlight=False)
-        else:
-            config, found = self._count()
-            data = found.to_dict()
-            say(console, str(found))
-            if self.devices is not None:
-                hardware = Hardware(flops=self.flops, link=self.link, network=self.network)
-                data["devices"] = [asdict(way) for way in ways(found, config, self.devices, hardware)]
-                say(console, describe(found, config, self.devices, hardware))
+        config, found = self._count()
+        data = found.to_dict()
+        say(console, str(found))
+        if self.devices is not None:
+            hardware = Hardware(flops=self.flops, link=self.link, network=self.network)
+            data["devices"] = [asdict(way) for way in ways(found, config, self.devices, hardware)]
+            say(console, describe(found, config, self.devices, hardware))
         if self.out is not None:
             write_atomically(self.out, json.dumps(data, indent=2, allow_nan=False) + "\n")
             say(console, f"wrote {self.out}")
@@ -181,21 +167,3 @@ class Cost:
             )
         except ValueError as error:
             raise as_setting(error, {each.name for each in fields(self)} | self.FLAGS.keys()) from None
-
-
-def _paper_flops(rows: Sequence[PaperRow]) -> Sheet:
-    """Return the relative FLOPs of the Funnel-Transformer paper's models as a table."""
-    columns = []
-    for name in rows[0].relative:
-        length, _, form = name.rpartition(" ")
-        columns.append(Column(f"n={length}", form) if length else Column(form))
-    return Sheet.of(
-        "FLOPs relative to BERT-base",
-        [Column("model"), *columns],
-        [(row.model, *(f"{value:.3f}" for value in row.relative.values())) for row in rows],
-        notes=(
-            "linear: the paper's own figure, layers by length and squared width. Other columns count every product in "
-            "the layers at that length, with relative attention in the named form as in the authors' code, at batch 8. "
-            "Ours costs the same as shifted and less than factorized. +D2: with two decoder layers.",
-        ),
-    )

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
-from .. import __version__
+from .. import __version__, errors
 from ..errors import InputError
 from ..files import full_disk, no_room
 from ..lab import ranks
 from .flags import in_flags
-from .processes import fail
 
 CLOSED = 141
 """The exit code where the reader of the output has closed it: that of a program which SIGPIPE ends."""
@@ -55,8 +54,14 @@ def ending(command: Any = None) -> Iterator[None]:
 
 
 def _interrupted(command: Any, kept: str = "") -> int:
-    kept = kept or ("" if command is None else "finished work is kept, and the same command continues")
+    if command is not None:
+        kept = kept or getattr(command, "INTERRUPTED", "finished work is kept, and the same command continues")
     return fail(f"interrupted{kept and '; '}{kept}", 130)
+
+
+def fail(message: str, code: int = 2) -> int:
+    """Print one line to stderr, if no other process of this run has failed before, and return the exit code."""
+    return errors.fail(message, code) if ranks.is_first_to_fail() else code
 
 
 def _failed(error: Exception, command: Any) -> int:
@@ -138,9 +143,5 @@ def _silence() -> None:
         try:
             stream.flush()
         except OSError:
-            _redirect(stream)
-
-
-def _redirect(stream: TextIO) -> None:
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -6,9 +6,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError
@@ -32,14 +31,15 @@ class Export:
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
+    METAVARS: ClassVar = {"out": "FILE"}
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: str
     """A folder, or an id on the Hugging Face Hub."""
 
     to: Literal["onnx", "torch"]
     """onnx: a file for ONNX Runtime. torch: a .pt2 file for torch.export.load."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Path | None = None
     """The file to write. Default: onnx/model.onnx or torch/model.pt2 in the model's folder."""
 
     quantize: Literal["int8"] | None = None
@@ -50,6 +50,7 @@ class Export:
         if self.quantize and self.to == "torch":
             raise InputError("quantize", "only for ONNX, whose library rounds weights; use `to` onnx")
         from ..exporting import to_onnx, to_torch
+        from ..files import write_atomically
         from ..lab.terminal import say
         from ..lab.training.trainer import quiet_transformers
         from ..studies.analyze.loading import named_errors, tokenizer_of
@@ -64,9 +65,13 @@ class Export:
             found = to_torch(model, out) if self.to == "torch" else to_onnx(model, out, int8=self.quantize == "int8")
         if backend is None:
             say(console, f"no tokenizer.json: {reason or 'the tokenizer is not a fast one'}")
-        else:
-            self._write_tokenizer(out.parent / "tokenizer.json", backend.to_str())
-        self._tell(console, found, None if backend is None else out.parent / "tokenizer.json")
+            self._tell(console, found, None)
+            return
+        file, content = out.parent / "tokenizer.json", backend.to_str()
+        if file.exists() and file.read_bytes() != content.encode():
+            raise InputError("out", f"{file} is another tokenizer; choose another folder")
+        write_atomically(file, content)
+        self._tell(console, found, file)
 
     def _load(self) -> PreTrainedModel:
         """Load a model of this library, one that it can read, or one with a method attached."""
@@ -93,13 +98,6 @@ class Export:
         if self.out.suffix != SUFFIXES[self.to]:
             raise InputError("out", f"expected a name that ends in {SUFFIXES[self.to]}, got {str(self.out)!r}")
         return self.out
-
-    def _write_tokenizer(self, file: Path, content: str) -> None:
-        from ..files import write_atomically
-
-        if file.exists() and file.read_bytes() != content.encode():
-            raise InputError("out", f"{file} is another tokenizer; choose another folder")
-        write_atomically(file, content)
 
     def _tell(self, console: Console, found: Exported, tokenizer: Path | None) -> None:
         """Print what was written, and run the snippet that is printed."""
@@ -143,13 +141,12 @@ def snippet_of(found: Exported, tokenizer: Path | None) -> str:
         lines.append('rows = tokenizer.encode_batch(["A first text.", "Another text, which is longer."])')
         sources = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         values = {name: f"{library}.{array}([row.{field} for row in rows])" for name, field in sources.items()}
-    lines.append("inputs = {")
-    lines += [f'    "{name}": {values[name]},' for name in found.inputs]
-    lines.append("}")
+    lines += ["inputs = {", *(f'    "{name}": {values[name]},' for name in found.inputs), "}"]
+    outputs = f"{', '.join(found.outputs)}{',' if len(found.outputs) == 1 else ''}"
     if onnx:
         lines.append(f"session = onnxruntime.InferenceSession({str(found.file)!r})")
-        lines.append(f"{', '.join(found.outputs)}{',' if len(found.outputs) == 1 else ''} = session.run(None, inputs)")
+        lines.append(f"{outputs} = session.run(None, inputs)")
     else:
         lines.append(f"model = torch.export.load({str(found.file)!r}).module()")
-        lines.append(f"{', '.join(found.outputs)}{',' if len(found.outputs) == 1 else ''} = model(**inputs)")
+        lines.append(f"{outputs} = model(**inputs)")
     return "\n".join([*lines, f"print(tuple({found.outputs[0]}.shape))"])

@@ -87,29 +87,24 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
         return None  # tyro's own dataclasses
     hints, documentation = get_type_hints(info.type, include_extras=True), _documentation(info.type)
     flags = {name: flag(name) for name in hints} | getattr(info.type, "FLAGS", {})
+    metavars = METAVARS | getattr(info.type, "METAVARS", {})
+    own = info.type.__annotations__
     return StructConstructorSpec(
         info.type,
         tuple(
             StructFieldSpec(
                 field.name,
                 _with_looks(
-                    hints[field.name],
-                    getattr(info.type, "METAVARS", {}).get(field.name) or METAVARS.get(field.name),
-                    default(field, tyro.MISSING_NONPROP),
-                    flags[field.name],
+                    hints[field.name], metavars.get(field.name), default(field, tyro.MISSING_NONPROP), flags[field.name]
                 ),
                 default(field, tyro.MISSING_NONPROP),
                 # Without a help text, tyro uses the docstring of a group's class.
                 _replace_names(documentation[field.name], flags) if field.name in documentation else None,
             )
-            for field in _own_first(info.type)
+            # Those that the class declares itself come before those that it shares with others.
+            for field in sorted(dataclasses.fields(info.type), key=lambda field: field.name not in own)
         ),
     )
-
-
-def _own_first(kind: type) -> list[dataclasses.Field[Any]]:
-    """Return a dataclass's fields: those that it declares itself before those that it shares with others."""
-    return sorted(dataclasses.fields(kind), key=lambda field: field.name not in kind.__annotations__)
 
 
 def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
@@ -133,8 +128,9 @@ def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     # The help text itself says what happens if the option is left out.
     note = "" if default in (None, ()) or isinstance(default, bool) else None
     shown = _metavar(inner, metavar)
-    if not flag.startswith("-") and not said:  # a word without a flag
-        shown, said = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else flag, [tyro.conf.Positional]
+    if not flag.startswith("-"):  # a word without a flag
+        shown = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else f"[{flag}]" if default is None else flag
+        said.append(tyro.conf.Positional)
     return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
 
 

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast
@@ -78,13 +78,11 @@ def _parse(given: Sequence[str]) -> Any:
     if name in COMMANDS:
         found = tyro.cli(command_class(name), prog=f"whereformer {name}", args=options, **rules)
         return getattr(found, "command", found)  # of those of translate, the one that was chosen
-    # The list of commands has the first paragraph of each.
-    parsers = (
-        Annotated[
-            Any, tyro.conf.subcommand(each, constructor=command_class(each), description=_summary(command_class(each)))
-        ]
-        for each in COMMANDS
-    )
+    parsers = []
+    for each in COMMANDS:
+        kind = command_class(each)
+        summary = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+        parsers.append(Annotated[Any, tyro.conf.subcommand(each, constructor=kind, description=summary)])
     return tyro.cli(
         cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # the union of all commands
         prog="whereformer",
@@ -104,20 +102,17 @@ def command_class(name: str) -> type[Any]:
     return command
 
 
-def _summary(command: Callable[..., Any]) -> str:
-    """Return the first paragraph of a command's docstring."""
-    return (inspect.getdoc(command) or "").partition("\n\n")[0]
-
-
 def execute(command: Any) -> None:
     """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
         # Imported here, since they import torch, and Ctrl-C is looked after from here on.
         from ..lab import ranks
         from ..lab.terminal import output
-        from .processes import check_processes
 
-        check_processes(command)
+        if ranks.size() > 1 and not getattr(command, "MANY", False):
+            spread = "; `jobs` spreads its runs over processes" if hasattr(command, "jobs") else ""
+            problem = f"this command runs in one process, got {ranks.size()}; start it without a launcher{spread}"
+            raise InputError(None, problem)
         console = output(quiet=not ranks.is_main())
         command = _followed(command)
         if isinstance(command, Study):
@@ -128,12 +123,7 @@ def execute(command: Any) -> None:
 
 
 def run_study(study: Study, console: Terminal) -> None:
-    """Do a study, and print its results and the files that have them.
-
-    Raises:
-        InputError: if an option has a bad value, or something is missing in the results.
-        KeyboardInterrupt: if the study was interrupted and has results all the same.
-    """
+    """Do a study, and print its results and the files that have them."""
     from ..lab.study import do
     from ..lab.terminal import Bar, say
 

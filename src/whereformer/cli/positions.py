@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 
@@ -14,7 +13,9 @@ from rich.console import Console
 class ListPositions:
     """List the position methods, or those with some properties, and the options of each with defaults in JSON."""
 
-    pattern: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PATTERN]")] = None
+    FLAGS: ClassVar = {"pattern": "PATTERN"}
+
+    pattern: str | None = None
     """Only methods whose name matches, such as "rope*"."""
 
     acts_on: Literal["embeddings", "queries", "keys", "values", "scores"] | None = None

@@ -9,28 +9,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
 
 import tyro
 from rich.console import Console
 
-from ..errors import InputError, fail, printable, shown
+from ..errors import InputError, printable, shown
 from ..files import check_file, is_same_file, naming, new_file, write_atomically
 from ..lab.options import MOST_SIZE, MOST_THREADS, check_range, find_device, listed_numbers
 from ..studies.translate.settings import Decoding, ParallelData, TranslateTrain
 
+if TYPE_CHECKING:
+    from ..data.parallel import Pairs
+
 Device = Literal["auto", "cpu", "cuda"]
-Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-Threads = int | None
 
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Say after Ctrl-C that nothing was written. A translation that has begun reports for itself how far it got."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise SystemExit(fail("interrupted; nothing has been written yet", 130)) from None
+NOTHING_YET = "nothing has been written yet"
+"""What to say after Ctrl-C, unless lines have been written."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,9 @@ class TranslateRun:
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
+    INTERRUPTED: ClassVar = NOTHING_YET
 
-    model: Model
+    model: str
     """The folder of a training, or an id on the Hugging Face Hub."""
 
     input: Path | None = None  # shadows a builtin, so that the option is --input
@@ -56,18 +52,20 @@ class TranslateRun:
     device: Device = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
-    threads: Threads = None
+    threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     decoding: Decoding = field(default_factory=Decoding)
 
-    @_repeatable()
     def run(self, console: Console) -> None:
         """Translate the lines."""
         decoding = self.decoding.checked()
         check_range(self, threads=(1, MOST_THREADS))
-        with _opened(self.input) as stream:
+        with ExitStack() as stack:
+            stream = stack.enter_context(_opened(self.input))
             from ..data.read import lines_of
+            from ..lab.jobs import threads
+            from ..lab.progress import Progress
             from ..lab.terminal import Bar, Terminal
             from ..studies.translate import translating
 
@@ -76,21 +74,18 @@ class TranslateRun:
                 if _is_read_by(stream, self.output):
                     raise InputError("output", f"expected a different file from `input`, got {str(self.output)!r}")
             translator = translating.load(self.model, decoding, find_device(self.device))
-            _use(self.threads)
+            stack.enter_context(threads(self.threads))
             window = 1 if self.input is None and stream.isatty() else translating.WINDOW
-            lines = lines_of("input", str(self.input or "the standard input"), stream)
             errors = Terminal(stderr=True)
-            with ExitStack() as stack:
-                progress = None
-                if errors.is_terminal and window > 1:
-                    progress = stack.enter_context(Bar(errors))
-                    progress.begin("translating")
-                    # Counting the lines of a pipe would use them up.
-                    if self.input is not None and self.input.is_file():
-                        progress.start(_count_lines(self.input))
-                advance = (lambda count: None) if progress is None else progress.step
-                out = stack.enter_context(_writable(self.output))
-                _write(translator.stream(lines, window, advance), out)
+            progress = stack.enter_context(Bar(errors)) if errors.is_terminal and window > 1 else Progress()
+            progress.begin("translating")
+            # Counting the lines of a pipe would use them up.
+            if errors.is_terminal and self.input is not None and self.input.is_file():
+                with self.input.open("rb") as counted:
+                    progress.start(sum(1 for _ in counted))
+            lines = lines_of("input", str(self.input or "the standard input"), stream)
+            out = stack.enter_context(_writable(self.output))
+            _write(translator.stream(lines, window, progress.step), out)
 
 
 @dataclass(frozen=True)
@@ -102,8 +97,9 @@ class TranslateScore:
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
+    INTERRUPTED: ClassVar = NOTHING_YET
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
+    model: str | None = None
     """The folder of a training, or an id on the Hugging Face Hub."""
 
     parallel: ParallelData = field(default_factory=ParallelData)
@@ -129,63 +125,58 @@ class TranslateScore:
     device: Device = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
-    threads: Threads = None
+    threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     decoding: Decoding = field(default_factory=Decoding)
 
-    @_repeatable()
     def run(self, console: Console) -> None:
         """Score the translations and print the table."""
-        decoding, edges = self.decoding.checked(), self._edges()
+        decoding = self.decoding.checked()
+        edges = listed_numbers("words", self.words, 1, MOST_SIZE)
+        if edges != sorted(edges):
+            raise InputError("words", f"expected ascending numbers, such as 8,12,16, got {shown(self.words)}")
         check_range(self, threads=(1, MOST_THREADS))
-        for name in ("out", "translations"):
-            file = getattr(self, name)
-            if file is None:
-                continue
-            if not file.parent.is_dir():
-                raise InputError(name, f"no such folder: {str(file.parent)!r}")
-            # Checked now, because a failure after translating would lose the translations.
-            check_file(name, file)
-            if not os.access(file.parent, os.W_OK):
-                raise InputError(name, f"cannot write {str(file)!r}")
-            self._check_other(name, file)
+        # Checked now, because a failure after translating would lose the translations.
+        self._check_output("out", self.out, translations=self.translations)
+        self._check_output("translations", self.translations)
         import json
 
         from ..lab.terminal import say
         from ..studies.translate import scoring
 
-        if self.model is None:
-            hypotheses, references, sources, facts = self._files()
-        else:
-            hypotheses, references, sources, facts = self._translated(console, decoding)
-        found = scoring.score(hypotheses, references, sources, edges=edges, tokenize=self.tokenize)
+        pairs, hypotheses, facts = self._files() if self.model is None else self._translated(self.model, decoding)
+        found = scoring.score(hypotheses, pairs.target, pairs.source, edges=edges, tokenize=self.tokenize)
         console.print(scoring.sheet(found), highlight=False)
         say(console, *scoring.sentences(found))
-        written = []
-        if self.translations is not None:
-            write_atomically(self.translations, "".join(f"{line}\n" for line in hypotheses))
-            written.append(str(self.translations))
-        if self.out is not None:
-            write_atomically(self.out, json.dumps({**facts, **found}, indent=1, ensure_ascii=False) + "\n")
-            written.append(str(self.out))
-        if written:
-            say(console, f"wrote {' and '.join(written)}")
+        written = {
+            self.translations: "".join(f"{line}\n" for line in hypotheses),
+            self.out: json.dumps({**facts, **found}, indent=1, ensure_ascii=False) + "\n",
+        }
+        for file, content in written.items():
+            if file is not None:
+                write_atomically(file, content)
+        if files := [str(file) for file in written if file is not None]:
+            say(console, f"wrote {' and '.join(files)}")
 
-    def _check_other(self, name: str, file: Path) -> None:
-        """Check that an output is none of the files that are read, nor the other output."""
-        parallel = self.parallel
-        others = [("source", parallel.source), ("target", parallel.target), *(("data", path) for path in parallel.data)]
-        others += [("hypotheses", self.hypotheses), ("references", self.references)]
-        for other, path in others:
-            if path is not None and is_same_file(file, path):
+    def _check_output(self, name: str, file: Path | None, **others: Path | None) -> None:
+        """Check that an output can be written, and is none of the files that are read, nor one of ``others``."""
+        if file is None:
+            return
+        if not file.parent.is_dir():
+            raise InputError(name, f"no such folder: {str(file.parent)!r}")
+        check_file(name, file)
+        if not os.access(file.parent, os.W_OK):
+            raise InputError(name, f"cannot write {str(file)!r}")
+        read = {"source": self.parallel.source, "target": self.parallel.target}
+        read |= {"hypotheses": self.hypotheses, "references": self.references, **others}
+        for other, path in (*read.items(), *(("data", path) for path in self.parallel.data)):
+            if path is not None and (is_same_file(file, path) or file.resolve() == path.resolve()):
                 raise InputError(name, f"expected a different file from `{other}`, got {str(file)!r}")
-        if name == "out" and self.translations is not None and file.resolve() == self.translations.resolve():
-            raise InputError(name, f"expected a different file from `translations`, got {str(file)!r}")
 
-    def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-        """Read hypotheses, references and sources from files, and return them with the files' names."""
-        from ..data.parallel import check_aligned
+    def _files(self) -> tuple[Pairs, list[str], dict[str, Any]]:
+        """Read the translations and what they are of; return the pairs, the translations and the files' names."""
+        from ..data.parallel import Pairs, check_aligned
         from ..data.read import read_lines
 
         if self.hypotheses is None:
@@ -196,42 +187,33 @@ class TranslateScore:
         for name, value in given.items():
             if value:
                 raise InputError(name, "only with a model")
-        hypotheses = list(read_lines("hypotheses", self.hypotheses))
-        references = list(read_lines("references", self.references))
-        check_aligned("hypotheses", self.hypotheses, hypotheses, self.references, references)
-        sources = references
+        files = {"hypotheses": self.hypotheses, "references": self.references}
         if self.parallel.source is not None:
-            sources = list(read_lines("source", self.parallel.source))
-            check_aligned("source", self.parallel.source, sources, self.references, references)
-        facts = {"hypotheses": str(self.hypotheses), "references": str(self.references)}
-        return hypotheses, references, sources, facts
+            files["source"] = self.parallel.source
+        found = {name: list(read_lines(name, file)) for name, file in files.items()}
+        for name, file in files.items():
+            check_aligned(name, file, found[name], self.references, found["references"])
+        pairs = Pairs(found.get("source", found["references"]), found["references"], str(self.references))
+        facts = {name: str(files[name]) for name in ("hypotheses", "references")}
+        return pairs, found["hypotheses"], facts
 
-    def _translated(
-        self, console: Console, decoding: Decoding
-    ) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-        """Translate the sources with a model; return translations, references, sources and facts."""
+    def _translated(self, model: str, decoding: Decoding) -> tuple[Pairs, list[str], dict[str, Any]]:
+        """Translate the sources with a model; return the pairs, their translations and facts."""
         for name in ("hypotheses", "references"):
             if getattr(self, name) is not None:
                 raise InputError(name, "either a model or files, got both")
+        from ..lab.jobs import threads
         from ..lab.terminal import Bar, Terminal
         from ..studies.translate import translating
         from ..studies.translate.pairs import load_pairs
 
         pairs = load_pairs(self.parallel.checked_pairs())
-        translator = translating.load(str(self.model), decoding, find_device(self.device))
-        _use(self.threads)
-        with Bar(Terminal(stderr=True)) as progress:
+        translator = translating.load(model, decoding, find_device(self.device))
+        with threads(self.threads), Bar(Terminal(stderr=True)) as progress:
             progress.start(len(pairs))
             progress.begin("translating")
             hypotheses = translator.translate(pairs.source, progress.step)
-        facts = {"model": str(self.model), "text": pairs.name, **asdict(decoding)}
-        return hypotheses, pairs.target, pairs.source, facts
-
-    def _edges(self) -> list[int]:
-        edges = listed_numbers("words", self.words, 1, MOST_SIZE)
-        if edges != sorted(edges):
-            raise InputError("words", f"expected ascending numbers, such as 8,12,16, got {shown(self.words)}")
-        return edges
+        return pairs, hypotheses, {"model": model, "text": pairs.name, **asdict(decoding)}
 
 
 @dataclass(frozen=True)
@@ -246,13 +228,6 @@ class Translate:
         tyro.conf.arg(name=""),
     ]
     """What to do."""
-
-
-def _use(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -286,7 +261,7 @@ def _writable(file: Path | None) -> Iterator[TextIO]:
         with naming(file), out:
             try:
                 yield out
-            except (InputError, SystemExit) as error:
+            except (InputError, KeyboardInterrupt) as error:
                 if not out.tell():
                     raise
                 failure = error  # about a later line: the lines before it are kept
@@ -302,11 +277,6 @@ def _is_read_by(stream: BinaryIO, file: Path) -> bool:
         return False  # there is no such file, or the stream is not a file's
 
 
-def _count_lines(file: Path) -> int:
-    with file.open("rb") as lines:
-        return sum(1 for _ in lines)
-
-
 def _write(translations: Iterable[str], out: TextIO) -> None:
     """Write line by line, so that finished translations are kept whatever happens next."""
     shown = printable if out.isatty() else str
@@ -316,4 +286,5 @@ def _write(translations: Iterable[str], out: TextIO) -> None:
             print(shown(line), file=out, flush=True)
             done += 1
     except KeyboardInterrupt:
-        raise SystemExit(fail(f"interrupted after {done:,} lines, which have been written", 130)) from None
+        written = "1 line has been written" if done == 1 else f"{done:,} lines have been written"
+        raise KeyboardInterrupt(written if done else NOTHING_YET) from None

@@ -1,18 +1,17 @@
-"""The cases of the attention benchmark: each is a kind of term at some size, with its random tensors."""
+"""What can be timed: kinds of terms, and the random tensors of each case."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, Term
+from ...kernels import FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Term, attention
 from ...positions.deberta import table_row
 from ...positions.t5 import buckets
 
@@ -27,97 +26,122 @@ INKLING_RANK = 16
 DEBERTA_REACH = 512
 DEBERTA_BUCKETS = 256
 FACTOR_RANK = 66
-WINDOW = 128
-SOFTCAP = 50.0
 SHORTEST = 0.4
 """The length of the shortest of sequences that differ in length, as a share of the longest; others lie between."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Parameters = dict[str, Tensor]
+Terms = tuple[Term, ...]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case to compute: a kind in :data:`KINDS`, ``n`` keys, sizes, a name in :data:`DTYPES`, and the direction."""
+    """A case to compute: a kind of terms in :data:`KINDS`, ``n`` keys, sizes, a name in :data:`DTYPES`, a direction.
 
-    kind: str
+    "training" is forward and backward with all gradients, "forward" has no gradients.
+    """
+
+    terms: str
     n: int
     batch: int
     heads: int
     head_dim: int
     dtype: str
-    training: bool
+    direction: str
+
+
+@dataclass(frozen=True)
+class BenchProblem:
+    """A case's tensors.
+
+    Args:
+        case: the case.
+        query, key, value: (batch, heads, n, head_dim) each.
+        parameters: what training needs the gradients of besides. Tables are always float32, because their gradients
+            are sums over very many pairs.
+        make_terms: makes the terms from the parameters.
+        options: further arguments of :func:`whereformer.attention`.
+    """
+
+    case: Case
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    parameters: Parameters
+    make_terms: Callable[[Parameters], Terms]
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def direction(self) -> str:
-        """ "training" is forward and backward with all gradients, "forward" has no gradients."""
-        return "training" if self.training else "forward"
+    def terms(self) -> Terms:
+        """The terms, made anew from the parameters as a model does in each forward."""
+        return self.make_terms(self.parameters)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Query, key, value and all parameters."""
+        return [self.query, self.key, self.value, *self.parameters.values()]
+
+    def attend(self, backend: str) -> Tensor:
+        """Compute attention with a backend of this library."""
+        return attention(self.query, self.key, self.value, self.terms, **self.options, backend=backend)
+
+    def sdpa(self, bias: Tensor | None = None) -> Tensor:
+        """Compute torch's attention, with a bias instead of what the options say about masks."""
+        mask = self.options.get("key_mask")
+        return functional.scaled_dot_product_attention(
+            self.query,
+            self.key,
+            self.value,
+            attn_mask=bias if bias is not None or mask is None else mask[:, None, None, :],
+            is_causal=bias is None and self.options.get("causal", False),
+            enable_gqa=self.query.shape[1] != self.key.shape[1],
+        )
+
+    def offsets(self) -> Tensor:
+        """Return all offsets, (n_q, n)."""
+        keys = torch.arange(self.case.n, device=self.query.device)
+        queries = self.options["query_positions"].values(keys.device) if "query_positions" in self.options else keys
+        return keys - queries.unsqueeze(-1)
+
+    def without_terms(self) -> Self:
+        """Return the same content without terms; masks stay."""
+        return replace(self, parameters={}, make_terms=KINDS["none"].terms)
+
+    def plain(self) -> Self:
+        """Return the same content without terms, causality and other options; padding stays."""
+        kept = {name: value for name, value in self.options.items() if name == "key_mask"}
+        return replace(self.without_terms(), options=kept)
+
+    def exact(self) -> Self:
+        """Return the same problem in float64."""
+
+        def exact(tensor: Tensor) -> Tensor:
+            return tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+        parameters = {name: exact(each) for name, each in self.parameters.items()}
+        query, key, value = map(exact, (self.query, self.key, self.value))
+        return replace(self, query=query, key=key, value=value, parameters=parameters)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a case adds to attention.
+    """A kind of terms.
 
     Args:
-        about: a short description for people.
-        draw: draws a case's random parameters, whose gradients training needs. Tables are always float32, because
-            their gradients are sums over very many pairs.
-        terms: makes the terms for :func:`whereformer.attention` from such parameters and a number of keys.
-        causal, padded: whether queries see only earlier keys, and whether sequences differ in length.
-        stride: the stride of query positions; keys have stride 1.
-        shares_keys: whether up to four neighboring heads share their keys and values.
-        packed: whether sequences differ in length and lie one after another.
-        options: makes more keyword arguments of :func:`whereformer.attention` from the parameters.
+        draw: draws a case's random parameters.
+        terms: makes the terms from such parameters.
+        adapt: changes a problem, for what is not a term.
     """
 
-    about: str
-    draw: Callable[[Case], Parameters]
-    terms: Callable[[Parameters, int], tuple[Term, ...]]
-    causal: bool = False
-    padded: bool = False
-    stride: int = 1
-    shares_keys: bool = False
-    packed: bool = False
-    options: Callable[[Parameters], dict[str, Any]] = lambda _: {}
-
-
-def _draw_nothing(case: Case) -> Parameters:
-    return {}
-
-
-def _nothing(parameters: Parameters, n: int) -> tuple[Term, ...]:
-    return ()
-
-
-def _draw_table(case: Case, columns: Callable[[int], int]) -> Parameters:
-    return {"table": torch.randn(case.heads, columns(case.n))}
-
-
-def _free(parameters: Parameters, n: int) -> tuple[Term, ...]:
-    return (OffsetBias(parameters["table"], 1 - n),)
-
-
-_FREE = partial(_draw_table, columns=lambda n: 2 * n - 1)
-
-
-def _draw_t5(case: Case) -> Parameters:
-    return {"weight": torch.randn(case.heads, 32)}
-
-
-def _t5(parameters: Parameters, n: int) -> tuple[Term, ...]:
-    weight = parameters["weight"]
-    return (OffsetBias(weight[:, _t5_buckets(weight.device)], -T5_REACH),)
+    draw: Callable[[Case], Parameters] = lambda case: {}
+    terms: Callable[[Parameters], Terms] = lambda parameters: ()
+    adapt: Callable[[BenchProblem], BenchProblem] = lambda problem: problem
 
 
 @cache
 def _t5_buckets(device: torch.device) -> Tensor:
     return torch.tensor(buckets(32, 128, True)[128 - T5_REACH : 128 + T5_REACH + 1], device=device)
-
-
-def _draw_tisa(case: Case) -> Parameters:
-    size = (case.heads, TISA_KERNELS)
-    return {"amplitude": torch.randn(size), "sharpness": 0.1 + torch.rand(size), "center": 5 * torch.randn(size).tanh()}
 
 
 def tisa_curve(parameters: Parameters, reach: int) -> Tensor:
@@ -127,36 +151,18 @@ def tisa_curve(parameters: Parameters, reach: int) -> Tensor:
     return (amplitude * torch.exp(-sharpness.abs() * (offsets - center) ** 2)).sum(-1)
 
 
-def _tisa(parameters: Parameters, n: int) -> tuple[Term, ...]:
-    return (OffsetBias(tisa_curve(parameters, TISA_REACH), -TISA_REACH),)
-
-
-def _draw_shaw(case: Case) -> Parameters:
-    size = (1, 2 * SHAW_CLIP + 1, case.head_dim)
-    return {"keys": torch.randn(size), "values": torch.randn(size)}
-
-
-def _shaw(parameters: Parameters, n: int) -> tuple[Term, ...]:
-    return OffsetKeys(parameters["keys"], -SHAW_CLIP), OffsetValues(parameters["values"], -SHAW_CLIP)
-
-
 def _draw_inkling(case: Case) -> Parameters:
     factors = torch.randn(case.batch, case.heads, case.n, INKLING_RANK) * INKLING_RANK**-0.5
     return {"profiles": torch.randn(1, INKLING_EXTENT, INKLING_RANK), "query_factors": factors.to(DTYPES[case.dtype])}
 
 
-def _inkling(parameters: Parameters, n: int) -> tuple[Term, ...]:
+def _inkling(parameters: Parameters) -> Terms:
     # Keys to the right and those that are farther get nothing.
     table = functional.pad(parameters["profiles"], (0, 0, 1, 1))
     return (OffsetKeys(table, -INKLING_EXTENT, query_factors=parameters["query_factors"]),)
 
 
-def _draw_deberta(case: Case) -> Parameters:
-    size = (case.heads, 2 * DEBERTA_BUCKETS, case.head_dim)
-    return {name: torch.randn(size) for name in ("keys", "queries")}
-
-
-def _deberta(parameters: Parameters, n: int) -> tuple[Term, ...]:
+def _deberta(parameters: Parameters) -> Terms:
     rows = _deberta_rows(parameters["keys"].device)
     # The gradient of an index would take longer than attention.
     keys, queries = (parameters[name].index_select(1, rows) for name in ("keys", "queries"))
@@ -169,169 +175,75 @@ def _deberta_rows(device: torch.device) -> Tensor:
     return torch.tensor([table_row(offset, DEBERTA_BUCKETS, DEBERTA_REACH) for offset in offsets], device=device)
 
 
-def _draw_factors(case: Case) -> Parameters:
-    size = (1, case.heads, case.n, FACTOR_RANK)
-    scale = FACTOR_RANK**-0.25
-    dtype = DTYPES[case.dtype]
-    return {name: (scale * torch.randn(size)).to(dtype) for name in ("query_factors", "key_factors")}
+def lengths(case: Case) -> Tensor:
+    """Return the lengths of sequences that differ in length, (batch,)."""
+    shares = torch.linspace(1, SHORTEST, case.batch) if case.batch > 1 else torch.tensor([(1 + SHORTEST) / 2])
+    return (shares * case.n).ceil().long()
 
 
-def _factors(parameters: Parameters, n: int) -> tuple[Term, ...]:
-    return (FactorPair(parameters["query_factors"], parameters["key_factors"]),)
+def _pad(problem: BenchProblem) -> BenchProblem:
+    mask = torch.arange(problem.case.n) < lengths(problem.case).unsqueeze(-1)
+    return replace(problem, options={"key_mask": mask.to(problem.query.device)})
 
 
-def _draw_dense(case: Case) -> Parameters:
-    return {"scores": torch.randn(1, case.heads, case.n, case.n, dtype=DTYPES[case.dtype])}
+FREE = Kind(
+    lambda case: {"table": torch.randn(case.heads, 2 * case.n - 1)},
+    lambda given: (OffsetBias(given["table"], -(given["table"].shape[1] // 2)),),
+)
+"""A number for each head and offset."""
 
-
-def _dense(parameters: Parameters, n: int) -> tuple[Term, ...]:
-    return (DenseBias(parameters["scores"]),)
-
-
-def _draw_sinks(case: Case) -> Parameters:
-    return {"sinks": torch.randn(case.heads)}
-
-
-POSITIONS = {
-    "none": Kind("no terms", _draw_nothing, _nothing),
-    "bias": Kind("a number per head and offset", _FREE, _free),
-    "t5": Kind("T5's 32 buckets, which reach 91 tokens", _draw_t5, _t5),
-    "tisa": Kind("TISA's 5 kernels, which reach 30 tokens", _draw_tisa, _tisa),
-    "shaw": Kind("Shaw's vectors for keys and values, clipped at 16 tokens", _draw_shaw, _shaw),
-    "factors": Kind("a product of rank 66, as in TUPE", _draw_factors, _factors),
-    "dense": Kind("a number per head, query and key", _draw_dense, _dense),
-    "funnel": Kind("bias, with only every second query, as in Funnel-Transformer", _FREE, _free, stride=2),
-    "padded": Kind("bias, in a batch of lengths from 100% down to 40%", _FREE, _free, padded=True),
+KINDS = {
+    "none": Kind(),
+    "bias": FREE,
+    "t5": Kind(
+        lambda case: {"weight": torch.randn(case.heads, 32)},
+        lambda given: (OffsetBias(given["weight"][:, _t5_buckets(given["weight"].device)], -T5_REACH),),
+    ),
+    "tisa": Kind(
+        lambda case: {
+            "amplitude": torch.randn(case.heads, TISA_KERNELS),
+            "sharpness": 0.1 + torch.rand(case.heads, TISA_KERNELS),
+            "center": 5 * torch.randn(case.heads, TISA_KERNELS).tanh(),
+        },
+        lambda given: (OffsetBias(tisa_curve(given, TISA_REACH), -TISA_REACH),),
+    ),
+    "shaw": Kind(
+        lambda case: {name: torch.randn(1, 2 * SHAW_CLIP + 1, case.head_dim) for name in ("keys", "values")},
+        lambda given: (OffsetKeys(given["keys"], -SHAW_CLIP), OffsetValues(given["values"], -SHAW_CLIP)),
+    ),
+    "factors": Kind(
+        lambda case: {
+            name: (FACTOR_RANK**-0.25 * torch.randn(1, case.heads, case.n, FACTOR_RANK)).to(DTYPES[case.dtype])
+            for name in ("query_factors", "key_factors")
+        },
+        lambda given: (FactorPair(**given),),
+    ),
+    "padded": replace(FREE, adapt=_pad),
     "causal": Kind(
-        "bias, where each query sees only earlier keys", partial(_draw_table, columns=lambda n: n), _free, causal=True
+        lambda case: {"table": torch.randn(case.heads, case.n)},
+        lambda given: (OffsetBias(given["table"], 1 - given["table"].shape[1]),),
+        partial(replace, options={"causal": True}),
     ),
-    "inkling": Kind(
-        f"Inkling's bias: {INKLING_RANK} numbers of each query meet profiles over {INKLING_EXTENT} tokens before it",
-        _draw_inkling,
-        _inkling,
-    ),
+    "inkling": Kind(_draw_inkling, _inkling),
     "deberta": Kind(
-        f"DeBERTa's two terms, with {DEBERTA_BUCKETS} buckets on each side, which reach {DEBERTA_REACH} tokens",
-        _draw_deberta,
+        lambda case: {
+            name: torch.randn(case.heads, 2 * DEBERTA_BUCKETS, case.head_dim) for name in ("keys", "queries")
+        },
         _deberta,
     ),
 }
-"""What positions add."""
-
-FEATURES = {
-    "window": Kind(
-        f"no terms, in a window of {WINDOW} tokens before and after",
-        _draw_nothing,
-        _nothing,
-        options=lambda _: {"window": WINDOW},
-    ),
-    "grouped": Kind("bias, where up to four heads share their keys and values", _FREE, _free, shares_keys=True),
-    "lse": Kind(
-        "bias, and the log of each row's sum of exponentials is returned too",
-        _FREE,
-        _free,
-        options=lambda _: {"return_lse": True},
-    ),
-    "softcap": Kind(
-        f"no terms, with scores capped at {SOFTCAP:g}", _draw_nothing, _nothing, options=lambda _: {"softcap": SOFTCAP}
-    ),
-    "sinks": Kind("no terms, with a learned sink per head", _draw_sinks, _nothing, options=lambda given: dict(given)),
-    "varlen": Kind("bias, in sequences of lengths from 100% down to 40% without padding", _FREE, _free, packed=True),
-}
-"""What attention offers besides positions."""
-
-KINDS = POSITIONS | FEATURES
-
-
-@dataclass(frozen=True)
-class BenchProblem:
-    """A case's tensors. The query is (batch, heads, n_q, head_dim), key and value are (batch, key heads, n, head_dim).
-
-    If sequences lie one after another, ``cu_seqlens`` tells where they begin, and the batch is 1.
-    """
-
-    case: Case
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    parameters: Parameters
-    causal: bool = False
-    key_mask: Tensor | None = None
-    query_positions: Positions | None = None
-    key_positions: Positions | None = None
-    cu_seqlens: Tensor | None = None
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """The terms, made anew from the parameters as a model does in each forward."""
-        return KINDS[self.case.kind].terms(self.parameters, self.case.n)
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """Query, key, value and all parameters."""
-        return [self.query, self.key, self.value, *self.parameters.values()]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of :func:`whereformer.attention`."""
-        return {**self.positions, **KINDS[self.case.kind].options(self.parameters)}
-
-    @property
-    def positions(self) -> dict[str, Any]:
-        """Those that are about positions and masks."""
-        names = ("causal", "key_mask", "query_positions", "key_positions")
-        return {name: getattr(self, name) for name in names}
-
-    def offsets(self) -> Tensor:
-        """Return all offsets, (n_q, n)."""
-        keys = torch.arange(self.case.n, device=self.query.device)
-        queries = keys if self.query_positions is None else self.query_positions.values(self.query.device)
-        return keys - queries.unsqueeze(-1)
-
-    def plain(self) -> BenchProblem:
-        """Return the same content without terms, causality and other options; padding stays."""
-        return replace(self.without_terms(), causal=False)
-
-    def without_terms(self) -> BenchProblem:
-        """Return the same content without terms and what comes with them; padding and causality stay."""
-        return replace(self, case=replace(self.case, kind="none"), parameters={})
-
-    def exact(self) -> BenchProblem:
-        """Return the same problem in float64."""
-
-        def exact(tensor: Tensor) -> Tensor:
-            return tensor.detach().double().requires_grad_(tensor.requires_grad)
-
-        parameters = {name: exact(tensor) for name, tensor in self.parameters.items()}
-        return replace(
-            self, query=exact(self.query), key=exact(self.key), value=exact(self.value), parameters=parameters
-        )
+"""The kinds of terms by name. Benchmarks add more."""
 
 
 def make_problem(case: Case, device: torch.device) -> BenchProblem:
     """Make the random tensors of a case, always the same ones."""
-    kind = KINDS[case.kind]
-    shares = torch.linspace(1, SHORTEST, case.batch) if case.batch > 1 else torch.tensor([(1 + SHORTEST) / 2])
-    lengths = (shares * case.n).ceil().long()
-    batch, n = (1, int(lengths.sum())) if kind.packed else (case.batch, case.n)
-    key_heads = case.heads // math.gcd(case.heads, 4) if kind.shares_keys else case.heads
+    kind = KINDS[case.terms]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        n_q = math.ceil(n / kind.stride)
-        query, key, value = (
-            torch.randn(batch, heads, length, case.head_dim).to(device, DTYPES[case.dtype])
-            for heads, length in ((case.heads, n_q), (key_heads, n), (key_heads, n))
-        )
+        size = (case.batch, case.heads, case.n, case.head_dim)
+        query, key, value = (torch.randn(size).to(device, DTYPES[case.dtype]) for _ in range(3))
         parameters = {name: tensor.to(device) for name, tensor in kind.draw(case).items()}
-    problem = BenchProblem(case, query, key, value, parameters, causal=kind.causal)
+    problem = kind.adapt(BenchProblem(case, query, key, value, parameters, kind.terms))
     for tensor in problem.inputs:
-        tensor.requires_grad_(case.training)
-    if kind.padded:
-        mask = torch.arange(case.n, device=device) < lengths.to(device).unsqueeze(-1)
-        problem = replace(problem, key_mask=mask)
-    if kind.packed:
-        problem = replace(problem, cu_seqlens=torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32, device=device))
-    if kind.stride > 1:
-        grid = Positions(0, kind.stride, n_q)
-        problem = replace(problem, query_positions=grid, key_positions=Positions(0, 1, case.n))
+        tensor.requires_grad_(case.direction == "training")
     return problem

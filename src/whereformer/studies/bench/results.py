@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-import os
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from ...errors import InputError
 from ...lab.json_files import check_that
-from ...lab.machine import machine
 from ...lab.provenance import provenance
 from ...lab.store import Results
-from .cases import KINDS
+from .cases import Case
 
 if TYPE_CHECKING:
     from ...lab.sheet import Sheet
 
-METHOD = (
-    "First, the output and gradients of each way are checked against the float64 reference at a small length. Then "
-    "every round times each way once, in random order, in one process; short calls are repeated until they take 20 ms. "
-    "A ratio is a way's time divided by the time of torch's attention without positions, over all keys, in the same "
-    "round; the median, lowest and highest over the rounds are given. Time is the process's CPU time with one "
-    "thread, wall time with more, and event time on a GPU. Memory is what a call allocates at its peak beyond its "
-    "inputs, in a separate call."
-)
-
-RowKey = tuple[str, int, int, int, int, str, str, str, int, str]
-
 
 @dataclass(frozen=True)
-class BenchRow:
+class BenchRow(Case):
     """The measurements of one way on one case.
 
     Args:
-        terms, n, batch, heads, head_dim, dtype, direction: the case.
         device, threads: "cpu" or "cuda", and torch's number of threads.
         way: the way's name.
         ratio, lowest, highest: median and range of time relative to plain attention; None if it wasn't timed.
@@ -54,13 +38,6 @@ class BenchRow:
         seconds: time of a call in each round.
     """
 
-    terms: str
-    n: int
-    batch: int
-    heads: int
-    head_dim: int
-    dtype: str
-    direction: str
     device: str
     threads: int
     way: str
@@ -76,23 +53,10 @@ class BenchRow:
     seconds: tuple[float, ...] = ()
 
     @property
-    def key(self) -> RowKey:
+    def key(self) -> tuple[str | int, ...]:
         """Identifies the measurement: rows with the same key are the same measurement at different times."""
         case = (self.terms, self.n, self.batch, self.heads, self.head_dim, self.dtype, self.direction)
         return (*case, self.device, self.threads, self.way)
-
-
-@dataclass(frozen=True)
-class MemoryGrowth:
-    """The power of the length with which a way's memory grows, from cases that differ only in length."""
-
-    terms: str
-    dtype: str
-    direction: str
-    way: str
-    batch: int
-    lengths: list[int]
-    exponent: float
 
 
 @dataclass(frozen=True)
@@ -100,19 +64,15 @@ class BenchResults(Results):
     """All measurements of a folder.
 
     Args:
-        method: how the measurements are taken.
-        terms: descriptions of the kinds of terms.
-        memory_growth: growth of memory for all cases with more than one length.
         rows: one row for each case and way.
+        interrupted: whether the last command was interrupted.
     """
 
     FORMAT = 1
     INDENT = 1
 
-    method: str
-    terms: dict[str, str]
-    memory_growth: list[MemoryGrowth]
     rows: list[BenchRow]
+    interrupted: bool | None = None
 
     def check(self) -> None:
         for number, row in enumerate(self.rows):
@@ -130,28 +90,28 @@ class BenchResults(Results):
         Raises:
             InputError: if the folder has results from another machine or other versions, or its file is something else.
         """
-        origin = {**provenance(device), "machine": describe_machine(device)}
+        origin = provenance(device)
         earlier = cls.earlier(folder)
         if earlier is None:
-            return cls(method=METHOD, terms={}, memory_growth=[], rows=[], **origin)
-        for then, now in ((earlier.machine, origin["machine"]), (earlier.versions, origin["versions"])):
-            for key in {**now, **then}:
-                if now.get(key) != then.get(key):
-                    raise InputError(
-                        "out",
-                        f"{folder} has results with {key} {then.get(key)}, not {now.get(key)}; choose another folder",
-                    )
-        return replace(earlier, method=METHOD, **origin)
+            return cls(rows=[], **origin)
+        names = ("cpu", "instructions", "gpu", "system")
+        then, now = (
+            {**{name: machine.get(name) for name in names}, **versions}
+            for machine, versions in ((earlier.machine, earlier.versions), (origin["machine"], origin["versions"]))
+        )
+        for key in {**now, **then}:
+            if then.get(key) != now.get(key):
+                raise InputError(
+                    "out", f"{folder} has results with {key} {then.get(key)}, not {now.get(key)}; choose another folder"
+                )
+        return replace(earlier, interrupted=None, **origin)
 
     def with_rows(self, rows: Sequence[BenchRow]) -> Self:
         """Return these results with more rows, which replace those of the same measurements."""
-        every = list({row.key: row for row in (*self.rows, *rows)}.values())
-        terms = {kind: KINDS[kind].about for kind in dict.fromkeys(row.terms for row in every) if kind in KINDS}
-        return replace(self, terms=terms, memory_growth=memory_growth(every), rows=every)
+        return replace(self, rows=list({row.key: row for row in (*self.rows, *rows)}.values()))
 
-    def interrupted(self) -> BenchResults:
-        """Return the same results of a command that was interrupted."""
-        return _Interrupted(**{each.name: getattr(self, each.name) for each in fields(self)})
+    def problem(self) -> KeyboardInterrupt | None:
+        return KeyboardInterrupt("the measurements so far are kept") if self.interrupted else None
 
     def sheets(self) -> Sequence[Sheet]:
         from .report import sheet
@@ -163,16 +123,8 @@ class BenchResults(Results):
 
         return [headline(self.rows)]
 
-    def more_files(self) -> dict[str, str]:
-        from .report import plot
-
-        picture = plot(self.rows)
-        return {"results.csv": as_csv(self.rows), **({} if picture is None else {"plot.svg": picture})}
-
-
-class _Interrupted(BenchResults):
-    def problem(self) -> KeyboardInterrupt:
-        return KeyboardInterrupt("the measurements so far are kept")
+    def more_files(self) -> dict[str, str | bytes]:
+        return {"results.csv": as_csv(self.rows)}
 
 
 def as_csv(rows: Sequence[BenchRow]) -> str:
@@ -183,33 +135,3 @@ def as_csv(rows: Sequence[BenchRow]) -> str:
     writer.writerow(names)
     writer.writerows([getattr(row, name) for name in names] for row in rows)
     return file.getvalue()
-
-
-def memory_growth(rows: Sequence[BenchRow]) -> list[MemoryGrowth]:
-    """Return how each way's memory grows, for batches that were measured at more than one length."""
-    points: dict[tuple[str, str, str, str, int], dict[int, float]] = {}
-    for row in rows:
-        if row.memory:
-            key = (row.terms, row.dtype, row.direction, row.way, row.batch)
-            points.setdefault(key, {})[row.n] = row.memory
-    return [
-        MemoryGrowth(*key, lengths=sorted(found), exponent=round(exponent, 3))
-        for key, found in points.items()
-        if (exponent := growth(found)) is not None
-    ]
-
-
-def growth(points: Mapping[int, float]) -> float | None:
-    """Return the power with which values grow with length (the slope of log over log); None for a single point."""
-    logs = [(math.log(n), math.log(value)) for n, value in points.items() if value > 0]
-    if len(logs) < 2:
-        return None
-    return statistics.linear_regression(*zip(*logs, strict=True)).slope
-
-
-def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Describe the machine: processor, its instructions, GPU, system and number of cores."""
-    facts = machine(device)
-    return {name: facts[name] for name in ("cpu", "instructions", "gpu", "system") if name in facts} | {
-        "cores": os.cpu_count()
-    }

@@ -6,15 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ...lab.options import (
-    MOST_SIZE,
-    MOST_THREADS,
-    check_positive,
-    check_range,
-    find_device,
-    listed,
-    listed_numbers,
-)
+from ...errors import InputError
+from ...lab.options import MOST_SIZE, MOST_THREADS, check_positive, check_range, find_device, listed, listed_numbers
 from ...lab.study import Study
 
 if TYPE_CHECKING:
@@ -22,6 +15,8 @@ if TYPE_CHECKING:
 
 LONGEST = 10_000_000
 """The most tokens in a sequence; calls that need too much memory are not tried."""
+LONG = 2048
+"""With more tokens than this, the default batch is one sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +26,18 @@ class Bench(Study):
     The output and the gradients of every way are first checked against a float64 reference. Then all ways are timed in
     turns, and each time is divided by the time of torch's own attention without positions ("sdpa") in the same round.
     At 1.00 positions cost nothing; at 2.00 they double the time. "sdpa+bias" is what most code does today: it passes an
-    (n, n) bias to torch's attention. "sdpa" is over all keys, also beside a causal case or a window. Forward is without
-    gradients; training is forward and backward with all gradients.
+    (n, n) bias to torch's attention. "sdpa" is over all keys, also beside a causal case. Forward is without gradients;
+    training is forward and backward with all gradients.
 
-    Writes results.json, results.csv and plot.svg. Ctrl-C keeps what has been measured, and a later run with other terms
+    Writes results.json and results.csv. Ctrl-C keeps what has been measured, and a later run with other terms
     or lengths adds to the folder.
     """
 
     terms: str | None = None
     """What positions add: none, bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values),
     inkling (16 numbers of each query meet vectors over offsets), deberta (vectors meet queries and keys), factors (a
-    product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a query
-    (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one of
-    these. Default: bias,t5,shaw (with --quick: bias). By name you can also measure window (128 tokens on each side),
-    grouped (four heads share keys), lse, softcap, sinks and varlen (different lengths without padding)."""
+    product of rank 66, as in TUPE), or a bias in a batch of different lengths (padded) or with causal attention
+    (causal). "all" means every one of these. Default: bias,t5,shaw (with --quick: bias)."""
 
     lengths: str | None = None
     """Tokens in a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
@@ -84,32 +77,36 @@ class Bench(Study):
 
     def job(self) -> BenchJob:
         from ...kernels.choose import BACKENDS
-        from .cases import DTYPES, KINDS, POSITIONS
-        from .check import check_backend
+        from .cases import DTYPES, KINDS, Case
         from .run import BenchJob
         from .timing import free_memory
+        from .ways import CAUSAL, DENSE, backend, check
 
         check_range(self, **dict.fromkeys(("rounds", "batch", "heads", "head_dim"), (1, MOST_SIZE)))
         check_range(self, threads=(1, MOST_THREADS))
         check_positive(self, "memory_limit")
         device = find_device(self.device)
-        kinds = ("bias" if self.quick else "bias,t5,shaw") if self.terms is None else self.terms
         usual = "float32" if device.type == "cpu" else "bfloat16"
+        kinds = ("bias" if self.quick else "bias,t5,shaw") if self.terms is None else self.terms
         lengths = ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
-        job = BenchJob(
-            kinds=tuple(POSITIONS) if kinds == "all" else listed("terms", kinds, list(KINDS), spaces=True),
-            lengths=listed_numbers("lengths", lengths, 1, LONGEST),
-            dtypes=listed("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES), spaces=True),
-            backends=listed("backends", self.backends, BACKENDS, spaces=True),
+        dtypes = listed("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES), spaces=True)
+        ways = [backend(name) for name in listed("backends", self.backends, BACKENDS, spaces=True)]
+        for way in ways:
+            for dtype in dtypes:
+                found = check(way, "bias", self.head_dim, dtype, "forward", device)
+                if isinstance(found, str):
+                    raise InputError("backends", f"{way.name} can't run here: {found}")
+        return BenchJob(
+            cases=[
+                Case(kind, n, self.batch or (4 if n <= LONG else 1), self.heads, self.head_dim, dtype, direction)
+                for dtype in dtypes
+                for kind in (KINDS if kinds == "all" else listed("terms", kinds, list(KINDS), spaces=True))
+                for n in listed_numbers("lengths", lengths, 1, LONGEST)
+                for direction in ("forward", "training")
+            ],
+            ways=[*ways, DENSE, CAUSAL],
             device=device,
             memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else free_memory(device) // 2,
-            batch=self.batch,
-            heads=self.heads,
-            head_dim=self.head_dim,
             rounds=self.rounds or (3 if self.quick else 7),
             threads=self.threads,
         )
-        for name in job.backends:
-            for dtype in job.dtypes:
-                check_backend(name, dtype, job.head_dim, device)
-        return job

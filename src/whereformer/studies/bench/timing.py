@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from ...lab.memory import peak_memory
 from .cases import Case, make_problem
@@ -19,9 +16,6 @@ from .ways import Way, make_step
 
 SHORTEST_MEASUREMENT = 0.02
 """Seconds. Calls that take less time are repeated within a measurement."""
-
-Name = TypeVar("Name")
-Work = TypeVar("Work")
 
 
 class Clock:
@@ -56,13 +50,6 @@ class Clock:
         return self.now() - started
 
 
-def rounds_of(steps: Mapping[Name, Work], seconds: Callable[[Work], float], count: int) -> Iterator[dict[Name, float]]:
-    """Yield the seconds of all steps, round by round, each round in a new random order."""
-    order = random.Random(0)
-    for _ in range(count):
-        yield {name: seconds(steps[name]) for name in order.sample(list(steps), len(steps))}
-
-
 def memory_of(step: Callable[[], object], device: torch.device) -> int:
     """Return a call's peak memory in bytes. It runs in a new thread, so that memory kept for later calls counts too."""
     with ThreadPoolExecutor(1) as fresh:
@@ -74,7 +61,7 @@ def expected_memory(way: Way, case: Case, device: torch.device) -> int:
 
     def needed(n: int) -> int:
         problem = make_problem(replace(case, n=n), device)
-        return sum(map(_bytes, problem.inputs)) + memory_of(make_step(way, problem), device)
+        return sum(tensor.nbytes for tensor in problem.inputs) + memory_of(make_step(way, problem), device)
 
     long = max(2, min(1024, case.n // 4))
     short = long // 2
@@ -87,10 +74,6 @@ def extrapolate(short: tuple[int, float], long: tuple[int, float], n: int) -> in
     b = max(0.0, (y_2 / n_2 - y_1 / n_1) / (n_2 - n_1))
     a = max(0.0, y_2 / n_2 - b * n_2)
     return math.ceil(a * n + b * n * n)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def free_memory(device: torch.device) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from ...data import subwords
 from ...data.fingerprint import SeenText
@@ -22,28 +21,6 @@ from .results import PairFacts, TranslationFacts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-
-@dataclass(frozen=True)
-class Examples(Dataset[Sequence[Tensor]]):
-    """Encoded pairs. An item is a source and its target, each (tokens,) int64 and with its end token.
-
-    Args:
-        rows: the pairs, each a row of two parts.
-    """
-
-    rows: RowFile
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> Sequence[Tensor]:
-        return self.rows[row]
-
-    @property
-    def lengths(self) -> Tensor:
-        """(pairs, 2), the number of tokens of source and target."""
-        return self.rows.lengths
 
 
 def collate(pairs: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
@@ -63,10 +40,13 @@ def collate(pairs: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TranslationText:
-    """The prepared text: the pairs to train on and to judge by, the vocabulary, and facts about them."""
+    """The prepared text: the pairs to train on and to judge by, the vocabulary, and facts about them.
 
-    training: Examples
-    held_out: Examples
+    A pair is a row of two parts, source and target, each with its end token.
+    """
+
+    training: RowFile
+    held_out: RowFile
     tokenizer: PreTrainedTokenizerFast
     facts: TranslationFacts
 
@@ -88,18 +68,16 @@ def prepare(
         InputError: if no pair is left, and as :func:`whereformer.data.pairs.open_or_encode` does.
     """
     encoded = open_or_encode(cache, text, seen, vocab_size, scratch)
-    found: dict[str, Examples] = {}
+    found: dict[str, RowFile] = {}
     facts: dict[str, PairFacts] = {}
     for name, source, rows in zip(PARTS, text.sources, (encoded.training, encoded.held_out), strict=True):
         full = (rows.lengths > 0).all(1)
         fits = full & (rows.lengths <= max_length).all(1)
         if not fits.any():
-            raise InputError(
-                "max_length",
-                f"no {name.replace('_', '-')} pair of {source} has text on both sides and at most "
-                f"{max_length} tokens on each",
-            )
-        found[name] = Examples(rows.chosen(fits.nonzero().flatten()))
+            part = name.replace("_", "-")
+            wanted = f"text on both sides and at most {max_length} tokens on each"
+            raise InputError("max_length", f"no {part} pair of {source} has {wanted}")
+        found[name] = rows.chosen(fits.nonzero().flatten())
         lengths = found[name].lengths
         facts[name] = PairFacts(
             pairs=len(lengths),

@@ -9,36 +9,31 @@ from ...data import subwords
 from ...lab.training.model_options import as_setting, check_position_options
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ..pretrain.settings import parsed_options
-from .settings import Decoding, TranslationTraining, TranslatorSettings
+from .settings import SIZES, Decoding, TranslationSettings
 
 
-def build_config(model: TranslatorSettings, training: TranslationTraining, vocab_size: int) -> Seq2SeqConfig:
+def build_config(settings: TranslationSettings, vocab_size: int) -> Seq2SeqConfig:
     """Return the model's configuration. The model is built once on the meta device, so that errors appear at once.
 
     Raises:
         InputError: if the settings do not fit together.
     """
-    options = parsed_options(model.position_options)
-    sizes = {
-        "hidden_size": model.hidden_size,
-        "num_attention_heads": model.num_heads,
-        "intermediate_size": model.intermediate_size,
-        "encoder_layers": model.encoder_layers,
-        "decoder_layers": model.decoder_layers,
-    }
+    options = parsed_options(settings.position_options)
+    sizes = {name: getattr(settings, name) for name in SIZES}
+    sizes["num_attention_heads"] = sizes.pop("num_heads")
     try:
-        check_position_options(model.position, options)
+        check_position_options(settings.position, options)
         config = Seq2SeqConfig.preset(
-            model.preset,
+            settings.preset,
             **{name: size for name, size in sizes.items() if size is not None},
             vocab_size=vocab_size,
-            position=model.position,
+            position=settings.position,
             position_options=options,
-            cross_position=model.cross_position,
-            norm=model.norm,
-            hidden_dropout_prob=model.dropout,
-            label_smoothing=model.label_smoothing,
-            max_position_embeddings=training.max_length,
+            cross_position=settings.cross_position,
+            norm=settings.norm,
+            hidden_dropout_prob=settings.dropout,
+            label_smoothing=settings.label_smoothing,
+            max_position_embeddings=settings.max_length,
             pad_token_id=subwords.PAD,
             bos_token_id=subwords.START,
             eos_token_id=subwords.END,

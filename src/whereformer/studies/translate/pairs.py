@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from ...data.pairs import ParallelText
 from ...data.parallel import Pair, PairFiles, Pairs, aligned, table_pairs
@@ -26,12 +27,7 @@ def load_pairs(data: ParallelData) -> Pairs:
 
 
 def open_text(data: ParallelData, validation: ParallelData | None, progress: Progress) -> ParallelText:
-    """Return the text to train on and to judge by. It is read later.
-
-    Args:
-        data: the text to train on. Some of it is held out if there is no ``validation``.
-        validation: the text to judge by.
-        progress: is told the number of characters as they are read.
+    """Return the text to train on and to judge by; some of it is held out without ``validation``. It is read later.
 
     Raises:
         InputError: if a file can't be read again and again.
@@ -41,25 +37,22 @@ def open_text(data: ParallelData, validation: ParallelData | None, progress: Pro
 
 
 def pair_files(data: ParallelData, progress: Progress) -> PairFiles:
-    """Return the pairs in the files that the options name."""
-    option = data.names
-    if data.data:
-        field, columns = option["data"], columns_of(option["columns"], data.columns)
-        for file in data.data:
-            if file.suffix.lower() != ".tsv":
-                check_table(field, file)
+    """Return the pairs in the files that the options name; the progress is told the characters that are read."""
+    if data.source is not None and data.target is not None:
+        one, other, fields = data.source, data.target, (data.name("source"), data.name("target"))
 
-        def read() -> Iterator[Pair]:
-            for file in data.data:
-                yield from table_pairs(field, option["columns"], file, columns)
+        def read_lines_of_both() -> Iterator[Pair]:
+            return aligned(fields[0], one, read_lines(fields[0], one), other, read_lines(fields[1], other))
 
-        name, fields = ", ".join(map(str, data.data)), (field,) * len(data.data)
-        return PairFiles(name, field, data.data, fields, data.columns, read, progress)
-    source, target, fields = data.source, data.target, (option["source"], option["target"])
-    assert source is not None
-    assert target is not None
+        return PairFiles(f"{one} and {other}", fields[0], (one, other), fields, None, read_lines_of_both, progress)
+    field, columns_field = data.name("data"), data.name("columns")
+    columns = columns_of(columns_field, data.columns)
+    for file in data.data:
+        if file.suffix.lower() != ".tsv":
+            check_table(field, file)
 
-    def read_aligned() -> Iterator[Pair]:
-        return aligned(fields[0], source, read_lines(fields[0], source), target, read_lines(fields[1], target))
+    def read() -> Iterator[Pair]:
+        return chain.from_iterable(table_pairs(field, columns_field, file, columns) for file in data.data)
 
-    return PairFiles(f"{source} and {target}", fields[0], (source, target), fields, None, read_aligned, progress)
+    name = ", ".join(map(str, data.data))
+    return PairFiles(name, field, data.data, (field,) * len(data.data), data.columns, read, progress)

@@ -16,7 +16,7 @@ from .examples import prepare
 from .model import build_config
 from .pairs import open_text
 from .results import TranslationResults
-from .settings import ParallelData, TranslationTraining, TranslatorSettings
+from .settings import ParallelData, TranslationSettings
 from .training import TranslatorTraining
 
 
@@ -25,7 +25,7 @@ class TranslateJob(LongJob[TranslationResults]):
     """Everything that a translation training needs, checked, before the text is read.
 
     Args:
-        model, training: the checked settings.
+        chosen: the checked settings.
         data: the text to train on.
         validation: the text to judge by; by default some of the other.
         device: where to train.
@@ -34,8 +34,7 @@ class TranslateJob(LongJob[TranslationResults]):
         command: the command line, for the model card.
     """
 
-    model: TranslatorSettings
-    training: TranslationTraining
+    chosen: TranslationSettings
     data: ParallelData
     validation: ParallelData | None
     device: torch.device
@@ -50,10 +49,9 @@ class TranslateJob(LongJob[TranslationResults]):
         return text, look_at(text, cache)
 
     def settings(self, text: str) -> dict[str, Any]:
-        return {**asdict(self.model), **asdict(self.training), "text": text, "device": self.device.type}
+        return {**asdict(self.chosen), "text": text, "device": self.device.type}
 
     def prepared(self, text: ParallelText, seen: SeenText, cache: Path, scratch: Path | None) -> TranslatorTraining:
-        training = self.training
-        prepared = prepare(text, seen, training.vocab_size, training.max_length, cache, scratch)
-        config = build_config(self.model, training, prepared.facts.vocabulary)
-        return TranslatorTraining(self.model, training, prepared, config, self.device)
+        prepared = prepare(text, seen, self.chosen.vocab_size, self.chosen.max_length, cache, scratch)
+        config = build_config(self.chosen, prepared.facts.vocabulary)
+        return TranslatorTraining(self.chosen, prepared, config, self.device)

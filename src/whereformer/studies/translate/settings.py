@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import InputError
-from ...lab.options import (
-    MOST_COUNT,
-    MOST_SEED,
-    MOST_SIZE,
-    LongRun,
-    check_positive,
-    check_range,
-    find_device,
-    part,
-)
+from ...lab.options import MOST_COUNT, MOST_SEED, MOST_SIZE, LongRun, check_positive, check_range, find_device, part
 from ...lab.study import Study, command_line
-from ..pretrain.settings import canonical_options, parsed_options
+from ..pretrain.settings import canonical_options
 
 if TYPE_CHECKING:
     from .run import TranslateJob
+
+
+SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
 
 
 def columns_of(field: str, text: str | None) -> tuple[str, str] | None:
@@ -57,14 +49,12 @@ class ParallelData:
     """Columns of the tables, such as en,de. Default: both, if there are only two. The first line of a .tsv file is a
     header if it has these names; without names, or with 1,2, it is text."""
 
-    @property
-    def names(self) -> Mapping[str, str]:
-        """The names that errors use for the options."""
-        return {name: name for name in ("source", "target", "data", "columns")}
+    NAMES: ClassVar[dict[str, str]] = {}
+    """The names that errors use for fields, where they are not the fields' own."""
 
-    def given(self) -> bool:
-        """Return whether any text is given."""
-        return bool(self.data) or self.source is not None or self.target is not None
+    def name(self, field: str) -> str:
+        """Return the name that errors use for a field."""
+        return self.NAMES.get(field, field)
 
     def checked_pairs(self) -> ParallelData:
         """Check that either tables or two files are given, and return the settings.
@@ -72,17 +62,15 @@ class ParallelData:
         Raises:
             InputError: if not; it names the field.
         """
-        name = self.names
-        columns_of(name["columns"], self.columns)
-        if self.data:
-            if self.source is not None or self.target is not None:
-                raise InputError(name["data"], f"either tables or `{name['source']}` and `{name['target']}`, got both")
-            return self
-        if self.source is None and self.target is None:
-            raise InputError(name["data"], f"expected tables, or `{name['source']}` and `{name['target']}`, got none")
-        for one, other in (("source", "target"), ("target", "source")):
-            if getattr(self, one) is None:
-                raise InputError(name[one], f"expected a file to go with `{name[other]}`, got none")
+        data, source, target = map(self.name, ("data", "source", "target"))
+        columns_of(self.name("columns"), self.columns)
+        if self.data and (self.source is not None or self.target is not None):
+            raise InputError(data, f"either tables or `{source}` and `{target}`, got both")
+        if not self.data and self.source is None and self.target is None:
+            raise InputError(data, f"expected tables, or `{source}` and `{target}`, got none")
+        if not self.data and (self.source is None or self.target is None):
+            missing, other = (source, target) if self.source is None else (target, source)
+            raise InputError(missing, f"expected a file to go with `{other}`, got none")
         return self
 
 
@@ -105,20 +93,17 @@ class ValidationData:
         Raises:
             InputError: if the fields do not fit together; it names one.
         """
-        found = _Validation(self.validation_source, self.validation_target, self.validation, columns)
-        return found.checked_pairs() if found.given() else None
+        given = (self.validation_source, self.validation_target, self.validation)
+        return _Validation(*given, columns).checked_pairs() if any(given) else None
 
 
 class _Validation(ParallelData):
-    @property
-    def names(self) -> Mapping[str, str]:
-        parts = {"source": "validation_source", "target": "validation_target"}
-        return {**parts, "data": "validation", "columns": "columns"}
+    NAMES: ClassVar = {"source": "validation_source", "target": "validation_target", "data": "validation"}
 
 
 @dataclass(frozen=True)
-class TranslatorSettings:
-    """The model."""
+class TranslationSettings:
+    """The model, and how it is trained."""
 
     preset: Literal["small", "base", "big"] = "small"
     """Model size: small (3+3 layers of width 256) can be trained on two CPU cores; base (6+6 of 512) and big (6+6 of
@@ -158,26 +143,6 @@ class TranslatorSettings:
 
     label_smoothing: float = 0.1
     """Share of a target that is spread over all tokens."""
-
-    def checked_model(self) -> TranslatorSettings:
-        """Check what can be checked without a model, and return the settings with defaults and canonical options.
-
-        Raises:
-            InputError: if a field is invalid; it names the field.
-        """
-        check_range(self, dropout=(0, 0.9), label_smoothing=(0, 0.9))
-        sizes = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
-        check_range(self, **dict.fromkeys(sizes, (1, MOST_SIZE)))
-        parsed_options(self.position_options)
-        dropout = self.dropout
-        if dropout is None:
-            dropout = {"small": 0.2, "base": 0.1, "big": 0.3}[self.preset]
-        return dataclasses.replace(self, position_options=canonical_options(self.position_options), dropout=dropout)
-
-
-@dataclass(frozen=True)
-class TranslationTraining:
-    """How the model is trained."""
 
     vocab_size: int = 8000
     """Number of subwords. Both languages share them, and they are learned from the text (byte-pair encoding over bytes,
@@ -219,22 +184,27 @@ class TranslationTraining:
     seed: int = 0
     """Seed of the weights, dropout and the order of the text."""
 
-    def checked_training(self) -> TranslationTraining:
-        """Check the settings and return them, with the default of ``epochs``.
+    def checked(self) -> TranslationSettings:
+        """Check what can be checked without a model, and return the settings with defaults and canonical options.
 
         Raises:
             InputError: if a field is invalid; it names the field.
         """
+        check_range(self, dropout=(0, 0.9), label_smoothing=(0, 0.9))
         # 4 tokens are at least two of text, the end token, and one to spare.
         check_range(self, vocab_size=(300, MOST_SIZE), max_length=(4, MOST_SIZE), accumulate=(1, MOST_SIZE))
-        check_range(self, **dict.fromkeys(("steps", "average", "every"), (1, MOST_COUNT)), warmup=(0, MOST_COUNT))
-        check_range(self, batch_tokens=(self.max_length, MOST_SIZE), seed=(0, MOST_SEED))
+        check_range(self, batch_tokens=(self.max_length, MOST_SIZE), warmup=(0, MOST_COUNT), seed=(0, MOST_SEED))
+        check_range(self, **dict.fromkeys(("steps", "average", "every"), (1, MOST_COUNT)))
+        check_range(self, **dict.fromkeys(SIZES, (1, MOST_SIZE)))
         check_positive(self, "learning_rate", "epochs")
-        if self.steps is not None:
-            if self.epochs is not None:
-                raise InputError("epochs", "either `steps` or `epochs`")
-            return self
-        return dataclasses.replace(self, epochs=20.0 if self.epochs is None else self.epochs)
+        if self.steps is not None and self.epochs is not None:
+            raise InputError("epochs", "either `steps` or `epochs`")
+        return replace(
+            self,
+            position_options=canonical_options(self.position_options),
+            dropout={"small": 0.2, "base": 0.1, "big": 0.3}[self.preset] if self.dropout is None else self.dropout,
+            epochs=20.0 if self.epochs is None and self.steps is None else self.epochs,
+        )
 
 
 @dataclass(frozen=True)
@@ -269,7 +239,7 @@ class Decoding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateTrain(LongRun, TranslationTraining, TranslatorSettings, ValidationData, ParallelData, Study):
+class TranslateTrain(LongRun, TranslationSettings, ValidationData, ParallelData, Study):
     """Train a translation Transformer on parallel text, with any position method.
 
     The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
@@ -290,8 +260,7 @@ class TranslateTrain(LongRun, TranslationTraining, TranslatorSettings, Validatio
 
     def job(self) -> TranslateJob:
         data = part(self, ParallelData).checked_pairs()
-        model = part(self, TranslatorSettings).checked_model()
-        training = part(self, TranslationTraining).checked_training()
+        settings = part(self, TranslationSettings).checked()
         validation = self.parallel(self.columns)
         self.check_threads()
 
@@ -302,9 +271,9 @@ class TranslateTrain(LongRun, TranslationTraining, TranslatorSettings, Validatio
         device = find_device(self.device)
         ranks.join(device)
         # Check the settings before the text is read and encoded, which may take long.
-        build_config(model, training, training.vocab_size)
+        build_config(settings, settings.vocab_size)
         command = command_line(self, "translate train")
-        return TranslateJob(model, training, data, validation, device, self.cache, self.threads, command)
+        return TranslateJob(settings, data, validation, device, self.cache, self.threads, command)
 
     def usage(self) -> str:
         return f"whereformer translate run {self.out / 'model'} < lines.txt"

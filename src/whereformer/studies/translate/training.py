@@ -30,7 +30,7 @@ from .averaging import Averaging
 from .examples import TranslationText, collate
 from .model import generation_config
 from .results import TranslationPlan, TranslationResults
-from .settings import Decoding, TranslationTraining, TranslatorSettings
+from .settings import Decoding, TranslationSettings
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,13 @@ class TranslatorTraining(LongTraining[TranslationResults]):
     """A translation training on encoded pairs.
 
     Args:
-        model, training: the checked settings.
+        training: the checked settings.
         text: the prepared text.
         config: the model's configuration.
         device: where to train.
     """
 
-    model: TranslatorSettings
-    training: TranslationTraining
+    training: TranslationSettings
     text: TranslationText
     config: Seq2SeqConfig
     device: torch.device
@@ -99,17 +98,12 @@ class TranslatorTraining(LongTraining[TranslationResults]):
     def sheet(self) -> Sheet:
         facts, plan, rows = self.text.facts, self.plan(), []
         for name, part in (("training", facts.training), ("held-out", facts.held_out)):
-            left_out = [
-                f"{count:,} {why}"
-                for count, why in (
-                    (part.empty, "with an empty line"),
-                    (part.too_long, f"of more than {self.training.max_length} tokens"),
-                )
-                if count
-            ]
             tokens = f"{part.source_tokens:,} and {part.target_tokens:,} tokens, at most {part.longest} per line"
             rows.append((name, f"{part.pairs:,} pairs, {tokens}"))
-            rows += [("", f"left out: {', '.join(left_out)}")] if left_out else []
+            empty = [f"{part.empty:,} with an empty line"] * bool(part.empty)
+            long = [f"{part.too_long:,} of more than {self.training.max_length} tokens"] * bool(part.too_long)
+            if empty or long:
+                rows.append(("", f"left out: {', '.join(empty + long)}"))
         rows.append(("model", plan.size(facts.vocabulary)))
         rows.append(("steps", f"{plan.steps:,} of about {plan.tokens_per_step:,} tokens; {plan.passes()}"))
         return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
@@ -153,8 +147,8 @@ class TranslatorTraining(LongTraining[TranslationResults]):
 
     def batches(self) -> DataLoader[Batch]:
         sampler = _Drawn(self, self.course.steps * self.training.accumulate)
-        pinned = self.device.type == "cuda"
-        return shared_loader(self.text.training, sampler, collate, pinned=pinned)
+        pairs: Any = self.text.training  # a DataLoader's types ask for a subclass of its own
+        return shared_loader(pairs, sampler, collate, pinned=self.device.type == "cuda")
 
     def held_out(self) -> DataLoader[Batch]:
         drawn = drawing.by_length_and_tokens(self.text.held_out.lengths, self.training.batch_tokens)
@@ -165,7 +159,7 @@ class TranslatorTraining(LongTraining[TranslationResults]):
 
 
 class _Drawn:
-    """A batch sampler that yields the first ``count`` batches."""
+    """A batch sampler that yields the first ``count`` batches of a training."""
 
     def __init__(self, training: TranslatorTraining, count: int) -> None:
         self.training, self.count = training, count

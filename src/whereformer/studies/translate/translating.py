@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -71,7 +71,7 @@ class Translator:
         while True:
             texts, error = _read(lines, window)
             encoded = [torch.tensor(ids) for ids in subwords.encode(self.tokenizer, texts)]
-            long = self._too_long([*map(len, encoded)], before)
+            long = self._too_long(encoded, before)
             if long is not None:
                 first, error = long
                 encoded = encoded[:first]
@@ -88,23 +88,21 @@ class Translator:
         Raises:
             InputError: as for :meth:`stream`, but before any line is translated.
         """
-        long = self._too_long([*map(len, subwords.encode(self.tokenizer, lines))])
+        long = self._too_long(subwords.encode(self.tokenizer, lines))
         if long is not None:
             raise long[1]
         return list(self.stream(lines, advance=advance))
 
-    def _too_long(self, lengths: Sequence[int], before: int = 0) -> tuple[int, InputError] | None:
+    def _too_long(self, lines: Iterable[Sized], before: int = 0) -> tuple[int, InputError] | None:
         """Return the index of the first line that is too long and its error; ``before`` lines came before these."""
-        long = [line for line, length in enumerate(lengths) if length > self.limit]
-        if self.decoding.truncate or not long:
-            return None
-        first, more = long[0], f" (and {len(long) - 1} of the {len(lengths) - long[0] - 1} after it)"
-        return first, InputError(
-            None,
-            f"line {before + first + 1} has {lengths[first]} tokens, but the model takes {self.limit}"
-            f"{more if len(long) > 1 else ''}; use `truncate` to truncate such lines, or a larger `max_length` if the "
-            "position method allows it",
-        )
+        for line, ids in enumerate(lines):
+            if len(ids) > self.limit and not self.decoding.truncate:
+                return line, InputError(
+                    None,
+                    f"line {before + line + 1} has {len(ids)} tokens, but the model takes {self.limit}; use `truncate` "
+                    "to truncate such lines, or a larger `max_length` if the position method allows it",
+                )
+        return None
 
     def _translate(self, lines: Sequence[Tensor], advance: Callable[[int], None]) -> list[str]:
         found = [""] * len(lines)
