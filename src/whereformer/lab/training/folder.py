@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 from ...errors import InputError
 from ...files import check_folder, move_folder, new_folder
 from ..json_files import check_seal, read_json, sealed, write_json
+from ..progress import Progress
 from ..store import refuse_other_settings
 from . import manifest
 from .card import write_card
@@ -70,62 +70,41 @@ class Folder(Generic[Kind]):
     def _earlier_settings(self) -> dict[str, Any] | None:
         """Return the settings of an earlier run in this folder; the results have them too."""
         file = self.out / "settings.json"
-        broken = False
-        if file.exists():
-            try:
-                old = read_json(file)
-                check_seal(old)
-            except (OSError, ValueError):
-                broken = True
-            else:
-                if old.get("format") != FORMAT or not isinstance(old.get("settings"), dict):
-                    raise InputError("out", f"{file} is not of this command; choose another folder")
+        if not file.exists():
+            return self.kind.load(self.path).settings if self.path.exists() else None
+        try:
+            old = read_json(file)
+            check_seal(old)
+            if old.get("format") == FORMAT and isinstance(old.get("settings"), dict):
                 return dict(old["settings"])
-        if self.path.exists():
-            try:
-                return self.kind.load(self.path).settings
-            except InputError:
-                if not broken:
-                    raise InputError("out", f"{self.path} is not of this command; choose another folder") from None
-        if broken:
-            raise InputError("out", f"{file} is not complete; move it away or choose another folder")
-        return None
+        except (OSError, ValueError):
+            pass
+        raise InputError("out", f"{file} is not complete or not of this command; move it away or choose another folder")
 
     def claim(self) -> None:
         """Save the settings, so that later runs with others are refused, and remove what is half written."""
         write_json(self.out / "settings.json", sealed({"format": FORMAT, "settings": self.settings}), indent=1)
         shutil.rmtree(self.beside, ignore_errors=True)
 
-    def finished(self) -> Kind | None:
-        """Return the results if training has finished and the model is what was saved, else None."""
-        results = self._results()
-        return results if results is not None and results.finished and self._model_problem is None else None
+    def finished(self, progress: Progress) -> Kind | None:
+        """Return the results if training has finished and the model is what was saved; else tell what is lost.
 
-    def damage(self) -> str | None:
-        """Return what a finished run lost, in a line for the user; None if nothing is known to be lost."""
-        results = self._results()
-        if results is None:
-            return f"writing {self.path.name} again: it was damaged" if self.path.exists() else None
-        if not results.finished or self._model_problem is None:
-            return None
-        return f"making {self.model.name}/ again: {self._model_problem}"
-
-    def _results(self) -> Kind | None:
-        """Return the saved results; None if there are none or they are damaged, since checkpoints have them too."""
+        Checkpoints have the results too, so damaged ones are written again.
+        """
         try:
-            return self.kind.load(self.path) if self.path.exists() else None
+            results = self.kind.load(self.path) if self.path.exists() else None
         except InputError:
+            progress.line(f"writing {self.path.name} again: it was damaged")
             return None
-
-    @cached_property
-    def _model_problem(self) -> str | None:
-        """Why the model is not what was saved. Every byte is read once, since nothing but :meth:`finish` writes it."""
-        return manifest.problem(self.model, {"settings": self.settings})
+        if results is None or not results.finished:
+            return None
+        problem = manifest.problem(self.model, {"settings": self.settings})
+        if problem is not None:
+            progress.line(f"making {self.model.name}/ again: {problem}")
+        return results if problem is None else None
 
     def newest_checkpoint(self, unusable: Callable[[int], str | None] = lambda step: None) -> Path | None:
-        """Return the newest checkpoint that is what its manifest says, or None.
-
-        The others that are newer stay where they are, in :attr:`passed_over`.
+        """Return the newest checkpoint that is what its manifest says, or None. It fills :attr:`passed_over`.
 
         Args:
             unusable: returns a further reason why a step's checkpoint can't be used, or None.
@@ -144,10 +123,9 @@ class Folder(Generic[Kind]):
 
     def problem(self, step: int) -> str | None:
         """Return why a step's checkpoint does not count, or None if it does."""
-        place = self.checkpoint(step)
-        if any(place.rglob("*.bin")):
+        if any(self.checkpoint(step).rglob("*.bin")):
             return "it has a .bin file, a pickle, which is never opened"
-        return manifest.problem(place, self._facts(step), alone=True)
+        return manifest.problem(self.checkpoint(step), {"step": step, "settings": self.settings}, alone=True)
 
     def accept(self, step: int, keep: int) -> None:
         """Put the checkpoint that lies beside its place there, with a manifest, and delete old ones.
@@ -155,15 +133,12 @@ class Folder(Generic[Kind]):
         Args:
             step: the steps taken.
             keep: how many checkpoints to keep. Those that were passed over are deleted once a newer one is there.
-
-        Raises:
-            InputError: if the disk is full.
         """
         place = self.checkpoint(step)
         complete = self.beside / place.name
         # The Trainer's arguments are a pickle, which nobody opens.
         (complete / "training_args.bin").unlink(missing_ok=True)
-        manifest.write(complete, self._facts(step))
+        manifest.write(complete, {"step": step, "settings": self.settings})
         check_folder(None, place)
         move_folder(complete, place)
         shutil.rmtree(self.beside)
@@ -175,25 +150,15 @@ class Folder(Generic[Kind]):
                 shutil.rmtree(self.checkpoint(each), ignore_errors=True)
 
     def finish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, results: Kind) -> None:
-        """Save the trained model with its tokenizer and its model card, then the results.
-
-        Raises:
-            InputError: if the disk is full.
-        """
+        """Save the trained model with its tokenizer and its model card, then the results."""
         with new_folder(self.model) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             write_card(partial, model, results, self.command)
             manifest.write(partial, {"settings": self.settings})
-        self.__dict__.pop("_model_problem", None)
         results.write(self.path)
-
-    def _facts(self, step: int) -> dict[str, Any]:
-        return {"step": step, "settings": self.settings}
 
     def _steps(self) -> list[int]:
         """Return the steps of all checkpoints, whether they count or not."""
-        if not self.checkpoints.is_dir():
-            return []
-        found = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in self.checkpoints.iterdir())
+        found = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in self.checkpoints.glob("*"))
         return [int(match[1]) for match in found if match]

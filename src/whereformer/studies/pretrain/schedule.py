@@ -45,15 +45,12 @@ def parsed_lengths(text: str) -> list[tuple[int, float]]:
         pairs = [part.split(":") for part in text.split(",")]
         found = [(int(length), float(share)) for length, share in pairs]
     except ValueError:
-        raise InputError(
-            "lengths", f"expected lengths and shares such as '128:0.9,512:0.1', got {shown(text)}"
-        ) from None
+        expected = "expected lengths and shares such as '128:0.9,512:0.1'"
+        raise InputError("lengths", f"{expected}, got {shown(text)}") from None
     for length, share in found:
-        if not SHORTEST <= length <= MOST_SIZE:
-            limit = f"at least {SHORTEST}" if length < SHORTEST else f"at most {MOST_SIZE}"
-            raise InputError("lengths", f"expected lengths of {limit}, got {shown(length)}")
-        if not 0 < share <= 1:
-            raise InputError("lengths", f"expected shares above 0 and up to 1, got {share}")
+        if not (SHORTEST <= length <= MOST_SIZE and 0 < share <= 1):
+            expected = f"expected lengths of {SHORTEST} to {MOST_SIZE} and shares above 0 and up to 1"
+            raise InputError("lengths", f"{expected}, got {shown(f'{length}:{share:g}')}")
     total = sum(share for _, share in found)
     if abs(total - 1) > 1e-6:
         raise InputError("lengths", f"expected shares that add up to 1, got {total:g} in {shown(text)}")
