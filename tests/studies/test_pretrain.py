@@ -482,7 +482,9 @@ def test_other_settings_do_not_mix_with_a_run_already_there(text, finished, caps
 
 def test_results_of_another_command_are_left_alone(text, tmp_path, capsys):
     (tmp_path / "results.json").write_text("{}")
-    assert "is not a complete result of this command" in fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "is not a complete result of this command" in fails(
+        capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY
+    )
     assert (tmp_path / "results.json").read_text() == "{}"
     (tmp_path / "settings.json").write_text("{")
     assert "is not complete" in fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)

@@ -11,6 +11,7 @@ from ...positions import layer_pattern, method_names, own_name
 
 OWN = "own"
 """The setting that keeps the model's own positions, as it was pretrained."""
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,6 @@ class Setting:
     variants: tuple[Variant, ...]
 
 
-BASELINE = "baseline"
-
-
 def method_of(name: str) -> str:
     """Return the position method of a variant's unique name."""
     return name.partition(", S=")[0]
@@ -77,11 +75,10 @@ def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Settin
         else:
             rest = "learned" if "learned" in parts and len(parts) > 1 else "none"
             others = [Variant(position, None if position == OWN else position)]
-        compared = 0 in kernels and position not in (OWN, rest)
-        variants = ([Variant(BASELINE, rest)] if compared else []) + others
         if not others:
             raise InputError("kernels", "expected a number above 0 besides the baseline, got 0")
-        found.append(Setting(position, tuple(variants)))
+        compared = 0 in kernels and position not in (OWN, rest)
+        found.append(Setting(position, (*([Variant(BASELINE, rest)] if compared else []), *others)))
     return found
 
 
