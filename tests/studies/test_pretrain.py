@@ -323,8 +323,7 @@ def test_a_checkpoint_counts_only_as_it_was_saved(copy, damage, reason):
 
 def test_a_checkpoint_of_other_settings_does_not_count(copy):
     settings = results_of(copy)["settings"]
-    for name in ("settings.json", "results.json"):
-        (copy / name).unlink()
+    (copy / "results.json").unlink()
     folder = Folder(copy, {**settings, "seed": 1}, PretrainResults)
     assert folder.newest_checkpoint() is None
     assert folder.passed_over["checkpoint-6"] == "it was saved with other settings"
@@ -375,7 +374,6 @@ def test_old_checkpoints_go_only_when_newer_ones_count(text, tmp_path):
     [
         ("model/model.safetensors", "making model/ again: model.safetensors was changed"),
         ("model/tokenizer.json", "making model/ again: tokenizer.json was changed"),
-        ("results.json", "writing results.json again: it was damaged"),
     ],
 )
 def test_a_finished_run_is_finished_only_if_all_of_it_is_there(text, finished, copy, capsys, name, reason):
@@ -386,6 +384,16 @@ def test_a_finished_run_is_finished_only_if_all_of_it_is_there(text, finished, c
     assert "is already finished" not in out
     assert same(weights(copy), weights(finished))
     assert without_time(again) == without_time(results_of(finished))
+
+
+def test_damaged_results_are_refused_and_written_again_once_they_are_moved_away(text, finished, copy, capsys):
+    os.truncate(copy / "results.json", 7)
+    line = fails(capsys, "pretrain", "--data", text, "--out", str(copy), *TINY)
+    assert "results.json is not a complete result of this command" in line
+    (copy / "results.json").unlink()
+    assert without_time(run(text, copy)) == without_time(results_of(finished))
+    assert "continuing after step 6 of 6" in capsys.readouterr().out
+    assert same(weights(copy), weights(finished))
 
 
 def test_a_run_through_a_link_is_that_of_the_folder(text, finished, copy, tmp_path, capsys):
@@ -486,8 +494,6 @@ def test_results_of_another_command_are_left_alone(text, tmp_path, capsys):
         capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY
     )
     assert (tmp_path / "results.json").read_text() == "{}"
-    (tmp_path / "settings.json").write_text("{")
-    assert "is not complete" in fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):

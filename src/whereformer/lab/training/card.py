@@ -30,49 +30,8 @@ KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
 }
 """The Hub's name for the task of each saved class, and the class of transformers that loads it."""
 
-BODY = """\
-# {name} with {method}
-
-`{name}` with {parameters:,} parameters. Position method: {position}.
-
-## How to use
-
-The package whereformer must be installed. Importing `whereformer.models` registers the model with transformers; without
-this import, transformers says that it does not recognize this architecture (`model_type` {kind}).
-
-```python
-import whereformer.models
-from transformers import AutoTokenizer, {auto}
-
-name = "path or id of this model"
-tokenizer = AutoTokenizer.from_pretrained(name)
-model = {auto}.from_pretrained(name)
-outputs = model(**tokenizer("some text", return_tensors="pt"){more})
-```
-
-## Data
-
-{data}
-
-## Held-out scores
-
-{scores}
-
-Losses are in nats per token. The scores are of the last weights, on text that was not trained on.
-
-## Training
-
-{command}
-
-{settings}
-
-Trained in {seconds:.0f} seconds on {machine}. Versions: {versions}.
-
-## Limits
-
-The model learned from the data above, with whatever is wrong or unfair in it, and has not been tested beyond these
-scores. No license was chosen here; add one before you share the model.
-"""
+BODY = Path(__file__).with_suffix(".md")
+"""The text, with names in braces for what differs."""
 
 
 def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, command: str) -> None:
@@ -85,7 +44,7 @@ def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, c
         tags=["transformers", "position", *method.replace("+", " ").split()],
         metrics=sorted(scores),
     )
-    body = BODY.format(
+    body = BODY.read_text(encoding="utf-8").format(
         name=type(model).__name__,
         method=method,
         parameters=results.parameters,

@@ -1,8 +1,8 @@
-"""The output folder of a long training: its settings, checkpoints, results and finished model.
+"""The output folder of a long training: its results, checkpoints and finished model.
 
-It holds ``settings.json`` (everything that decides the result), ``results.json`` (losses, held-out scores, time),
-``checkpoints/``, ``tensorboard/`` if that is installed and, once training has finished, ``model/`` with the tokenizer.
-A checkpoint or model counts only if it is what its manifest says.
+It holds ``results.json`` (everything that decides the result, losses, held-out scores, time), ``checkpoints/``,
+``tensorboard/`` if that is installed and, once training has finished, ``model/`` with the tokenizer. A checkpoint or
+model counts only if it is what its manifest says.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from transformers import PreTrainedModel
 
-from ...errors import InputError
 from ...files import check_folder, move_folder, new_folder
-from ..json_files import check_seal, read_json, sealed, write_json
 from ..progress import Progress
-from ..store import refuse_other_settings
+from ..store import FILE
 from . import manifest
 from .card import write_card
 from .results import TrainingResults
@@ -27,11 +25,8 @@ from .results import TrainingResults
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FORMAT = 1
-"""Format version of ``settings.json``."""
 KEPT_CHECKPOINTS = 2
 """How many checkpoints are kept by default: two, because the newest may be damaged."""
-
 
 Kind = TypeVar("Kind", bound=TrainingResults)
 
@@ -54,7 +49,7 @@ class Folder(Generic[Kind]):
         self.command = command
         self.settings = settings
         self.kind = kind
-        self.path = out / "results.json"
+        self.path = out / FILE
         self.checkpoints = out / "checkpoints"
         self.model = out / "model"
         self.beside = self.checkpoints / "new.partial"
@@ -63,45 +58,24 @@ class Folder(Generic[Kind]):
         """The names of newer checkpoints that :meth:`newest_checkpoint` did not return, with the reasons."""
         for part in (self.checkpoints, self.model, out / "tensorboard"):
             check_folder("out", part)
-        old = self._earlier_settings()
-        if old is not None:
-            refuse_other_settings(out, old, settings)
+        self.earlier = kind.earlier(out, settings=settings)
+        """The results of an earlier run."""
 
-    def _earlier_settings(self) -> dict[str, Any] | None:
-        """Return the settings of an earlier run in this folder; the results have them too."""
-        file = self.out / "settings.json"
-        if not file.exists():
-            return self.kind.load(self.path).settings if self.path.exists() else None
-        try:
-            old = read_json(file)
-            check_seal(old)
-            if old.get("format") == FORMAT and isinstance(old.get("settings"), dict):
-                return dict(old["settings"])
-        except (OSError, ValueError):
-            pass
-        raise InputError("out", f"{file} is not complete or not of this command; move it away or choose another folder")
-
-    def claim(self) -> None:
-        """Save the settings, so that later runs with others are refused, and remove what is half written."""
-        write_json(self.out / "settings.json", sealed({"format": FORMAT, "settings": self.settings}), indent=1)
+    def claim(self, start: Kind) -> None:
+        """Write the results before the first step, so that other settings are refused; remove what is half written."""
+        if self.earlier is None:
+            start.write(self.path)
         shutil.rmtree(self.beside, ignore_errors=True)
 
     def finished(self, progress: Progress) -> Kind | None:
-        """Return the results if training has finished and the model is what was saved; else tell what is lost.
-
-        Checkpoints have the results too, so damaged ones are written again.
-        """
-        try:
-            results = self.kind.load(self.path) if self.path.exists() else None
-        except InputError:
-            progress.line(f"writing {self.path.name} again: it was damaged")
-            return None
-        if results is None or not results.finished:
+        """Return the results if training has finished and the model is what was saved; else tell what is lost."""
+        if self.earlier is None or not self.earlier.finished:
             return None
         problem = manifest.problem(self.model, {"settings": self.settings})
-        if problem is not None:
-            progress.line(f"making {self.model.name}/ again: {problem}")
-        return results if problem is None else None
+        if problem is None:
+            return self.earlier
+        progress.line(f"making {self.model.name}/ again: {problem}")
+        return None
 
     def newest_checkpoint(self, unusable: Callable[[int], str | None] = lambda step: None) -> Path | None:
         """Return the newest checkpoint that is what its manifest says, or None. It fills :attr:`passed_over`.

@@ -360,7 +360,7 @@ def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress) ->
     plan = vars(long.plan())
     start = folder.kind(**plan, settings=folder.settings, text=long.text.facts, **provenance(long.device))
     if ranks.is_main():
-        folder.claim()
+        folder.claim(start)
     checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(lambda step: long.unusable(folder, step)))
     if folder.passed_over:
         passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
