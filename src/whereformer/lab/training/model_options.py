@@ -36,11 +36,11 @@ def check_position_options(position: str, options: Mapping[str, Any]) -> None:
 
 
 def as_setting(error: Exception, settings: Container[str], options: Container[str] = ()) -> InputError:
-    """Turn an error from a configuration, position method or model into one about an experiment's setting.
+    """Turn an error of a configuration or model into one about a setting, or else about the position method.
 
     Args:
         error: the error that was raised.
-        settings: names of the settings; any other error is reported as one about the position method.
+        settings: names of the settings.
         options: names of the position method's options, which the setting ``position_options`` holds.
     """
     field = error.field if isinstance(error, InputError) else None

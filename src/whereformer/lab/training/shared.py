@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -23,14 +23,6 @@ Count = Callable[[Batch], dict[str, int]]
 """Returns, for each part of the loss, the number of items over which it is a mean in this batch."""
 
 
-class Batches(Protocol):
-    """The row numbers of all batches, in order."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Sequence[int]]: ...
-
-
 def check_rows(rows: int) -> None:
     """Check that the rows of a batch can be divided among the processes.
 
@@ -42,13 +34,14 @@ def check_rows(rows: int) -> None:
 
 
 def shared_loader(
-    rows: Dataset[Any], batches: Batches, collate: Callable[[list[Any]], Batch], *, pinned: bool = False
+    rows: Dataset[Any], batches: Any, collate: Callable[[list[Any]], Batch], *, pinned: bool = False
 ) -> DataLoader[Batch]:
     """Return a loader of this process's share of each batch.
 
     Args:
         rows: all rows.
-        batches: the rows of each batch. A process without a row in a batch gets a spare one, which does not count.
+        batches: the rows of each batch, in order; it has a length. A process without a row in a batch gets a spare
+            one, which does not count.
         collate: makes a batch of rows.
         pinned: whether to put batches into pinned memory.
     """
@@ -59,7 +52,7 @@ def shared_loader(
 class _Shares:
     """A batch sampler of the rows of this process; a spare row's number is -1 minus its own."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Any) -> None:
         self.batches = batches
 
     def __len__(self) -> int:

@@ -36,12 +36,7 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
 
 
 def load(model: str, variant: Variant, classes: int | None) -> EncoderForSequenceClassification:
-    """Load a pretrained model with a variant's position method and a new head.
-
-    Args:
-        model: a folder or an id on the Hub.
-        variant: the position method.
-        classes: number of classes; None for regression.
+    """Load a pretrained model with a variant's position method and a new head; ``classes`` is None for regression.
 
     Raises:
         InputError: if the model can't be read, or the method is unknown or does not fit it.

@@ -22,7 +22,6 @@ from ...positions import PositionRangeError
 from .models import fingerprint_of, load
 from .results import ParameterCounts, TaskFacts
 from .settings import DataSettings
-from .variants import distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,16 +99,11 @@ def _described(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """What fine-tuning starts from: the text is tokenized, and every model has read the longest row.
-
-    Args:
-        tasks: the tokenized tasks, by name.
-        weights: the fingerprint of the pretrained weights.
-        parameters: the parameter counts of each variant, by name.
-    """
+    """What fine-tuning starts from: tasks and variants by name. Every model has read the longest row."""
 
     tasks: dict[str, Encoded]
     weights: str
+    """The fingerprint of the pretrained weights."""
     parameters: dict[str, ParameterCounts]
 
 
@@ -124,7 +118,7 @@ def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
     tasks: list[Encoded] = []
     weights, parameters = "", {}
     with quiet_transformers():
-        for variant in distinct(job.settings):
+        for variant in job.variants.values():
             model = load(job.model, variant, 2)
             if not tasks:
                 rows.check_tokenizer(job.tokenizer, model.config.vocab_size)

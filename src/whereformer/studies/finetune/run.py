@@ -28,7 +28,7 @@ from .report import plan
 from .results import FinetuneResults, KeptCurves, Shown, TunedModel
 from .settings import DataSettings, FinetuneSettings, TuningSettings
 from .train import finetune_one
-from .variants import BASELINE, Setting, Variant, distinct
+from .variants import BASELINE, Setting, Variant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,26 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FinetuneJob:
-    """Everything that fine-tuning needs.
-
-    Args:
-        model: a folder or an id on the Hub.
-        tokenizer: the model's tokenizer.
-        data: the tasks to fine-tune on.
-        settings: the position methods, each with its variants.
-        seeds: seeds of the head, the new kernels, the order of rows and dropout.
-        tuning: how to train.
-        device: where to train.
-        cache: the folder for tokenized rows; by default ``cache`` in the run's folder.
-        jobs: the number of runs at a time.
-        threads: threads on the CPU; by default torch's.
-    """
+    """The options of a fine-tuning, checked and with defaults filled in."""
 
     model: str
     tokenizer: PreTrainedTokenizerBase
     data: DataSettings
     settings: list[Setting]
     seeds: list[int]
+    """Seeds of the head, the new kernels, the order of rows and dropout."""
     tuning: TuningSettings
     device: torch.device
     cache: Path | None = None
@@ -65,7 +53,7 @@ class FinetuneJob:
     @property
     def variants(self) -> dict[str, Variant]:
         """Every different model, by name."""
-        return {variant.name: variant for variant in distinct(self.settings)}
+        return {variant.name: variant for setting in self.settings for variant in setting.variants}
 
     def steps(self, encoded: Encoded) -> int:
         """Return the number of training steps of a run."""
@@ -108,10 +96,10 @@ class FinetuneJob:
             device=self.device.type,
             tokenizer=fingerprint(f"{token} {number}" for token, number in vocabulary),
         )
-        variants = [variant for setting in self.settings for variant in setting.variants]
-        baseline = {0 for variant in variants if variant.label == BASELINE}
         positions = [setting.position for setting in self.settings]
-        kernels = sorted(baseline | {variant.kernels for variant in variants if variant.kernels})
+        variants = [variant for setting in self.settings for variant in setting.variants]
+        # 0 kernels are the baseline.
+        kernels = {variant.kernels or 0 for variant in variants if variant.kernels or variant.label == BASELINE}
         origin = provenance(self.device)
         libraries = {name: version(name) for name in ("tokenizers", "scikit-learn", "scipy")}
         new = FinetuneResults(
@@ -121,7 +109,7 @@ class FinetuneJob:
             curves={},
             model=self.model,
             parameters=checked.parameters,
-            shown=Shown(positions, kernels, self.seeds),
+            shown=Shown(positions, sorted(kernels), self.seeds),
             **{**origin, "versions": {**origin["versions"], **libraries}},
         )
         earlier = FinetuneResults.earlier(folder, settings=settings)

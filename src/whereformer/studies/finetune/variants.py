@@ -16,17 +16,14 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Variant:
-    """One model of a setting.
-
-    Args:
-        label: its name in tables.
-        position: the method, as ``load_pretrained`` takes it; None keeps the checkpoint's own.
-        kernels: TISA's number of kernels, if it has any.
-    """
+    """One model of a setting."""
 
     label: str
+    """Its name in tables."""
     position: str | None
+    """The method, as ``load_pretrained`` takes it; None keeps the checkpoint's own."""
     kernels: int | None = None
+    """TISA's number of kernels, if it has any."""
 
     @property
     def name(self) -> str:
@@ -80,8 +77,3 @@ def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Settin
         compared = 0 in kernels and position not in (OWN, rest)
         found.append(Setting(position, (*([Variant(BASELINE, rest)] if compared else []), *others)))
     return found
-
-
-def distinct(settings: Sequence[Setting]) -> list[Variant]:
-    """Return every different model once."""
-    return list({variant.name: variant for setting in settings for variant in setting.variants}.values())

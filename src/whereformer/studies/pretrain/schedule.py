@@ -15,14 +15,7 @@ SHORTEST = 8
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps in a row with windows of one length.
-
-    Args:
-        length: tokens in a window.
-        steps: number of steps.
-        batch_size: windows in a batch.
-        batches: batches in a step.
-    """
+    """Steps in a row with windows of one length: ``batch_size`` windows in a batch, and ``batches`` in a step."""
 
     length: int
     steps: int
@@ -58,13 +51,9 @@ def parsed_lengths(text: str) -> list[tuple[int, float]]:
 
 
 def stages_of(lengths: Sequence[tuple[int, float]], steps: int, batch_size: int, batches: int) -> list[Stage]:
-    """Divide the steps among the lengths. All steps have about the same number of tokens.
+    """Divide the steps among the lengths, each with its share. All steps have about the same number of tokens.
 
-    Args:
-        lengths: each length with its share of the steps, in order.
-        steps: number of steps.
-        batch_size: windows of the first length in a batch. Of longer windows, a batch has fewer, but at least one.
-        batches: batches in a step.
+    A batch has ``batch_size`` windows of the first length; of longer windows it has fewer, but at least one.
 
     Raises:
         InputError: if a length gets no step.

@@ -103,11 +103,7 @@ class ModelSettings:
     """electra: weight of the encoder's loss; the generator's loss has weight 1. Default: 50."""
 
     def resolved_model(self) -> ModelSettings:
-        """Check what can be checked without a model, and return the settings with defaults in place of None.
-
-        Raises:
-            InputError: if a field is invalid; it names the field.
-        """
+        """Check what can be checked without a model, and return the settings with defaults in place of None."""
         check_range(self, **dict.fromkeys(("hidden_size", "embedding_size", "num_heads"), (1, MOST_SIZE)))
         check_range(self, dropout=(0, 0.9))
         defaults: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
@@ -176,11 +172,7 @@ class PretrainTraining:
     """Seed of the weights, the windows and the masks."""
 
     def resolved_training(self, objective: str) -> PretrainTraining:
-        """Check the settings and return them, with defaults in place of None.
-
-        Raises:
-            InputError: if a field is invalid; it names the field.
-        """
+        """Check the settings and return them, with defaults in place of None."""
         if self.length is not None and self.lengths is not None:
             raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
         check_range(self, length=(SHORTEST, MOST_SIZE), batch_size=(1, MOST_SIZE), accumulate=(1, MOST_SIZE))
