@@ -33,6 +33,6 @@ def text_facts(source: str, summary: Summary, counts: Tensor) -> TextFacts:
         summary: the text in short.
         counts: (2, tokens), how often each token of the vocabulary occurs in the training and the held-out part.
     """
-    (training, held_out), sums = counts, counts.sum(1).tolist()
-    entropy = unigram_entropy(training, held_out)
-    return TextFacts(source, summary.documents, summary.characters, *sums, len(training), entropy)
+    training, held_out = counts
+    sums, entropy = counts.sum(1).tolist(), unigram_entropy(training, held_out)
+    return TextFacts(source, summary.documents, summary.characters, sums[0], sums[1], len(training), entropy)

@@ -67,8 +67,9 @@ class FinetuneJob:
         """
         with threads(self.threads):
             checked, results = self._checked(folder, None, progress)
-            for line in (plan(self, checked), *slow_dtype(self.tuning.dtype, self.device)):
-                progress.line(line)
+            progress.line(plan(self, checked))
+            for note in slow_dtype(self.tuning.dtype, self.device):
+                progress.line(note)
             tasks = checked.tasks
             keys = [(task, name, seed) for task in tasks for seed in self.seeds for name in self.variants]
             keys = missing(results, keys, progress)
