@@ -355,9 +355,7 @@ def damage(command: Command, whole: dict[str, Any], chance: random.Random) -> Ou
     if code == 2 and len(error_lines(output)) == 1:
         # As the line says: what it names is moved away.
         how = "refused, then moved away"
-        named = [name for name in ("settings.json", "results.json") if name in error_lines(output)[0]]
-        for name in named:
-            (command.out / name).unlink(missing_ok=True)
+        (command.out / "results.json").unlink(missing_ok=True)
         code, output = command.finish()
     equal = code == 0 and bits(command.out) == whole
     what = f"{kind} {file.relative_to(command.out)}{' of a run without its model' if unfinished else ''}"

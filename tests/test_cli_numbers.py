@@ -121,7 +121,7 @@ def test_a_folder_without_a_name_is_refused(words, capsys):
         probe --seed -1 => --seed: expected 0 to 4294967295, got -1
         properties --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
         pretrain --steps {2**63 - 1} => --steps: expected at most 2147483647, got 9223372036854775807
-        pretrain --lengths {10**19}:1 => --lengths: expected lengths of at most 1048576, got 10000000000000000000
+        pretrain --lengths {10**19}:1 => --lengths: expected lengths of 8 to 1048576 and shares above 0
         pretrain --learning-rate 1e308 => --learning-rate: expected at most 1e+06, got 1e+308
         translate train --source a --target b --threads 1048576 => --threads: expected 1 to 1024, got 1048576
         distill-positions x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000

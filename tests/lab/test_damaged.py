@@ -13,6 +13,7 @@ from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.terminal import Terminal
 from whereformer.lab.training.folder import Folder
+from whereformer.lab.training.text import TextFacts
 from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv
 from whereformer.studies.compare.results import CompareResults
 from whereformer.studies.finetune.results import FinetuneResults
@@ -85,18 +86,32 @@ def test_damaged_results_are_shown_or_refused(files, tmp_path_factory, data):
     ],
 )
 def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
-    file = tmp_path / "settings.json"
+    file = tmp_path / "results.json"
     file.write_text(content)
     with pytest.raises(ValueError, match=r"."):
         read_json(file)
-    with pytest.raises(InputError, match=r"^out: .*settings\.json is not complete"):
+    with pytest.raises(InputError, match=r"^out: .*results\.json is not a complete result"):
         Folder(tmp_path, {}, PretrainResults)
 
 
+STARTED = {
+    "format": 1,
+    "parameters": 9,
+    "embedding_parameters": 4,
+    "positional_parameters": 1,
+    "block_lengths": [8],
+    "tokens_per_step": 8,
+    "steps_per_epoch": 1.0,
+    "epochs": 1.0,
+    "settings": {"steps": 3, "data": ["x"]},
+    "text": vars(TextFacts("x", 1, 2, 3, 4, 5, 1.0)),
+}
+
+
 @settings(max_examples=40)
-@given(content=damages({"format": 1, "settings": {"steps": 3, "blocks": "2", "data": ["x"]}}))
-def test_damaged_settings_are_refused(tmp_path_factory, content):
+@given(content=damages(STARTED))
+def test_a_folder_of_other_or_damaged_results_is_refused(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("run")
-    (folder / "settings.json").write_text(json.dumps(content))
+    (folder / "results.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"^out: "):
-        Folder(folder, {"steps": 3, "blocks": "2", "data": ["y"]}, PretrainResults)
+        Folder(folder, {"steps": 3, "data": ["y"]}, PretrainResults)

@@ -10,7 +10,7 @@ from whereformer.studies.finetune.results import (
     TaskFacts,
     TunedModel,
 )
-from whereformer.studies.finetune.variants import distinct, settings_of
+from whereformer.studies.finetune.variants import settings_of
 
 
 def test_relative_error_reduction_as_in_the_paper():
@@ -87,7 +87,6 @@ def test_settings_share_their_models():
         ["none", "rope"],
         ["own"],
     ]
-    assert len(distinct(settings)) == 9
     assert settings[1].variants[1].options == {"num_kernels": 5}
     assert settings[-1].variants[0].position is None
 

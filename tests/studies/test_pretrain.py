@@ -296,8 +296,8 @@ NEWEST = "checkpoints/checkpoint-6"
         (lambda out: (out / NEWEST / "manifest.json").write_text('{"format": 1'), "its manifest.json cannot be read"),
         (lambda out: flip(out / NEWEST / "model.safetensors"), "model.safetensors was changed"),
         (lambda out: flip(out / NEWEST / "optimizer.pt"), "optimizer.pt was changed"),
-        (lambda out: os.truncate(out / NEWEST / "rng_state.pth", 100), "rng_state.pth has 100 bytes, not "),
-        (lambda out: os.truncate(out / NEWEST / "trainer_state.json", 0), "trainer_state.json has 0 bytes, not "),
+        (lambda out: os.truncate(out / NEWEST / "rng_state.pth", 100), "rng_state.pth was changed"),
+        (lambda out: os.truncate(out / NEWEST / "trainer_state.json", 0), "trainer_state.json was changed"),
         (lambda out: edit_step(out / NEWEST / "trainer_state.json"), "trainer_state.json was changed"),
         (
             lambda out: swap(*(out / "checkpoints" / f"checkpoint-{step}" / "model.safetensors" for step in (4, 6))),
@@ -323,8 +323,7 @@ def test_a_checkpoint_counts_only_as_it_was_saved(copy, damage, reason):
 
 def test_a_checkpoint_of_other_settings_does_not_count(copy):
     settings = results_of(copy)["settings"]
-    for name in ("settings.json", "results.json"):
-        (copy / name).unlink()
+    (copy / "results.json").unlink()
     folder = Folder(copy, {**settings, "seed": 1}, PretrainResults)
     assert folder.newest_checkpoint() is None
     assert folder.passed_over["checkpoint-6"] == "it was saved with other settings"
@@ -373,10 +372,8 @@ def test_old_checkpoints_go_only_when_newer_ones_count(text, tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("model/model.safetensors", "making model/ again: model.safetensors has 7 bytes, not "),
-        ("model/tokenizer.json", "making model/ again: tokenizer.json has 7 bytes, not "),
-        ("results.json", "writing results.json again: it was damaged"),
-        ("settings.json", ""),
+        ("model/model.safetensors", "making model/ again: model.safetensors was changed"),
+        ("model/tokenizer.json", "making model/ again: tokenizer.json was changed"),
     ],
 )
 def test_a_finished_run_is_finished_only_if_all_of_it_is_there(text, finished, copy, capsys, name, reason):
@@ -384,9 +381,19 @@ def test_a_finished_run_is_finished_only_if_all_of_it_is_there(text, finished, c
     again = run(text, copy)
     out = capsys.readouterr().out
     assert reason in out
-    assert ("is already finished" in out) is (not reason)
+    assert "is already finished" not in out
     assert same(weights(copy), weights(finished))
     assert without_time(again) == without_time(results_of(finished))
+
+
+def test_damaged_results_are_refused_and_written_again_once_they_are_moved_away(text, finished, copy, capsys):
+    os.truncate(copy / "results.json", 7)
+    line = fails(capsys, "pretrain", "--data", text, "--out", str(copy), *TINY)
+    assert "results.json is not a complete result of this command" in line
+    (copy / "results.json").unlink()
+    assert without_time(run(text, copy)) == without_time(results_of(finished))
+    assert "continuing after step 6 of 6" in capsys.readouterr().out
+    assert same(weights(copy), weights(finished))
 
 
 def test_a_run_through_a_link_is_that_of_the_folder(text, finished, copy, tmp_path, capsys):
@@ -483,10 +490,10 @@ def test_other_settings_do_not_mix_with_a_run_already_there(text, finished, caps
 
 def test_results_of_another_command_are_left_alone(text, tmp_path, capsys):
     (tmp_path / "results.json").write_text("{}")
-    assert "is not of this command" in fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "is not a complete result of this command" in fails(
+        capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY
+    )
     assert (tmp_path / "results.json").read_text() == "{}"
-    (tmp_path / "settings.json").write_text("{")
-    assert "is not complete" in fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):
@@ -895,9 +902,9 @@ def test_a_dry_run_shows_the_schedule_and_what_its_batches_cost(text, tmp_path, 
         (["--lengths", "128:0.9,512:x"], "--lengths: expected lengths and shares such as"),
         (["--lengths", ""], "--lengths: expected lengths and shares such as"),
         (["--lengths", "128:0.9,512:0.2"], "--lengths: expected shares that add up to 1, got 1.1"),
-        (["--lengths", "128:nan,512:0.1"], "--lengths: expected shares above 0 and up to 1, got nan"),
-        (["--lengths", "128:1.5,512:-0.5"], "--lengths: expected shares above 0 and up to 1, got 1.5"),
-        (["--lengths", "4:0.9,512:0.1"], "--lengths: expected lengths of at least 8, got 4"),
+        (["--lengths", "128:nan,512:0.1"], "and shares above 0 and up to 1, got '128:nan'"),
+        (["--lengths", "128:1.5,512:-0.5"], "and shares above 0 and up to 1, got '128:1.5'"),
+        (["--lengths", "4:0.9,512:0.1"], "--lengths: expected lengths of 8 to 1048576"),
         (["--lengths", "128:0.9,512:0.1", "--steps", "4"], "--lengths: expected at least one step of each length"),
         (["--lengths", "128:0.9,512:0.1", "--length", "128"], "--lengths: only without --length"),
     ],

@@ -332,7 +332,7 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys, monkeypatch):
 
 def test_a_training_that_has_not_finished_says_so(tmp_path, capsys, monkeypatch):
     given(monkeypatch, b"")
-    (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / "results.json").write_text("{}")
     assert f"MODEL: the training in {tmp_path} is not finished" in fails(capsys, "translate", "run", str(tmp_path))
 
 

@@ -128,10 +128,8 @@ def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     line = fails(capsys, "pretrain", "--batch-size=8", "--out", str(tmp_path))
-    assert line == (
-        "whereformer: --batch-size: expected a multiple of 3, the number of processes, got 8; 6 or 9 would fit"
-    )
-    assert "2 or 3 would fit" not in fails(capsys, "finetune", "--model=none", "--task=cola", "--batch-size=2")
+    assert line == "whereformer: --batch-size: expected a multiple of 3, the number of processes, got 8"
+    assert "a multiple of 3" in fails(capsys, "finetune", "--model=none", "--task=cola", "--batch-size=2")
     line = fails(capsys, "positions")
     assert line == "whereformer: this command runs in one process, got 3; start it without a launcher"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,77 +30,29 @@ KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
 }
 """The Hub's name for the task of each saved class, and the class of transformers that loads it."""
 
-BODY = """\
-# {title}
-
-{summary} Position method: {position}.
-
-## How to use
-
-The package whereformer must be installed. Importing `whereformer.models` registers the model with transformers; without
-this import, transformers says that it does not recognize this architecture (`model_type` {kind}).
-
-```python
-import whereformer.models
-from transformers import AutoTokenizer, {auto}
-
-name = "path or id of this model"
-tokenizer = AutoTokenizer.from_pretrained(name)
-model = {auto}.from_pretrained(name)
-outputs = model(**tokenizer("some text", return_tensors="pt"){more})
-```
-
-## Data
-
-{data}
-
-## Held-out scores
-
-{scores}
-
-Losses are in nats per token. The scores are of the last weights, on text that was not trained on.
-
-## Training
-
-{command}
-
-{settings}
-
-Trained in {seconds:.0f} seconds on {machine}. Versions: {versions}.
-
-## Limits
-
-The model learned from the data above, with whatever is wrong or unfair in it, and has not been tested beyond these
-scores. No license was chosen here; add one before you share the model.
-"""
+BODY = Path(__file__).with_suffix(".md")
+"""The text, with names in braces for what differs."""
 
 
 def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, command: str) -> None:
-    """Write the model card of a trained model, README.md in its folder.
-
-    Args:
-        folder: the model's folder.
-        model: the model.
-        results: the results of its training.
-        command: the command that trained it; empty if there was none.
-    """
+    """Write README.md, a trained model's card, to its folder; ``command`` is the one that trained it, or empty."""
     task, auto = KINDS[type(model)]
-    config, scores = model.config, results.scores
-    summary, method = type(model).__name__, config.position
+    config, scores, method = model.config, results.scores, model.config.position
     metadata = ModelCardData(
         library_name="whereformer",
         pipeline_tag=task,
         tags=["transformers", "position", *method.replace("+", " ").split()],
         metrics=sorted(scores),
     )
-    body = BODY.format(
-        title=f"{summary} with {method}",
-        summary=f"{_code(summary)} with {results.parameters:,} parameters.",
+    body = BODY.read_text(encoding="utf-8").format(
+        name=type(model).__name__,
+        method=method,
+        parameters=results.parameters,
         position=_code(json.dumps({"position": method, **(config.position_options or {})})),
         kind=_code(config.model_type),
         auto=auto,
         more=', decoder_input_ids=tokenizer("start", return_tensors="pt").input_ids' if task == "translation" else "",
-        data=_table(_facts(vars(results.text))),
+        data=_table(_facts(asdict(results.text))),
         scores=_table(scores),
         command=f"```sh\n{_plain(command)}\n```" if command else "The command is not known.",
         settings=_table({name: value for name, value in results.settings.items() if value is not None}),
@@ -114,17 +67,15 @@ def _facts(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return facts about a text in one level."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
-        inner = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
-        found |= {f"{prefix}{name}": value} if inner is None else _facts(inner, f"{prefix}{name}: ")
+        inner = isinstance(value, Mapping)
+        found |= _facts(value, f"{prefix}{name}: ") if inner else {f"{prefix}{name}": value}
     return found
 
 
 def _table(rows: Mapping[str, Any]) -> str:
     """Return rows as a table in Markdown."""
-    shown = (
-        f"| {name.replace('_', ' ')} | {_code(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()
-    )
-    return "\n".join(["| | |", "|---|---|", *shown])
+    escaped = {name.replace("_", " "): _code(value).replace("|", r"\|") for name, value in rows.items()}
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in escaped.items())])
 
 
 def _code(value: Any) -> str:

@@ -20,14 +20,14 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ...data.fingerprint import SeenText
@@ -38,14 +38,10 @@ from ..progress import Progress
 from ..provenance import provenance
 from ..sheet import Sheet
 from ..shown import Plan
-from .finite import FiniteWatch
 from .folder import KEPT_CHECKPOINTS, Folder, Kind
-from .results import LossPoint, TrainingPlan, score_text
+from .results import TrainingPlan, losses_of, score_texts
 from .shared import Batch, Count, SharedTrainer
 from .trainer import quiet_transformers, slow_dtype, training_arguments
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
 """Scores a batch: takes a model and a batch, and returns a sum and the number of items summed for each score."""
@@ -58,14 +54,12 @@ class Course:
     Args:
         steps: optimizer steps in all.
         every: steps between checkpoints; each checkpoint comes with a held-out score.
-        learning_rate: the peak learning rate, for the advice in error messages.
         epochs: maps a number of steps to passes over the data.
         tokens_seen: maps a number of steps to tokens read.
     """
 
     steps: int
     every: int
-    learning_rate: float
     epochs: Callable[[int], float]
     tokens_seen: Callable[[int], int]
 
@@ -74,221 +68,13 @@ class Course:
         return step % self.every == 0 or step == self.steps
 
 
-class LongTrainer(SharedTrainer):
-    """Hugging Face's Trainer with our batch order, held-out scores and checkpoints, and the time of earlier runs added.
-
-    Args:
-        folder: the run's folder, where checkpoints count only once they are complete.
-        keep: how many checkpoints to keep.
-        course: the length of the training.
-        held_out: this process's batches to judge by, on the CPU.
-        judge: scores a batch.
-        means: returns the held-out means to report, "loss" first.
-        seconds: time that earlier runs took.
-
-    The other arguments are those of :class:`SharedTrainer`.
-    """
-
-    def __init__(
-        self,
-        *,
-        folder: Folder[Any],
-        keep: int,
-        course: Course,
-        held_out: Iterable[dict[str, Tensor]],
-        judge: Judge,
-        means: Callable[[dict[str, float]], dict[str, float]],
-        seconds: float,
-        **options: Any,
-    ) -> None:
-        self.control: TrainerControl
-        self.folder = folder
-        self.keep = keep
-        self.saving = False
-        self.course = course
-        self.held_out = held_out
-        self.judge = judge
-        self.means = means
-        self.started = time.perf_counter() - seconds
-        super().__init__(**options)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save a checkpoint beside its place, and put it there when it is complete."""
-        step, writes = self.state.global_step, self.args.should_save
-        with naming(self.folder.checkpoint(step)):
-            try:
-                self.saving = True
-                super()._save_checkpoint(model, trial)
-                ranks.wait()  # until every process has written its random state
-                if writes:
-                    self.folder.accept(step, self.keep)
-                ranks.wait()  # until the checkpoint counts
-            finally:
-                self.saving = False
-                if writes:
-                    shutil.rmtree(self.folder.beside, ignore_errors=True)
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self.folder.beside if self.saving else self.folder.checkpoints)
-
-    @torch.no_grad()
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Return mean scores over all held-out data, however it is batched and divided among processes."""
-        means = self.means(judge_all(self.model, self.held_out, self.judge, self.args.device, bf16=self.args.bf16))
-        scores = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
-        self.log(dict(scores))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
-        return scores
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # The Trainer counts all steps as one epoch; people mean passes over the data.
-        self.state.epoch = self.course.epochs(self.state.global_step)
-        super().log({**logs, "seconds": time.perf_counter() - self.started}, start_time)
-
-
-@torch.no_grad()
-def judge_all(
-    model: nn.Module, batches: Iterable[dict[str, Tensor]], judge: Judge, device: torch.device, *, bf16: bool = False
-) -> dict[str, float]:
-    """Return mean scores over all batches of all processes, by name. Random numbers drawn afterwards are unaffected.
-
-    Args:
-        model: the model; after the call it is in training or evaluation as before.
-        batches: this process's batches, on the CPU.
-        judge: scores a batch.
-        device: where the model is.
-        bf16: whether to use mixed precision.
-    """
-    was_training = model.training
-    model.eval()
-    found = []
-    # A DataLoader draws a random number.
-    with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
-        for batch in batches:
-            moved = {name: value.to(device) for name, value in batch.items()}
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                found.append(judge(model, moved))
-    model.train(was_training)
-    sums: dict[str, tuple[float, int]] = {}
-    for scores in chain.from_iterable(ranks.gather(found)):
-        for name, (value, count) in scores.items():
-            before = sums.get(name, (0.0, 0))
-            sums[name] = before[0] + value, before[1] + count
-    return {name: value / count for name, (value, count) in sums.items()}
-
-
-class TrainingWatch(FiniteWatch, Generic[Kind]):
-    """The callback that decides when to log, judge and save, reports progress, saves results, and stops on request.
-
-    Args:
-        course: the length of the training.
-        folder: where the results go.
-        start: the results before the first step.
-        progress: shows the progress.
-    """
-
-    def __init__(self, course: Course, folder: Folder[Kind], start: Kind, progress: Progress) -> None:
-        super().__init__(course.learning_rate, " (and another `out`), or more `warmup`")
-        self.course = course
-        self.folder = folder
-        self.start = start
-        self.progress = progress
-        self.interrupted = False
-        self.loss = ""
-        # A few hundred points make a curve, however long the training.
-        self.log_every = max(1, min(50, course.steps // 200))
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
-        # Count only the remaining steps, or the time left would be estimated from steps that this run did not take.
-        self.progress.start(state.max_steps - state.global_step)
-        self.progress.begin("training")
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        step = state.global_step
-        judged = self.course.is_judged(step)
-        # All processes stop after the same step.
-        stopped = ranks.totals([self.interrupted]) != [0]
-        control.should_evaluate = judged
-        control.should_save = judged or stopped
-        # Logging checks that the loss is still a number, so it comes before every checkpoint.
-        control.should_log = control.should_save or step % self.log_every == 0
-        control.should_training_stop = step == state.max_steps or stopped
-        self.progress.step(1, f"step {step:,}/{state.max_steps:,}{self.loss}")
-
-    def logged(self, step: int, logs: dict[str, float]) -> None:
-        if "loss" in logs:
-            self.loss = f", loss {logs['loss']:.3f}"
-        if "eval_loss" in logs:
-            told = ", ".join(score_text(name[5:], value) for name, value in logs.items() if name.startswith("eval_"))
-            self.progress.line(f"step {step:,}: held-out {told}")
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        if ranks.is_main():
-            self.results(state).write(self.folder.path)
-
-    def results(self, state: TrainerState, finished: bool = False) -> Kind:
-        """Return the results after ``state.global_step`` steps."""
-        logs = state.log_history
-        return replace(
-            self.start,
-            finished=finished,
-            step=state.global_step,
-            tokens_seen=self.course.tokens_seen(state.global_step),
-            seconds=round(_seconds(logs), 1),
-            losses=[LossPoint(log["step"], round(log["loss"], 4)) for log in logs if "loss" in log],
-            held_out=[
-                {
-                    "step": log["step"],
-                    **{name[5:]: round(value, 4) for name, value in log.items() if name.startswith("eval_")},
-                }
-                for log in logs
-                if "eval_loss" in log
-            ],
-        )
-
-
-def _seconds(logs: Sequence[dict[str, float]]) -> float:
-    return max((log.get("seconds", 0.0) for log in logs), default=0.0)
-
-
-class TrainingSettings(Protocol):
-    """The settings that all long trainings have."""
-
-    @property
-    def learning_rate(self) -> float: ...
-
-    @property
-    def accumulate(self) -> int: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def seed(self) -> int: ...
-
-
-class PreparedText(Protocol):
-    """What all long trainings need of their text."""
-
-    @property
-    def facts(self) -> Any: ...
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerFast: ...
-
-
 class LongTraining(ABC, Generic[Kind]):
     """What a long run trains and how, once its text is encoded. Subclasses say what differs between studies."""
 
-    RESULTS: ClassVar[type[Any]]
-    """The dataclass of the results."""
-
-    training: TrainingSettings
-    text: PreparedText
+    training: Any
+    """The settings, with ``dtype``, ``seed`` and ``accumulate``."""
+    text: Any
+    """The encoded text, with ``facts`` and ``tokenizer``."""
     device: torch.device
     keep: int = KEPT_CHECKPOINTS
     """How many checkpoints to keep."""
@@ -297,11 +83,6 @@ class LongTraining(ABC, Generic[Kind]):
     @abstractmethod
     def course(self) -> Course:
         """The length of the training, and what its steps mean."""
-
-    @property
-    def rows(self) -> int:
-        """Rows in a batch of all processes together, or 1 if batches differ."""
-        return 1
 
     @abstractmethod
     def plan(self) -> TrainingPlan:
@@ -388,20 +169,20 @@ class LongJob(ABC, Generic[Kind]):
         """Train from the newest checkpoint or the start, unless the folder has the finished model.
 
         Raises:
-            InputError: if something does not fit, the folder holds another run, or the loss stops being a number.
+            InputError: if something does not fit, the folder holds another run, or the loss is not finite.
             KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
         """
         with threads(self.threads):
             cache = self.cache or folder / "cache"
             text, seen = self.read(cache, None, progress)
             kept: Folder[Kind] = Folder(folder, self.settings(seen.summary.fingerprint), self.RESULTS, self.command)
-            if (results := ranks.from_main(kept.finished)) is not None:
+            if (results := ranks.from_main(lambda: kept.finished(progress))) is not None:
                 progress.line(f"{kept.path} is already finished; nothing to do")
                 return results
             with ranks.main_first():
                 training = self.prepared(text, seen, cache, None)
             progress.line(training.sheet())
-            if note := slow_dtype(training.training.dtype, training.device):
+            for note in slow_dtype(training.training.dtype, training.device):
                 progress.line(note)
             return train(training, kept, progress)
 
@@ -411,105 +192,208 @@ class LongJob(ABC, Generic[Kind]):
             cache, scratch = self.cache or folder / "cache", Path(place)
             text, seen = self.read(cache, scratch, progress)
             training = self.prepared(text, seen, cache, scratch)
-            note = slow_dtype(training.training.dtype, training.device)
-            return Plan(training.sheet(), (*([] if note is None else [note]), *training.costs()))
+            notes = slow_dtype(training.training.dtype, training.device)
+            return Plan(training.sheet(), (*notes, *training.costs()))
+
+
+class LongTrainer(SharedTrainer, Generic[Kind]):
+    """Hugging Face's Trainer with our batch order, held-out scores and checkpoints, and the time of earlier runs added.
+
+    Args:
+        long: what is trained.
+        folder: the run's folder, where checkpoints count only once they are complete.
+        model: the model.
+        start: the results before the first step.
+        seconds: time that earlier runs took.
+        callbacks: callbacks besides those of the training.
+    """
+
+    ADVICE = " (and another `out`), or more `warmup`"
+    control: TrainerControl
+
+    def __init__(
+        self,
+        long: LongTraining[Kind],
+        folder: Folder[Kind],
+        model: nn.Module,
+        start: Kind,
+        seconds: float,
+        callbacks: Sequence[TrainerCallback],
+    ) -> None:
+        self.long, self.folder, self.start = long, folder, start
+        self.held_out = long.held_out()
+        self.started = time.perf_counter() - seconds
+        of = long.training
+        super().__init__(
+            training=long.batches(),
+            count=long.count,
+            factors=long.factors,
+            model=model,
+            optimizers=long.optimizer(model),
+            args=training_arguments(
+                folder.beside, long.course.steps, long.device, dtype=of.dtype, seed=of.seed, accumulate=of.accumulate
+            ),
+            callbacks=[*long.callbacks(folder), *callbacks],
+        )
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a checkpoint beside its place, and put it there when it is complete."""
+        step = self.state.global_step
+        with naming(self.folder.checkpoint(step)):
+            super()._save_checkpoint(model, trial)
+            ranks.wait()  # until every process has written its random state
+            if ranks.is_main():
+                self.folder.accept(step, self.long.keep)
+                self.results().write(self.folder.path)
+            ranks.wait()  # until the checkpoint counts
+
+    @torch.no_grad()
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Log and return mean scores over all held-out data, however it is batched and divided among processes."""
+        found = judge_all(self.model, self.held_out, self.long.judge, self.args.device, bf16=self.args.bf16)
+        scores = {f"eval_{name}": mean for name, mean in self.long.means(found).items()}
+        self.log(scores)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
+        return scores
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # The Trainer counts all steps as one epoch; people mean passes over the data.
+        self.state.epoch = self.long.course.epochs(self.state.global_step)
+        super().log({**logs, "seconds": time.perf_counter() - self.started}, start_time)
+
+    def results(self, finished: bool = False) -> Kind:
+        """Return the results after the steps so far."""
+        step, logs = self.state.global_step, self.state.log_history
+        judged = [(log["step"], _scores(log)) for log in logs if "eval_loss" in log]
+        return replace(
+            self.start,
+            finished=finished,
+            step=step,
+            tokens_seen=self.long.course.tokens_seen(step),
+            seconds=round(_seconds(self.state), 1),
+            losses=losses_of(self.state),
+            held_out=[
+                {"step": at, **{name: round(value, 4) for name, value in scores.items()}} for at, scores in judged
+            ],
+        )
+
+
+class TrainingWatch(TrainerCallback):
+    """The callback that decides when to log, judge and save, reports progress, and stops on request."""
+
+    def __init__(self, course: Course, progress: Progress) -> None:
+        self.course, self.progress = course, progress
+        self.interrupted = False
+        self.loss = ""
+        # A few hundred points make a curve, however long the training.
+        self.log_every = max(1, min(50, course.steps // 200))
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        # Count only the remaining steps, or the time left would be estimated from steps that this run did not take.
+        self.progress.start(state.max_steps - state.global_step)
+        self.progress.begin("training")
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        step = state.global_step
+        # All processes stop after the same step.
+        stopped = ranks.totals([self.interrupted]) != [0]
+        control.should_evaluate = self.course.is_judged(step)
+        control.should_save = control.should_evaluate or stopped
+        # Logging checks that the loss is finite, so it comes before every checkpoint.
+        control.should_log = control.should_save or step % self.log_every == 0
+        control.should_training_stop = step == state.max_steps or stopped
+        self.progress.step(1, f"step {step:,}/{state.max_steps:,}{self.loss}")
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        logs = state.log_history[-1]
+        if "loss" in logs:
+            self.loss = f", loss {logs['loss']:.3f}"
+        if scores := _scores(logs):
+            self.progress.line(f"step {state.global_step:,}: held-out {score_texts(scores)}")
+
+
+def _scores(logs: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+
+
+def _seconds(state: TrainerState) -> float:
+    return max((log.get("seconds", 0.0) for log in state.log_history), default=0.0)
+
+
+@torch.no_grad()
+def judge_all(
+    model: nn.Module, batches: Iterable[dict[str, Tensor]], judge: Judge, device: torch.device, *, bf16: bool = False
+) -> dict[str, float]:
+    """Return mean scores over all batches of all processes, by name. Random numbers drawn afterwards are unaffected.
+
+    Args:
+        model: the model; after the call it is in training or evaluation as before.
+        batches: this process's batches, on the CPU.
+        judge: scores a batch.
+        device: where the model is.
+        bf16: whether to use mixed precision.
+    """
+    was_training = model.training
+    model.eval()
+    found = []
+    # A DataLoader draws a random number.
+    with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
+        for batch in batches:
+            moved = {name: value.to(device) for name, value in batch.items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                found.append(judge(model, moved))
+    model.train(was_training)
+    sums: dict[str, tuple[float, int]] = {}
+    for scores in chain.from_iterable(ranks.gather(found)):
+        for name, (value, count) in scores.items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = before[0] + value, before[1] + count
+    return {name: value / count for name, (value, count) in sums.items()}
 
 
 @quiet_transformers()
-def train(training: LongTraining[Kind], folder: Folder[Kind], progress: Progress) -> Kind:
-    """Train to the end, save the model and return the results; see :meth:`LongJob.run`."""
-    settings, course = training.training, training.course
-    torch.manual_seed(settings.seed)
-    model = training.build().to(training.device)
-    start: Kind = training.RESULTS(
-        **vars(training.plan()), settings=folder.settings, text=training.text.facts, **provenance(training.device)
-    )
-    watch = TrainingWatch(course, folder, start, progress)
-
-    def make(seconds: float, callbacks: list[TrainerCallback]) -> LongTrainer:
-        return LongTrainer(
-            folder=folder,
-            keep=training.keep,
-            course=course,
-            optimizers=training.optimizer(model),
-            training=training.batches(),
-            count=training.count,
-            factors=training.factors,
-            held_out=training.held_out(),
-            judge=training.judge,
-            means=training.means,
-            seconds=seconds,
-            model=model,
-            args=training_arguments(
-                folder.checkpoints,
-                course.steps,
-                training.device,
-                dtype=settings.dtype,
-                seed=settings.seed,
-                rows=training.rows,
-                gradient_accumulation_steps=settings.accumulate,
-            ),
-            callbacks=[*training.callbacks(folder), *callbacks],
-        )
-
-    state = _train(make, watch, folder, progress, lambda step: training.unusable(folder, step))
-    saved, results = training.finished(model, folder, watch.results(state, finished=True))
+def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress) -> Kind:
+    """Train from the folder's newest checkpoint that counts, or from the start; see :meth:`LongJob.run`."""
+    seed, steps = long.training.seed, long.course.steps
+    torch.manual_seed(seed)
+    model = long.build().to(long.device)
+    plan = vars(long.plan())
+    start = folder.kind(**plan, settings=folder.settings, text=long.text.facts, **provenance(long.device))
     if ranks.is_main():
-        folder.finish(saved, training.text.tokenizer, results)
+        folder.claim(start)
+    checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(lambda step: long.unusable(folder, step)))
+    if folder.passed_over:
+        passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
+        progress.line(f"passing over {passed}{'' if checkpoint else '. Starting again from the first step'}")
+    before = TrainerState()
+    if checkpoint is not None:
+        before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        progress.line(f"continuing after step {before.global_step:,} of {steps:,}")
+    watch, curves = TrainingWatch(long.course, progress), folder.out / "tensorboard"
+    # Whatever else is written names itself.
+    with naming(curves), _full_disk_of_threads(), _stopped_by_signals(watch):
+        callbacks = [watch, *_tensorboard(curves, before.global_step)]
+        trainer = LongTrainer(long, folder, model, start, _seconds(before), callbacks)
+        if before.global_step or ranks.rank():
+            # For dropout, if the checkpoint has no state for this process: numbers that no other process and step has.
+            torch.manual_seed(hash((seed, before.global_step, ranks.rank())))
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        finally:
+            if ranks.is_main():
+                shutil.rmtree(folder.beside, ignore_errors=True)
+    if (step := trainer.state.global_step) < steps:
+        progress.line(f"stopped after step {step:,}; its checkpoint is in {folder.checkpoints}")
+        raise KeyboardInterrupt
+    saved, results = long.finished(model, folder, trainer.results(finished=True))
+    if ranks.is_main():
+        folder.finish(saved, long.text.tokenizer, results)
     ranks.wait()
     return results
 
 
-def _train(
-    make: Callable[[float, list[TrainerCallback]], LongTrainer],
-    watch: TrainingWatch[Kind],
-    folder: Folder[Kind],
-    progress: Progress,
-    unusable: Callable[[int], str | None],
-) -> TrainerState:
-    """Train to the end, from the folder's newest checkpoint that is complete and unchanged, or from the start.
-
-    Args:
-        make: makes the trainer, given the seconds that earlier runs took and the callbacks.
-        watch: the callback that watches the training.
-        folder: the run's folder.
-        progress: shows the progress.
-        unusable: returns a further reason why a step's checkpoint can't be used, or None.
-
-    Raises:
-        InputError: if the loss stops being a number.
-        KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
-    """
-    if ranks.is_main():
-        folder.claim()
-    checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(unusable))
-    seconds, step = 0.0, 0
-    if (lost := ranks.from_main(folder.damage)) is not None:
-        progress.line(lost)
-    if folder.passed_over:
-        passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
-        progress.line(f"passing over {passed}{'' if checkpoint else '. Starting again from the first step'}")
-    if checkpoint is not None:
-        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        seconds, step = _seconds(state.log_history), state.global_step
-        progress.line(f"continuing after step {step:,} of {watch.course.steps:,}")
-    curves = folder.out / "tensorboard"
-    # Whatever else is written names itself.
-    with naming(curves), _full_disk_of_threads(), _stopped_by_signals(watch):
-        trainer = make(seconds, [watch, *_tensorboard(curves, step)])
-        trainer.remove_callback(PrinterCallback)
-        if step or ranks.rank():
-            # For dropout, if the checkpoint has no state for this process: numbers that no other process and step has.
-            torch.manual_seed(hash((trainer.args.seed, step, ranks.rank())))
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if trainer.state.global_step < watch.course.steps:
-        progress.line(f"stopped after step {trainer.state.global_step:,}; its checkpoint is in {folder.checkpoints}")
-        raise KeyboardInterrupt
-    return trainer.state
-
-
 @contextmanager
-def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
+def _stopped_by_signals(watch: TrainingWatch) -> Iterator[None]:
     """Make Ctrl-C (or SIGTERM) finish the step, save and stop; a second one stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
@@ -533,12 +417,7 @@ def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
 def _full_disk_of_threads() -> Iterator[None]:
     """Do not print the error of a full disk from a thread: TensorBoard's raises it again at the next write."""
     before = threading.excepthook
-
-    def told(found: threading.ExceptHookArgs) -> None:
-        if found.exc_value is None or full_disk(found.exc_value) is None:
-            before(found)
-
-    threading.excepthook = told
+    threading.excepthook = lambda found: None if full_disk(found.exc_value or Exception()) else before(found)
     try:
         yield
     finally:

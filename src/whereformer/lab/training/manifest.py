@@ -18,12 +18,7 @@ FOR_PEOPLE = {"README.md"}
 
 
 def write(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the manifest of all files that are in a folder.
-
-    Args:
-        folder: the folder, whose files are complete.
-        facts: what the files are of, such as the settings and the step; as JSON.
-    """
+    """Write the manifest of all files in a folder; ``facts`` says as JSON what they are of, such as the settings."""
     files = {name: describe(path) for name, path in _files(folder).items()}
     write_json(folder / NAME, {"format": FORMAT, "facts": facts, "versions": versions(), "files": files}, indent=1)
 
@@ -42,7 +37,7 @@ def problem(folder: Path, facts: Mapping[str, Any], *, alone: bool = False) -> s
         found = read_json(folder / NAME)
     except FileNotFoundError:
         return "it has no manifest, as if an earlier version had written it"
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return f"its {NAME} cannot be read"
     files = found.get("files")
     if found.get("format") != FORMAT or not isinstance(files, dict):
@@ -53,7 +48,15 @@ def problem(folder: Path, facts: Mapping[str, Any], *, alone: bool = False) -> s
         own = own if isinstance(own, dict) else {}
         names = sorted(name for name in {*own, *wanted} if own.get(name) != wanted.get(name))
         return f"it was saved with other {' and '.join(names) or 'facts'}"
-    return _problem_of_files(folder, files, alone)
+    there = _files(folder)
+    for name, expected in files.items():
+        if name not in there:
+            return f"{name} is missing"
+        path = there[name]
+        if path.is_symlink() or not path.is_file() or describe(path) != expected:
+            return f"{name} was changed"
+    others = sorted(there.keys() - files.keys())
+    return f"{others[0]} does not belong to it" if alone and others else None
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -63,34 +66,8 @@ def describe(path: Path) -> dict[str, Any]:
         return {"size": file.tell(), "sha256": digest}
 
 
-def _problem_of_files(folder: Path, files: Mapping[str, Any], alone: bool) -> str | None:
-    there = _files(folder)
-    for name, expected in files.items():
-        if name not in there:
-            return f"{name} is missing"
-        if there[name].is_symlink() or not there[name].is_file():
-            return f"{name} is not a file"
-        try:
-            own = describe(there[name])
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror or error})"
-        if own != expected:
-            size = expected.get("size") if isinstance(expected, dict) else None
-            return (
-                f"{name} has {own['size']:,} bytes, not {size:,}"
-                if own["size"] != size and isinstance(size, int)
-                else f"{name} was changed"
-            )
-    if alone and (others := sorted(there.keys() - files.keys())):
-        return f"{others[0]} does not belong to it"
-    return None
-
-
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files below a folder that a manifest describes, by their names in the folder."""
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-    return {
-        name: path
-        for name, path in found.items()
-        if name != NAME and name not in FOR_PEOPLE and (path.is_symlink() or not path.is_dir())
-    }
+    """Return what is below a folder, by its names there: all but folders, the manifest and what people may edit."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    found = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: path for name, path in found.items() if name not in {NAME, *FOR_PEOPLE}}

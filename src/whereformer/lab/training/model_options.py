@@ -19,11 +19,11 @@ def check_position_options(position: str, options: Mapping[str, Any]) -> None:
         InputError: if a value has another type, or the method is unknown.
     """
     of_method = {part: describe(part)[1] for part in method_names(position)}
-    given = [(name, value, name) for name, value in options.items()]
-    for part, own in options.items():
-        if part in of_method and isinstance(own, dict):
-            given += [(name, value, f"{part}: {name}") for name, value in own.items()]
     defaults = {name: value for own in of_method.values() for name, value in own.items()}
+    # A method's own options may stand under its name.
+    nested = {part: own for part, own in options.items() if part in of_method and isinstance(own, dict)}
+    given = [(name, value, name) for name, value in options.items()]
+    given += [(name, value, f"{part}: {name}") for part, own in nested.items() for name, value in own.items()]
     for name, value, where in given:
         # Options that the method does not have are refused when it is built.
         default = defaults.get(name)
@@ -31,16 +31,16 @@ def check_position_options(position: str, options: Mapping[str, Any]) -> None:
         # A list has a number per layer. A method that takes one number refuses it when it is built.
         values = value if type(value) is list and value else [value]
         if default is not None and any(type(each) not in kinds for each in values):
-            reason = f"{where}: expected a value like {json.dumps(default)}, got {json.dumps(value)}"
-            raise InputError("position_options", reason)
+            expected = f"{where}: expected a value like {json.dumps(default)}"
+            raise InputError("position_options", f"{expected}, got {json.dumps(value)}")
 
 
 def as_setting(error: Exception, settings: Container[str], options: Container[str] = ()) -> InputError:
-    """Turn an error from a configuration, position method or model into one about an experiment's setting.
+    """Turn an error of a configuration or model into one about a setting, or else about the position method.
 
     Args:
         error: the error that was raised.
-        settings: names of the settings; any other error is reported as one about the position method.
+        settings: names of the settings.
         options: names of the position method's options, which the setting ``position_options`` holds.
     """
     field = error.field if isinstance(error, InputError) else None
@@ -61,13 +61,8 @@ def about_method(error: Exception, field: str) -> InputError:
 
 def parameters(model: nn.Module) -> dict[str, int]:
     """Count a model's parameters: all of them, and those of its position methods."""
-    positional = {
-        id(parameter): parameter.numel()
-        for module in model.modules()
-        if isinstance(module, Position)
-        for parameter in module.parameters()
-    }
+    methods = nn.ModuleList(module for module in model.modules() if isinstance(module, Position))
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "positional_parameters": sum(positional.values()),
+        "positional_parameters": sum(parameter.numel() for parameter in methods.parameters()),
     }

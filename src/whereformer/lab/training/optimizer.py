@@ -25,19 +25,18 @@ def build_optimizer(
         learning_rate: the learning rate.
         kernel_learning_rate: a learning rate for ``kernel_parameters`` of position methods (such as TISA's kernels);
             None uses ``learning_rate``.
-        weight_decay: the decay of the parameters that decay; all others have none.
+        weight_decay: the decay of the parameters with weight decay.
         eps: Adam's epsilon.
     """
     positions = [module for module in model.modules() if isinstance(module, Position)]
     positional = {id(parameter) for position in positions for parameter in position.parameters()}
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1 and id(parameter) not in positional]
     decayed += [parameter for position in positions for parameter in position.decayed_parameters()]
-    chosen = {id(parameter) for parameter in decayed}
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": weight_decay}]
     if kernel_learning_rate is not None:
         kernels = [parameter for position in positions for parameter in position.kernel_parameters()]
-        chosen |= {id(parameter) for parameter in kernels}
         groups.append({"params": kernels, "weight_decay": 0.0, "lr": kernel_learning_rate})
+    chosen = {id(parameter) for group in groups for parameter in group["params"]}
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     groups.append({"params": others, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), eps=eps, fused=True)

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..json_files import check_that
 from ..store import FILE, Results
 
+if TYPE_CHECKING:
+    from transformers import TrainerState
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Facts that are known before training starts.
-
-    Args:
-        parameters, embedding_parameters, positional_parameters: number of parameters, in all and of these parts.
-        tokens_per_step: tokens that a step reads, approximately.
-        steps_per_epoch: number of steps that read the whole text once.
-        epochs: how many times training reads the text.
-    """
+    """Facts that are known before training starts."""
 
     parameters: int
     embedding_parameters: int
     positional_parameters: int
     tokens_per_step: int
+    """Approximately."""
     steps_per_epoch: float
+    """Number of steps that read the whole text once."""
     epochs: float
+    """How many times training reads the text."""
 
     def size(self, vocabulary: int) -> str:
         """Return the model's size in words."""
@@ -49,32 +48,31 @@ class LossPoint:
     loss: float
 
 
+def losses_of(state: TrainerState) -> list[LossPoint]:
+    """Return the training losses that a Trainer logged."""
+    return [LossPoint(log["step"], round(log["loss"], 4)) for log in state.log_history if "loss" in log]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingResults(Results, TrainingPlan):
-    """The results of a training, finished or so far.
-
-    Args:
-        settings: everything that decides the result.
-        text: facts about the text.
-        finished: whether training has finished.
-        step: steps taken.
-        tokens_seen: tokens read in these steps.
-        seconds: time that they took, over all runs.
-        losses: the training loss at some of the steps.
-        held_out: a "step" each, with the held-out scores after it.
-    """
+    """The results of a training, finished or so far."""
 
     FORMAT = 1
     INDENT = 1
 
     settings: dict[str, Any]
+    """Everything that decides the result."""
     text: Any
+    """Facts about the text."""
     finished: bool = False
     step: int = 0
+    """Steps taken so far, which ``tokens_seen`` and ``seconds`` are of, over all runs."""
     tokens_seen: int = 0
     seconds: float = 0.0
     losses: list[LossPoint] = field(default_factory=list)
+    """The training loss at some of the steps."""
     held_out: list[dict[str, int | float]] = field(default_factory=list)
+    """A "step" each, with the held-out scores after it."""
 
     def check(self) -> None:
         check_that(bool(self.held_out) or not self.finished, "held_out", "the scores of a finished training, got none")
@@ -88,9 +86,8 @@ class TrainingResults(Results, TrainingPlan):
         return {name: value for name, value in self.held_out[-1].items() if name != "step"}
 
     def sentences(self) -> Sequence[str]:
-        scores = ", ".join(score_text(name, value) for name, value in self.scores.items())
         took = f"{self.step:,} steps, {self.tokens_seen:,} tokens in {self.seconds:.0f} s"
-        return (f"{took}; held-out {scores}{self.of_what()}",)
+        return (f"{took}; held-out {score_texts(self.scores)}{self.of_what()}",)
 
     def of_what(self) -> str:
         """Return what the scores are of, in brackets, unless they are of the last weights."""
@@ -109,7 +106,7 @@ class TrainingResults(Results, TrainingPlan):
         return [each for each in (folder / "model", folder / "checkpoints", path) if each.exists()]
 
 
-def score_text(name: str, value: float) -> str:
-    """Format a held-out score for people: accuracy and recall in percent."""
-    shown = f"{value:.1%}" if name.endswith(("accuracy", "recall")) else f"{value:.3f}"
-    return f"{name.replace('_', ' ')} {shown}"
+def score_texts(scores: Mapping[str, float]) -> str:
+    """Format held-out scores for people: accuracy and recall in percent."""
+    forms = {name: ".1%" if name.endswith(("accuracy", "recall")) else ".3f" for name in scores}
+    return ", ".join(f"{name.replace('_', ' ')} {value:{forms[name]}}" for name, value in scores.items())

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import Trainer
+from transformers import PrinterCallback, Trainer
 
 from ...errors import InputError
 from .. import ranks
+from ..fit import check_finite
 
 SPARE = "spare"
 """Marks a batch of one row that another process has too, and that must not count."""
@@ -23,50 +23,36 @@ Count = Callable[[Batch], dict[str, int]]
 """Returns, for each part of the loss, the number of items over which it is a mean in this batch."""
 
 
-class Batches(Protocol):
-    """The row numbers of all batches, in order."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Sequence[int]]: ...
-
-
 def check_rows(rows: int) -> None:
     """Check that the rows of a batch can be divided among the processes.
 
     Raises:
-        InputError: for ``batch_size``; it names the nearest sizes that fit.
+        InputError: for ``batch_size``.
     """
-    count = ranks.size()
-    if rows % count:
-        fits = sorted({max(1, rows // count) * count, math.ceil(rows / count) * count})
-        raise InputError(
-            "batch_size",
-            f"expected a multiple of {count}, the number of processes, got {rows}; "
-            f"{' or '.join(map(str, fits))} would fit",
-        )
+    if rows % ranks.size():
+        raise InputError("batch_size", f"expected a multiple of {ranks.size()}, the number of processes, got {rows}")
 
 
 def shared_loader(
-    rows: Dataset[Any], batches: Batches, collate: Callable[[list[Any]], Batch], *, pinned: bool = False
+    rows: Dataset[Any], batches: Any, collate: Callable[[list[Any]], Batch], *, pinned: bool = False
 ) -> DataLoader[Batch]:
     """Return a loader of this process's share of each batch.
 
     Args:
         rows: all rows.
-        batches: the rows of each batch. A process without a row in a batch gets a spare one, which does not count.
+        batches: the rows of each batch, in order; it has a length. A process without a row in a batch gets a spare
+            one, which does not count.
         collate: makes a batch of rows.
         pinned: whether to put batches into pinned memory.
     """
-    marked: Dataset[Any] = _Marked(rows)
     sampler: Any = _Shares(batches)  # a DataLoader's types ask for a list, which would take long for large texts
-    return DataLoader(marked, batch_sampler=sampler, collate_fn=_Collate(collate), pin_memory=pinned)
+    return DataLoader(_Collated(rows, collate), batch_sampler=sampler, collate_fn=dict, pin_memory=pinned)
 
 
 class _Shares:
     """A batch sampler of the rows of this process; a spare row's number is -1 minus its own."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Any) -> None:
         self.batches = batches
 
     def __len__(self) -> int:
@@ -77,39 +63,36 @@ class _Shares:
             yield ranks.share(batch) or [-1 - batch[0]]
 
 
-class _Marked(Dataset[tuple[Any, bool]]):
-    """Rows, each with whether it is spare."""
+class _Collated(Dataset[Batch]):
+    """Rows that are read a batch at a time."""
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
+    def __init__(self, rows: Any, collate: Callable[[list[Any]], Batch]) -> None:
+        self.rows, self.collate = rows, collate
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, row: int) -> tuple[Any, bool]:
-        return (self.rows[-1 - row], True) if row < 0 else (self.rows[row], False)
-
-
-class _Collate:
-    def __init__(self, collate: Callable[[list[Any]], Batch]) -> None:
-        self.collate = collate
-
-    def __call__(self, rows: Sequence[tuple[Any, bool]]) -> Batch:
-        batch = self.collate([row for row, _ in rows])
-        return {**batch, SPARE: True} if rows[0][1] else batch
+    def __getitems__(self, numbers: Sequence[int]) -> Batch:
+        if numbers[0] < 0:
+            return {**self.collate([self.rows[-1 - numbers[0]]]), SPARE: True}
+        return self.collate([self.rows[number] for number in numbers])
 
 
 class SharedTrainer(Trainer):
     """Hugging Face's Trainer for steps whose loss is a mean over all their items, whatever batches they come in.
 
     The Trainer takes the mean of the means of a step's batches and processes. That differs when these have different
-    numbers of items, so each batch's mean is weighted by its share of the step's items.
+    numbers of items, so each batch's mean is weighted by its share of the step's items. A loss or a norm of gradients
+    that is not finite stops the training.
 
     Args:
         training: this process's batches of all steps, from :func:`shared_loader`.
         count: counts the items of a batch. Its names are those of the model's outputs that make up the loss.
         factors: the factor of a part in the loss, if it is not 1.
     """
+
+    ADVICE = " and another `out`"
+    """What else to do when the learning rate is too high, for the error message."""
 
     def __init__(
         self,
@@ -123,6 +106,7 @@ class SharedTrainer(Trainer):
         self.count = count
         self.factors = factors or {}
         super().__init__(train_dataset=training.dataset, **options)
+        self.remove_callback(PrinterCallback)
         # Or the Trainer would count in its own way, which knows one kind of items.
         self.model_accepts_loss_kwargs = False
 
@@ -133,16 +117,15 @@ class SharedTrainer(Trainer):
     def get_batch_samples(self, *arguments: Any, **options: Any) -> tuple[list[Batch], None]:
         """Return the batches of a step, each with its weights."""
         batches, _ = super().get_batch_samples(*arguments, **options)
-        spare = [batch.pop(SPARE, False) for batch in batches]
-        counts = [self.count(batch) for batch in batches]
-        names = list(counts[0]) if counts else []
-        counted = [
-            {name: 0 if unused else found[name] for name in names} for found, unused in zip(counts, spare, strict=True)
+        counts = [
+            dict.fromkeys(found, 0) if batch.pop(SPARE, False) else found
+            for batch, found in ((batch, self.count(batch)) for batch in batches)
         ]
-        totals = ranks.totals([sum(found[name] for found in counted) for name in names])
+        names = list(counts[0]) if counts else []
+        totals = ranks.totals([sum(found[name] for found in counts) for name in names])
         # The Trainer divides by the number of batches in a step, and takes the mean over processes.
         equal = ranks.size() * self.args.gradient_accumulation_steps
-        for batch, found in zip(batches, counted, strict=True):
+        for batch, found in zip(batches, counts, strict=True):
             batch[WEIGHTS] = {
                 name: self.factors.get(name, 1.0) * (found[name] * equal / max(1, total))
                 for name, total in zip(names, totals, strict=True)
@@ -156,3 +139,10 @@ class SharedTrainer(Trainer):
         outputs = model(**{name: value for name, value in inputs.items() if name != WEIGHTS})
         loss: Tensor = sum(outputs[name] * weight for name, weight in weights.items())
         return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for name, value in logs.items():
+            if name == "grad_norm" or name.endswith("loss"):
+                rate = self.lr_scheduler.base_lrs[0]
+                check_finite(name, value, self.state.global_step, rate, self.ADVICE)
+        super().log(logs, start_time)

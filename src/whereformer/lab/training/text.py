@@ -12,15 +12,7 @@ from ..score import unigram_entropy
 
 @dataclass(frozen=True)
 class TextFacts:
-    """The size of the text, and how well it can be guessed without a model.
-
-    Args:
-        source: where it comes from, for people to read.
-        documents, characters: the number of each.
-        training_tokens, held_out_tokens: tokens in each part.
-        vocabulary: tokens in the tokenizer's vocabulary.
-        unigram_entropy: held-out loss, in nats, of guessing by token frequency.
-    """
+    """Where the text comes from, its size, and how well it can be guessed without a model."""
 
     source: str
     documents: int
@@ -28,11 +20,13 @@ class TextFacts:
     training_tokens: int
     held_out_tokens: int
     vocabulary: int
+    """Tokens in the tokenizer's vocabulary."""
     unigram_entropy: float
+    """Held-out loss, in nats, of guessing by token frequency."""
 
 
 def text_facts(source: str, summary: Summary, counts: Tensor) -> TextFacts:
-    """Collect facts about prepared text.
+    """Collect facts about a text.
 
     Args:
         source: where it comes from, for people to read.
@@ -40,12 +34,5 @@ def text_facts(source: str, summary: Summary, counts: Tensor) -> TextFacts:
         counts: (2, tokens), how often each token of the vocabulary occurs in the training and the held-out part.
     """
     training, held_out = counts
-    return TextFacts(
-        source=source,
-        documents=summary.documents,
-        characters=summary.characters,
-        training_tokens=int(training.sum()),
-        held_out_tokens=int(held_out.sum()),
-        vocabulary=len(training),
-        unigram_entropy=unigram_entropy(training, held_out),
-    )
+    sums, entropy = counts.sum(1).tolist(), unigram_entropy(training, held_out)
+    return TextFacts(source, summary.documents, summary.characters, sums[0], sums[1], len(training), entropy)

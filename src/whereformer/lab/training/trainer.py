@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -15,9 +14,9 @@ from .. import ranks
 
 
 def training_arguments(
-    folder: Path, steps: int, device: torch.device, *, dtype: str, seed: int, rows: int = 1, **others: Any
+    folder: Path, steps: int, device: torch.device, *, dtype: str, seed: int, accumulate: int = 1
 ) -> TrainingArguments:
-    """Build the Trainer's arguments for a training in which our callback decides when to log, judge and save.
+    """Build the arguments of a Trainer to which a callback says when to log, judge and save.
 
     Args:
         folder: folder for checkpoints.
@@ -26,13 +25,14 @@ def training_arguments(
             changes the result.
         dtype: "bfloat16" for mixed precision, or "float32".
         seed: the Trainer's seed.
-        rows: rows in a batch of all processes together; 1 if each of our batches is one item to the Trainer.
-        others: further arguments of ``TrainingArguments``.
+        accumulate: batches in a step.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
-        per_device_train_batch_size=max(1, rows // ranks.size()),
+        # Our loader makes the batches; to the Trainer, each is one item.
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=accumulate,
         max_grad_norm=1.0,
         bf16=dtype == "bfloat16",
         use_cpu=device.type == "cpu",
@@ -41,25 +41,24 @@ def training_arguments(
         eval_strategy="no",
         save_strategy="no",
         logging_strategy="no",
-        # A loss that is not a number must be seen.
+        # A loss that is not finite must be seen.
         logging_nan_inf_filter=False,
         remove_unused_columns=False,
         disable_tqdm=True,
         report_to="none",
         log_level="error",
-        **others,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
 
 
-def slow_dtype(dtype: str, device: torch.device) -> str | None:
+def slow_dtype(dtype: str, device: torch.device) -> list[str]:
     """Return a note if the CPU has no instructions for a training in bfloat16, which is then slower than in float32."""
     from ...kernels.torch_private import multiplies_bfloat16
 
     if device.type == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
-        return "note: this processor has no instructions for bfloat16; --dtype float32 is much faster here"
-    return None
+        return ["note: this processor has no instructions for bfloat16; --dtype float32 is much faster here"]
+    return []
 
 
 @contextmanager

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from ...lab.seeds import Spread
-from .results import FinetuneResults, TunedModel
+from .results import FinetuneResults
 from .variants import BASELINE, settings_of
 
 
 @dataclass(frozen=True)
 class GainRow:
-    """One task and metric.
-
-    Args:
-        task, metric: their names; for a task with several test sets, the name includes the test set.
-        cells: the scores in percent, one per column; None where nothing has been run.
-        gain: the largest gain over the baseline, in points.
-        error_reduction: that gain divided by the baseline's distance from 100, in percent.
-        clear: whether every seed with the gain is better than every seed of the baseline; never True with one seed.
-    """
+    """One task, with the name of the test set if it has several, and one metric."""
 
     task: str
     metric: str
     cells: list[Spread | None]
-    gain: float | None
-    error_reduction: float | None
+    """The scores in percent, one per column; None where nothing has been run."""
+    gain: float | None = None
+    """The largest gain over the baseline, in points."""
+    error_reduction: float | None = None
+    """That gain divided by the baseline's distance from 100, in percent."""
     clear: bool = False
+    """Whether every seed with the gain is better than every seed of the baseline; never True with one seed."""
 
 
 @dataclass(frozen=True)
@@ -55,36 +50,28 @@ def gain_over(baseline: float, others: list[float]) -> tuple[float, float | None
 
 
 def tables(results: FinetuneResults) -> list[GainsTable]:
-    """Return the table of every setting that was requested."""
-    shown = results.shown
+    """Return the table of every setting that was requested and has runs."""
     found = []
-    for setting in settings_of(shown.positions, shown.kernels):
+    for setting in settings_of(results.shown.positions, results.shown.kernels):
+        columns = [variant.label for variant in setting.variants]
         rows = []
         for task, facts in results.tasks.items():
-            runs = results.runs.get(task, {})
+            seeds = [results.by_seed(task, variant.name) for variant in setting.variants]
             for judged in facts.judged:
                 for metric in facts.metrics:
-                    scores = [
-                        _scores(runs.get(variant.name, {}), judged, metric, shown.seeds) for variant in setting.variants
-                    ]
-                    has_baseline = setting.variants[0].label == BASELINE
-                    rows.append(_row(f"{task} {judged}".strip(), metric, scores, has_baseline=has_baseline))
-        rows = [row for row in rows if any(row.cells)]
-        found.append(GainsTable(setting.position, [variant.label for variant in setting.variants], rows))
-    return [table for table in found if table.rows]
+                    scores = [[100 * run.scores[judged][metric] for run in runs] for runs in seeds]
+                    rows.append(_row(f"{task} {judged}".strip(), metric, scores, columns[0] == BASELINE))
+        if rows := [row for row in rows if any(row.cells)]:
+            found.append(GainsTable(setting.position, columns, rows))
+    return found
 
 
-def _scores(by_seed: Mapping[int, TunedModel], judged: str, metric: str, seeds: list[int]) -> list[float]:
-    """Return the scores, in percent, of the seeds that have been run."""
-    return [100 * by_seed[seed].scores[judged][metric] for seed in seeds if seed in by_seed]
-
-
-def _row(task: str, metric: str, scores: list[list[float]], *, has_baseline: bool) -> GainRow:
+def _row(task: str, metric: str, scores: list[list[float]], has_baseline: bool) -> GainRow:
     """Make a row from the scores of every column; the baseline's column is first if there is one."""
     cells = [Spread.of(column) if column else None for column in scores]
     baseline, others = scores[0], [column for column in scores[1:] if column]
     if not (has_baseline and baseline and others):
-        return GainRow(task, metric, cells, None, None)
+        return GainRow(task, metric, cells)
     gain, reduction = gain_over(median(baseline), [median(column) for column in others])
     best = max(others, key=median)
     clear = min(len(baseline), len(best)) > 1 and min(best) > max(baseline)

@@ -35,34 +35,23 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
         raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
 
-def load(
-    model: str, variant: Variant, classes: int | None, device: torch.device | None = None
-) -> EncoderForSequenceClassification:
-    """Load a pretrained model with a variant's position method and a new head.
-
-    Args:
-        model: a folder or an id on the Hub.
-        variant: the position method.
-        classes: number of classes; None for regression.
-        device: where to put the model; None leaves it where it was loaded.
+def load(model: str, variant: Variant, classes: int | None) -> EncoderForSequenceClassification:
+    """Load a pretrained model with a variant's position method and a new head; ``classes`` is None for regression.
 
     Raises:
         InputError: if the model can't be read, or the method is unknown or does not fit it.
     """
-    problem = "regression" if classes is None else "single_label_classification"
     try:
         found = load_pretrained(
             model,
             position=variant.position,
             model_class=EncoderForSequenceClassification,
             num_labels=classes or 1,
-            problem_type=problem,
+            problem_type="regression" if classes is None else "single_label_classification",
             **variant.options,
         )
-    except OSError as error:
-        raise InputError("model", str(error)) from None
-    except (ValueError, TypeError) as error:
-        if variant.position is None:
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, OSError) or variant.position is None:
             raise InputError("model", str(error)) from None
         # If the model itself is at fault, loading it without the method fails too.
         own = load(model, Variant(OWN, None), classes)
@@ -74,7 +63,7 @@ def load(
             ) from None
         raise about_method(error, "position") from None
     assert isinstance(found, EncoderForSequenceClassification)
-    return found if device is None else found.to(device)
+    return found
 
 
 def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> EncoderForSequenceClassification:

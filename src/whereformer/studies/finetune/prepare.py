@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,6 @@ from ...positions import PositionRangeError
 from .models import fingerprint_of, load
 from .results import ParameterCounts, TaskFacts
 from .settings import DataSettings
-from .variants import distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,24 +48,22 @@ class Encoded:
     train: Rows
     judged: dict[str, Rows]
 
-    @property
-    def all(self) -> list[Rows]:
-        """Every split."""
-        return [self.train, *self.judged.values()]
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Number of tokens of each row of every split."""
+        return [length for split in (self.train, *self.judged.values()) for length in split.lengths]
 
+    @cached_property
     def facts(self) -> TaskFacts:
-        """Return facts about the rows, for the results file and the report."""
-        task, lengths = self.data.task, sorted(self.train.lengths)
+        """Facts about the rows, for the results file and the report."""
+        task, training = self.data.task, sorted(self.train.lengths)
         return TaskFacts(
             **vars(self.data.facts),
             judged=list(self.judged),
             metrics=list(task.metrics),
             classes=None if task.classes is None else list(task.classes),
-            tokens_of_a_row={
-                "median": lengths[len(lengths) // 2],
-                "most": max(max(split.lengths) for split in self.all),
-            },
-            cut_rows=sum(split.cut for split in self.all),
+            tokens_of_a_row={"median": training[len(training) // 2], "most": max(self.lengths)},
+            cut_rows=sum(split.cut for split in (self.train, *self.judged.values())),
         )
 
 
@@ -101,16 +99,11 @@ def _described(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """What fine-tuning starts from: the text is tokenized, and every model has read the longest row.
-
-    Args:
-        tasks: the tokenized tasks, by name.
-        weights: the fingerprint of the pretrained weights.
-        parameters: the parameter counts of each variant, by name.
-    """
+    """What fine-tuning starts from: tasks and variants by name. Every model has read the longest row."""
 
     tasks: dict[str, Encoded]
     weights: str
+    """The fingerprint of the pretrained weights."""
     parameters: dict[str, ParameterCounts]
 
 
@@ -122,10 +115,10 @@ def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
         InputError: if a task can't be loaded, a model, method or tokenizer does not fit, or rows are too long.
     """
     loaded = load_tasks(job.data)
+    tasks: list[Encoded] = []
+    weights, parameters = "", {}
     with quiet_transformers():
-        tasks: list[Encoded] = []
-        weights, parameters = "", {}
-        for variant in distinct(job.settings):
+        for variant in job.variants.values():
             model = load(job.model, variant, 2)
             if not tasks:
                 rows.check_tokenizer(job.tokenizer, model.config.vocab_size)
@@ -140,30 +133,26 @@ def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
 
 
 def _read_the_longest_row(model: EncoderForSequenceClassification, tasks: Sequence[Encoded]) -> None:
-    splits = [split for task in tasks for split in task.all]
-    lengths = [length for split in splits for length in split.lengths]
+    splits = [split for task in tasks for split in (task.train, *task.judged.values())]
     widest = max(splits, key=lambda split: max(split.lengths))
-    longest = widest.padded([widest[widest.lengths.index(max(lengths))]])
+    most = max(widest.lengths)
+    longest = widest.padded([widest[widest.lengths.index(most)]])
     del longest["labels"]
     try:
         model(**longest)
     except PositionRangeError as error:
         limit = model.config.max_position_embeddings - tasks[0].train.end
+        longer = sum(length > limit for task in tasks for length in task.lengths)
         raise InputError(
             "max_length",
-            f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} "
-            f"tokens that the model covers, the longest has {max(lengths)}; set `max_length` {limit} to truncate "
-            f"them ({error})",
+            f"{longer:,} rows are longer than the {limit} tokens that the model covers, the longest has {most}; "
+            f"set `max_length` {limit} to truncate them ({error})",
         ) from None
 
 
 def _count_parameters(model: EncoderForSequenceClassification) -> ParameterCounts:
-    positional = {
-        name: parameter.numel() for name, parameter in model.named_parameters() if name.startswith("encoder.position.")
-    }
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    positional = {name: size for name, size in sizes.items() if name.startswith("encoder.position.")}
     assert model.loading_report is not None
-    return ParameterCounts(
-        all=sum(parameter.numel() for parameter in model.parameters()),
-        position=sum(positional.values()),
-        fresh=sum(positional.get(name, 0) for name in model.loading_report.initialised),
-    )
+    fresh = sum(positional.get(name, 0) for name in model.loading_report.initialised)
+    return ParameterCounts(sum(sizes.values()), sum(positional.values()), fresh)

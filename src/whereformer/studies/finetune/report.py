@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from markupsafe import Markup
 
 from ...lab.report import figures, heads, page
 from ...lab.report.numbers import DASH, MINUS, decimals
 from ...lab.seeds import Spread
-from ...lab.sheet import Cell, Column, Row, Sheet
+from ...lab.sheet import Cell, Column, Sheet
 from .gains import GainRow, GainsTable, tables
 from .results import FinetuneResults, TaskFacts
 
@@ -21,24 +19,17 @@ if TYPE_CHECKING:
     from .run import FinetuneJob
 
 TEMPLATE = Path(__file__).with_suffix(".html.j2")
-BEST = "font-weight: bold"
 
 
 def plan(job: FinetuneJob, checked: Checked) -> Sheet:
     """Return the tasks and models of a fine-tuning before it starts."""
     rows = []
     for name, encoded in checked.tasks.items():
-        facts, tokens = encoded.facts(), encoded.facts().tokens_of_a_row
+        facts, tokens = encoded.facts, encoded.facts.tokens_of_a_row
         counts = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items())
-        lines = [
-            f"{counts} rows from {facts.source}; median {tokens['median']} tokens, longest {tokens['most']}; "
-            f"{job.steps(encoded):,} steps per run"
-        ]
-        if facts.subsets:
-            lines.append(f"only part of {', '.join(facts.subsets)}: do not compare with published scores")
-        if facts.cut_rows:
-            lines.append(f"{facts.cut_rows:,} rows truncated to {job.tuning.max_length} tokens")
-        rows += [(name if index == 0 else "", line) for index, line in enumerate(lines)]
+        lengths = f"median {tokens['median']} tokens, longest {tokens['most']}"
+        rows.append((name, f"{counts} rows from {facts.source}; {lengths}; {job.steps(encoded):,} steps per run"))
+        rows += [("", note) for note in _notes_on(facts, job.tuning.max_length)]
     for name, count in checked.parameters.items():
         # Say so if another method replaces trained positions.
         fresh = f", {count.fresh:,} of them new" if count.fresh else ""
@@ -50,81 +41,56 @@ def plan(job: FinetuneJob, checked: Checked) -> Sheet:
     return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
 
 
-def sheets(results: FinetuneResults) -> list[Sheet]:
-    """Return the tables, laid out as in the TISA paper; the last says how to read them all."""
-    found = tables(results)
-    last = len(found) - 1
-    return [sheet(table, (explanation(results),) if index == last else ()) for index, table in enumerate(found)]
-
-
-def sheet(table: GainsTable, notes: tuple[str, ...] = ()) -> Sheet:
-    """Return the table of one position method: its scores, its gain and the share of errors that it removes."""
-    numbers = [Column(name, first="descending") for name in (*table.columns, "gain", "error reduction")]
-    columns = [Column("task"), Column("metric", left=True), *numbers]
-    rows = [Row(cells(row)) for row in table.rows]
-    return Sheet.of(f"{table.position}: scores in percent", columns, rows, notes=notes, sortable=True, kind="tasks")
-
-
-def cells(row: GainRow) -> tuple[Cell, ...]:
-    """Return the cells of a task and metric. The best median is bold."""
-    medians = [None if cell is None else cell.median for cell in row.cells]
-    numbers = [median for median in medians if median is not None]
-    best = max(numbers) if len(numbers) > 1 else None
-    return (
-        Cell(row.task, order=row.task),
-        Cell(row.metric, order=row.metric),
-        *(
-            Cell(_median(cell), _range(cell), median, style=BEST if median is not None and median == best else "")
-            for cell, median in zip(row.cells, medians, strict=True)
-        ),
-        Cell(_signed(row.gain) + ("*" if row.clear else ""), order=row.gain),
-        Cell(_signed(row.error_reduction, "%"), order=row.error_reduction),
-    )
-
-
-def build_markdown(results: FinetuneResults) -> str:
-    """Build the report as Markdown."""
-    lines = [f"# {results.model}, fine-tuned", ""]
-    for each in tables(results):
-        lines += [f"## {each.position}", "", *sheet(each).markdown(), ""]
-    settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(results.settings).items())
-    lines += [explanation(results), "", *(f"- {note}" for note in _notes(results)), "", f"Settings: {settings}.", ""]
-    versions = ", ".join(f"{name} {value}" for name, value in results.versions.items())
-    run_on = f"Run on {results.machine.get('cpu')}, {results.machine.get('threads')} threads; {versions}."
-    return "\n".join([*lines, run_on, ""])
-
-
-def explanation(results: FinetuneResults) -> str:
-    """Explain the numbers in a table."""
-    seeds = results.shown.seeds
-    what = "Scores in percent" + (f", medians over {len(seeds)} seeds with their range" if len(seeds) > 1 else "")
-    return (
-        f"{what}. Gain is the largest gain over the baseline, in points. Error reduction is that gain divided by the "
-        "baseline's distance from 100. * means that every seed is better than every seed of the baseline; other gains "
-        "may be chance."
-    )
-
-
-def _notes(results: FinetuneResults) -> list[str]:
-    """Return caveats about the scores: partial data and truncated rows."""
+def _notes_on(facts: TaskFacts, max_length: int | None) -> list[str]:
+    """Return caveats about the scores of a task: partial data and truncated rows."""
     notes = []
-    for name, facts in results.tasks.items():
-        if facts.subsets:
-            rows = ", ".join(f"{split} {facts.rows[split]:,} rows" for split in facts.subsets)
-            notes.append(f"{name}: only part of the official data ({rows}); do not compare with published scores")
-        if facts.cut_rows:
-            notes.append(f"{name}: {facts.cut_rows:,} rows were truncated to {results.settings.max_length} tokens")
+    if facts.subsets:
+        rows = ", ".join(f"{split} {facts.rows[split]:,} rows" for split in facts.subsets)
+        notes.append(f"only part of the official data ({rows}); do not compare with published scores")
+    if facts.cut_rows:
+        notes.append(f"{facts.cut_rows:,} rows were truncated to {max_length} tokens")
     return notes
 
 
-def _median(cell: Spread | None) -> str:
-    return DASH if cell is None or cell.median is None else f"{cell.median:.1f}"
+def sheets(results: FinetuneResults) -> list[Sheet]:
+    """Return the tables, laid out as in the TISA paper; the last says how to read them all."""
+    found = [_sheet(table) for table in tables(results)]
+    seeds = results.shown.seeds
+    explanation = (
+        f"Scores in percent{f', medians over {len(seeds)} seeds with their range' if len(seeds) > 1 else ''}. Gain is "
+        "the largest gain over the baseline, in points. Error reduction is that gain divided by the baseline's "
+        "distance from 100. * means that every seed is better than every seed of the baseline; other gains may be "
+        "chance."
+    )
+    return [*found[:-1], *(replace(last, notes=(explanation,)) for last in found[-1:])]
 
 
-def _range(cell: Spread | None) -> str:
-    if cell is None or cell.low is None or cell.high is None or cell.low == cell.high:
-        return ""
-    return f"{decimals(cell.low, 1)}{DASH}{decimals(cell.high, 1)}"
+def _sheet(table: GainsTable) -> Sheet:
+    """Return the table of one position method: its scores, its gain and the share of errors that it removes."""
+    numbers = [Column(name, first="descending") for name in (*table.columns, "gain", "error reduction")]
+    columns = [Column("task"), Column("metric", left=True), *numbers]
+    title = f"{table.position}: scores in percent"
+    return Sheet.of(title, columns, [_cells(row) for row in table.rows], sortable=True, kind="tasks")
+
+
+def _cells(row: GainRow) -> list[Cell]:
+    """Return the cells of a task and metric. The best median is bold."""
+    medians = [cell.median for cell in row.cells if cell is not None and cell.median is not None]
+    best = max(medians) if len(medians) > 1 else None
+    return [
+        Cell(row.task, order=row.task),
+        Cell(row.metric, order=row.metric),
+        *(_score(cell or Spread(None), best) for cell in row.cells),
+        Cell(_signed(row.gain) + ("*" if row.clear else ""), order=row.gain),
+        Cell(_signed(row.error_reduction, "%"), order=row.error_reduction),
+    ]
+
+
+def _score(cell: Spread, best: float | None) -> Cell:
+    low, high = decimals(cell.low, 1), decimals(cell.high, 1)
+    spread = "" if cell.low == cell.high else f"{low}{DASH}{high}"
+    bold = cell.median is not None and cell.median == best
+    return Cell(decimals(cell.median, 1), spread, cell.median, style="font-weight: bold" if bold else "")
 
 
 def _signed(number: float | None, unit: str = "") -> str:
@@ -133,11 +99,12 @@ def _signed(number: float | None, unit: str = "") -> str:
 
 def sentences(results: FinetuneResults) -> list[str]:
     """Return what the gains say, and caveats about the scores."""
-    return [verdict(tables(results)), *_notes(results)]
+    length = results.settings.max_length
+    notes = [f"{name}: {note}" for name, facts in results.tasks.items() for note in _notes_on(facts, length)]
+    return [_verdict(tables(results)), *notes]
 
 
-def verdict(found: Sequence[GainsTable]) -> str:
-    """Summarize the page in one sentence, its headline."""
+def _verdict(found: Sequence[GainsTable]) -> str:
     gains = [
         (row.gain, table.position, f"{row.task} ({row.metric})", row.clear)
         for table in found
@@ -156,29 +123,27 @@ def verdict(found: Sequence[GainsTable]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class HeadsDrawing:
-    """A drawing of what the heads of one run add to scores."""
+def build_markdown(results: FinetuneResults) -> str:
+    """Build the report as Markdown."""
+    lines = [f"# {results.model}, fine-tuned", ""]
+    for each in sheets(results):
+        lines += [f"## {each.title}", "", *each.markdown(), "", *each.notes, ""]
+    settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(results.settings).items())
+    return "\n".join([*lines, *(f"- {note}" for note in sentences(results)[1:]), "", f"Settings: {settings}.", ""])
 
-    title: str
-    drawing: Markup
-    wide: bool
 
-
-def drawings(results: FinetuneResults) -> list[HeadsDrawing]:
+def _drawings(results: FinetuneResults) -> list[dict[str, Any]]:
     """Draw the curves of the last run of every task and position method."""
     positions = results.shown.positions
     looks = dict(zip(positions, figures.series(len(positions)), strict=True))
-    found: list[HeadsDrawing] = []
+    found: list[dict[str, Any]] = []
     for task, by_position in results.curves.items():
-        for position, kept in by_position.items():
-            if position not in looks:
-                continue
-            title = f"{task}, {kept.variant}, seed {kept.seed}"
+        for position in (each for each in by_position if each in looks):
+            kept = by_position[position]
             label = f"What {kept.variant} adds to scores after {task}, per head and offset"
-            name = f"curves-{len(found)}"
-            drawing = heads.offset_curves(kept.heads, looks[position], name, label)
-            found.append(HeadsDrawing(title, drawing, len(kept.heads[0]) > 6))
+            drawing = heads.offset_curves(kept.heads, looks[position], f"curves-{len(found)}", label)
+            title = f"{task}, {kept.variant}, seed {kept.seed}"
+            found.append({"title": title, "drawing": drawing, "wide": len(kept.heads[0]) > 6})
     return found
 
 
@@ -201,9 +166,8 @@ def build_report(results: FinetuneResults) -> str:
         title="What does position add to a pretrained model?",
         sentences=sentences(results),
         model=results.model,
-        sheets=[(table.position, sheet(table)) for table in tables(results)],
-        explanation=explanation(results),
-        heads=drawings(results),
+        sheets=sheets(results),
+        heads=_drawings(results),
         seeds=results.shown.seeds,
         tasks=list(results.tasks),
         facts_of={

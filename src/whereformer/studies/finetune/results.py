@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...data.glue import RowFacts
-from ...errors import InputError
 from ...lab.json_files import check_heads, check_that
 from ...lab.store import RunResults
 from ...lab.training.results import LossPoint
@@ -21,37 +19,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskFacts(RowFacts):
-    """Facts about a task and its rows.
-
-    Args:
-        judged: the splits that judge it, by the names that tables use.
-        metrics: names of its metrics.
-        classes: names of its classes; None for a regression task.
-        tokens_of_a_row: the "median" and the "most".
-        cut_rows: number of rows that were truncated.
-    """
+    """Facts about a task and its rows."""
 
     judged: list[str]
+    """The splits that judge it, by the names that tables use."""
     metrics: list[str]
     classes: list[str] | None
+    """Names of its classes; None for a regression task."""
     tokens_of_a_row: dict[str, int]
+    """The "median" and the "most"."""
     cut_rows: int
+    """Number of rows that were truncated."""
 
 
 @dataclass(frozen=True)
 class TunedModel:
-    """One run: a model fine-tuned on a task with a seed.
-
-    Args:
-        scores: the scores by split and metric, at most 1.
-        seconds, cpu_seconds: training time.
-        train_loss: the training loss at some of the steps.
-    """
+    """One run: a model fine-tuned on a task with a seed."""
 
     scores: dict[str, dict[str, float]]
+    """The scores by split and metric, at most 1."""
     seconds: float
     cpu_seconds: float
     train_loss: list[LossPoint]
+    """The training loss at some of the steps."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +51,6 @@ class KeptCurves:
     variant: str
     seed: int
     heads: list[list[list[float]]]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A finished run: what is kept of every run, and what is kept of a method's last one, if it has curves."""
-
-    model: TunedModel
-    curves: KeptCurves | None
 
 
 @dataclass(frozen=True)
@@ -91,17 +73,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class FinetuneResults(RunResults):
-    """The results of fine-tuning, finished or so far.
-
-    Args:
-        settings: the settings that all runs share.
-        tasks: facts about each task, by name.
-        runs: the finished runs, by task, variant and seed.
-        curves: the curves of the last run of each task and position method.
-        model: a folder or an id on the Hub.
-        parameters: the parameter counts of each variant.
-        shown: what the tables show.
-    """
+    """The results of fine-tuning, finished or so far."""
 
     FORMAT = "finetune 1"
     KEYS = 3
@@ -109,60 +81,39 @@ class FinetuneResults(RunResults):
     settings: FinetuneSettings
     tasks: dict[str, TaskFacts]
     runs: dict[str, dict[str, dict[int, TunedModel]]]
+    """The finished runs by task, variant and seed."""
     curves: dict[str, dict[str, KeptCurves]]
+    """The curves of the last run of each task and position method."""
     model: str
+    """A folder or an id on the Hub."""
     parameters: dict[str, ParameterCounts]
+    """The parameter counts of each variant."""
     shown: Shown
 
     def check(self) -> None:
         for task, facts in self.tasks.items():
             check_that(bool(facts.judged and facts.metrics), f"tasks.{task}", "splits and metrics")
             check_that(set(facts.subsets) <= facts.rows.keys(), f"tasks.{task}.subsets", "splits with rows")
-        for task, variants in self.runs.items():
+        for (task, variant, seed), run in self.each():
             check_that(task in self.tasks, f"runs.{task}", "a task of the file")
             facts = self.tasks[task]
-            for variant, seeds in variants.items():
-                check_that(bool(seeds), f"runs.{task}.{variant}", "a run for a seed")
-                for seed, run in seeds.items():
-                    scored = all(set(facts.metrics) <= run.scores.get(split, {}).keys() for split in facts.judged)
-                    check_that(scored, f"runs.{task}.{variant}.{seed}", "each metric of each split")
+            scored = all(set(facts.metrics) <= run.scores.get(split, {}).keys() for split in facts.judged)
+            check_that(scored, f"runs.{task}.{variant}.{seed}", "each metric of each split")
         for task, kept in self.curves.items():
             for name, curves in kept.items():
                 check_heads(f"curves.{task}.{name}", curves.heads)
         check_that(bool(self.shown.positions and self.shown.seeds), "shown", "positions and seeds")
 
-    def with_run(self, key: tuple[Any, ...], run: Tuned) -> Self:
+    def by_seed(self, task: str, variant: str) -> list[TunedModel]:
+        """Return the finished runs with the seeds that are shown."""
+        runs = self.runs.get(task, {}).get(variant, {})
+        return [runs[seed] for seed in self.shown.seeds if seed in runs]
+
+    def with_run(self, key: tuple[Any, ...], run: tuple[TunedModel, KeptCurves | None]) -> Self:
         """Return these results with a finished run added. Its curves replace those of the method's previous run."""
-        results = super().with_run(key, run.model)
-        if run.curves is None:
-            return results
-        task, variant, _ = key
-        kept = {**self.curves.get(task, {}), method_of(variant): run.curves}
-        return replace(results, curves={**self.curves, task: kept})
-
-    @classmethod
-    def earlier_of(cls, folder: Path, settings: FinetuneSettings, tasks: Mapping[str, TaskFacts]) -> Self | None:
-        """Return the results that an earlier run left in a folder, or None.
-
-        Raises:
-            InputError: if the folder holds results for other settings, or for other rows or classes of a task, or its
-                ``results.json`` is something else.
-        """
-        results = cls.earlier(folder, settings=settings)
-        if results is None:
-            return None
-        for name, new in tasks.items():
-            old = results.tasks.get(name, new)
-            if old.fingerprint != new.fingerprint:
-                raise InputError("out", f"{folder} holds results for other rows of {name}; choose another folder")
-            for fact in ("classes", "metrics"):
-                before, now = getattr(old, fact), getattr(new, fact)
-                if before != now:
-                    raise InputError(
-                        "out",
-                        f"{folder} holds results for {name} with {fact} {before}, not {now}; choose another folder",
-                    )
-        return results
+        (task, variant, _), (model, curves) = key, run
+        kept = self.curves.get(task, {}) | ({} if curves is None else {method_of(variant): curves})
+        return replace(super().with_run(key, model), curves={**self.curves, task: kept} if kept else self.curves)
 
     def sheets(self) -> Sequence[Sheet]:
         from .report import sheets

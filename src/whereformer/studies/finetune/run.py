@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...data.fingerprint import fingerprint
 from ...data.rows import RowCache
+from ...errors import InputError
 from ...lab import ranks
 from ...lab.jobs import threads
 from ...lab.progress import Progress
@@ -24,40 +25,25 @@ from ...lab.store import complete, missing
 from ...lab.training.trainer import quiet_transformers, slow_dtype
 from .prepare import Checked, Encoded, prepare
 from .report import plan
-from .results import FinetuneResults, Shown, Tuned
+from .results import FinetuneResults, KeptCurves, Shown, TunedModel
 from .settings import DataSettings, FinetuneSettings, TuningSettings
 from .train import finetune_one
-from .variants import BASELINE, Setting, Variant, distinct
+from .variants import BASELINE, Setting, Variant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Key = tuple[str, str, int]
-"""A task, a variant and a seed."""
-
 
 @dataclass(frozen=True)
 class FinetuneJob:
-    """Everything that fine-tuning needs.
-
-    Args:
-        model: a folder or an id on the Hub.
-        tokenizer: the model's tokenizer.
-        data: the tasks to fine-tune on.
-        settings: the position methods, each with its variants.
-        seeds: seeds of the head, the new kernels, the order of rows and dropout.
-        tuning: how to train.
-        device: where to train.
-        cache: the folder for tokenized rows; by default ``cache`` in the run's folder.
-        jobs: the number of runs at a time.
-        threads: threads on the CPU; by default torch's.
-    """
+    """The options of a fine-tuning, checked and with defaults filled in."""
 
     model: str
     tokenizer: PreTrainedTokenizerBase
     data: DataSettings
     settings: list[Setting]
     seeds: list[int]
+    """Seeds of the head, the new kernels, the order of rows and dropout."""
     tuning: TuningSettings
     device: torch.device
     cache: Path | None = None
@@ -67,7 +53,7 @@ class FinetuneJob:
     @property
     def variants(self) -> dict[str, Variant]:
         """Every different model, by name."""
-        return {variant.name: variant for variant in distinct(self.settings)}
+        return {variant.name: variant for setting in self.settings for variant in setting.variants}
 
     def steps(self, encoded: Encoded) -> int:
         """Return the number of training steps of a run."""
@@ -77,35 +63,32 @@ class FinetuneJob:
         """Fine-tune every model on every task with every seed. Every variant runs with one seed before the next.
 
         Raises:
-            InputError: if something does not fit, the folder holds other results, or a loss stops being a number.
+            InputError: if something does not fit, the folder holds other results, or a loss is not finite.
         """
         with threads(self.threads):
             checked, results = self._checked(folder, None, progress)
             progress.line(plan(self, checked))
-            if note := slow_dtype(self.tuning.dtype, self.device):
+            for note in slow_dtype(self.tuning.dtype, self.device):
                 progress.line(note)
-            keys = missing(
-                results,
-                [(task, name, seed) for task in checked.tasks for seed in self.seeds for name in self.variants],
-                progress,
-            )
-            progress.start(sum(self.steps(checked.tasks[task]) for task, _, _ in keys))
-            work = partial(self._tune, checked.tasks, folder)
+            tasks = checked.tasks
+            keys = [(task, name, seed) for task in tasks for seed in self.seeds for name in self.variants]
+            keys = missing(results, keys, progress)
+            progress.start(sum(self.steps(tasks[task]) for task, _, _ in keys))
+            work = partial(self._tune, tasks, folder)
             return complete(results, folder, keys, work, progress, self.jobs, done=_told)
 
     def plan(self, folder: Path, progress: Progress) -> Plan:
         """Return what :meth:`run` would do; see there for errors."""
         with threads(self.threads), TemporaryDirectory() as scratch:
             checked, _ = self._checked(folder, Path(scratch), progress)
-            note = slow_dtype(self.tuning.dtype, self.device)
-            return Plan(plan(self, checked), () if note is None else (note,))
+            return Plan(plan(self, checked), tuple(slow_dtype(self.tuning.dtype, self.device)))
 
     def _checked(self, folder: Path, scratch: Path | None, progress: Progress) -> tuple[Checked, FinetuneResults]:
         progress.begin("reading rows and models")
         checked = prepare(self, RowCache(self.cache or folder / "cache", scratch, progress))
-        return checked, ranks.from_main(lambda: self._earlier(checked, folder))
+        return checked, ranks.from_main(lambda: self._before(checked, folder))
 
-    def _earlier(self, checked: Checked, folder: Path) -> FinetuneResults:
+    def _before(self, checked: Checked, folder: Path) -> FinetuneResults:
         """Return the results before any missing run: those of earlier runs, updated for this job."""
         vocabulary = sorted(self.tokenizer.get_vocab().items())
         settings = FinetuneSettings(
@@ -114,39 +97,51 @@ class FinetuneJob:
             device=self.device.type,
             tokenizer=fingerprint(f"{token} {number}" for token, number in vocabulary),
         )
-        tasks = {name: task.facts() for name, task in checked.tasks.items()}
-        earlier = FinetuneResults.earlier_of(folder, settings, tasks)
+        positions = [setting.position for setting in self.settings]
         variants = [variant for setting in self.settings for variant in setting.variants]
-        baseline = {0 for variant in variants if variant.label == BASELINE}
+        # 0 kernels are the baseline.
+        kernels = {variant.kernels or 0 for variant in variants if variant.kernels or variant.label == BASELINE}
         origin = provenance(self.device)
         libraries = {name: version(name) for name in ("tokenizers", "scikit-learn", "scipy")}
-        return FinetuneResults(
+        new = FinetuneResults(
             settings=settings,
-            tasks=tasks if earlier is None else {**earlier.tasks, **tasks},
-            runs={} if earlier is None else earlier.runs,
-            curves={} if earlier is None else earlier.curves,
+            tasks={name: task.facts for name, task in checked.tasks.items()},
+            runs={},
+            curves={},
             model=self.model,
-            parameters=checked.parameters if earlier is None else {**earlier.parameters, **checked.parameters},
-            shown=Shown(
-                positions=[setting.position for setting in self.settings],
-                kernels=sorted(baseline | {variant.kernels for variant in variants if variant.kernels}),
-                seeds=self.seeds,
-            ),
+            parameters=checked.parameters,
+            shown=Shown(positions, sorted(kernels), self.seeds),
             **{**origin, "versions": {**origin["versions"], **libraries}},
         )
+        earlier = FinetuneResults.earlier(folder, settings=settings)
+        if earlier is None:
+            return new
+        for name in new.tasks.keys() & earlier.tasks.keys():
+            for fact, what in (("fingerprint", "rows"), ("classes", "classes"), ("metrics", "metrics")):
+                if getattr(earlier.tasks[name], fact) != getattr(new.tasks[name], fact):
+                    raise InputError("out", f"{folder} holds results for other {what} of {name}; choose another folder")
+        return replace(
+            new,
+            tasks={**earlier.tasks, **new.tasks},
+            runs=earlier.runs,
+            curves=earlier.curves,
+            parameters={**earlier.parameters, **new.parameters},
+        )
 
-    def _tune(self, tasks: dict[str, Encoded], folder: Path, key: Key, progress: Progress) -> Tuned:
+    def _tune(
+        self, tasks: dict[str, Encoded], folder: Path, key: tuple[str, str, int], progress: Progress
+    ) -> tuple[TunedModel, KeptCurves | None]:
         task, name, seed = key
         progress.begin(f"{task}, {name}" + (f", seed {seed}" if len(self.seeds) > 1 else ""))
         with quiet_transformers():
             return finetune_one(self, tasks[task], self.variants[name], seed, folder, progress)
 
 
-def _told(key: Sequence[object], run: Tuned) -> str:
-    task, name, seed = key
+def _told(key: Sequence[object], run: Any) -> str:
+    (task, name, seed), (model, _) = key, run
     scores = ", ".join(
         f"{judged} {metric} {100 * value:.1f}".strip()
-        for judged, by_metric in run.model.scores.items()
+        for judged, by_metric in model.scores.items()
         for metric, value in by_metric.items()
     )
-    return f"{task}, {name}, seed {seed}: {scores}; {run.model.seconds:.0f} s"
+    return f"{task}, {name}, seed {seed}: {scores}; {model.seconds:.0f} s"

@@ -54,12 +54,10 @@ class DataSettings(TableSettings):
         """
         check_range(self, train_rows=(1, MOST_COUNT))
         self.check_table()
-        if self.train is None:
-            if self.task is None:
-                raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
-            return
+        if self.train is None and self.task is None:
+            raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
         for name in ("task", "data"):
-            if getattr(self, name) is not None:
+            if self.train is not None and getattr(self, name) is not None:
                 raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
 
 
@@ -90,29 +88,17 @@ class TuningSettings:
     packed: bool = False
     """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
 
-    def check_tuning(self) -> None:
-        """Check how runs are trained.
-
-        Raises:
-            InputError: if a field is out of range; it names the field.
-        """
-        check_range(self, batch_size=(1, MOST_SIZE), max_length=(4, MOST_SIZE))
-        check_positive(self, "epochs", "learning_rate", "kernel_learning_rate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSettings(TuningSettings):
-    """The settings that all runs in a folder share.
-
-    Args:
-        weights: the fingerprint of the pretrained weights.
-        device: the kind of device, such as "cpu".
-        tokenizer: the fingerprint of the tokenizer's vocabulary.
-    """
+    """The settings that all runs in a folder share."""
 
     weights: str
+    """The fingerprint of the pretrained weights."""
     device: str
+    """The kind of device, such as "cpu"."""
     tokenizer: str
+    """The fingerprint of the tokenizer's vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +145,8 @@ class Finetune(Jobs, Seeds, Threads, DryRun, TuningSettings, DataSettings, Study
 
     def job(self) -> FinetuneJob:
         self.check_data()
-        self.check_tuning()
-        check_range(self, jobs=(1, MOST_JOBS))
+        check_range(self, batch_size=(1, MOST_SIZE), max_length=(4, MOST_SIZE), jobs=(1, MOST_JOBS))
+        check_positive(self, "epochs", "learning_rate", "kernel_learning_rate")
         self.check_threads()
         self.check_seeds()
         kernels = listed_numbers("kernels", self.kernels, 0, MOST_KERNELS)

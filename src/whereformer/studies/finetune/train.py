@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PrinterCallback, TrainingArguments
+from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ...analysis.curves import head_curves
@@ -16,16 +16,16 @@ from ...data import batches
 from ...data.rows import Rows
 from ...errors import InputError
 from ...lab import ranks
+from ...lab.fit import tenth
 from ...lab.progress import Progress
 from ...lab.training import metrics
-from ...lab.training.finite import FiniteWatch
 from ...lab.training.optimizer import build_optimizer, linear_schedule
-from ...lab.training.results import LossPoint
+from ...lab.training.results import LossPoint, losses_of
 from ...lab.training.shared import SharedTrainer, shared_loader
 from ...lab.training.trainer import training_arguments
 from ...models import EncoderForSequenceClassification
 from .models import fresh
-from .results import KeptCurves, Tuned, TunedModel
+from .results import KeptCurves, TunedModel
 from .settings import TuningSettings
 from .variants import Variant
 
@@ -39,28 +39,16 @@ POINTS = 50
 """About this number of points of the training loss is kept."""
 
 
-class LossWatch(FiniteWatch):
-    """The callback that shows progress, records the loss, and raises an error if it is not a number.
+class LossWatch(TrainerCallback):
+    """The callback that shows progress and decides when the loss is logged."""
 
-    Args:
-        steps: training steps of the run.
-        progress: shows the progress.
-        rate: the learning rate, for the advice in the error message.
-    """
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
 
-    def __init__(self, steps: int, progress: Progress, rate: float) -> None:
-        super().__init__(rate, " and another `out`")
-        self.steps, self.progress = steps, progress
-        self.losses: list[LossPoint] = []
-        self.every = max(1, steps // POINTS)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        control.should_log = state.global_step % self.every == 0 or state.global_step == self.steps
-        self.progress.step(1, f"loss {self.losses[-1].loss:.3f}" if self.losses else "")
-
-    def logged(self, step: int, logs: dict[str, float]) -> None:
-        if "loss" in logs:
-            self.losses.append(LossPoint(step, round(logs["loss"], 4)))
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        step, steps = state.global_step, state.max_steps
+        control.should_log = step % max(1, steps // POINTS) == 0 or step == steps
+        self.progress.step(1, f"loss {state.log_history[-1]['loss']:.3f}" if state.log_history else "")
 
 
 def train(
@@ -71,17 +59,13 @@ def train(
     out: Path,
     progress: Progress,
 ) -> list[LossPoint]:
-    """Fine-tune a model in place.
+    """Fine-tune a model in place, and return the training loss at some steps.
 
-    Returns:
-        The training loss at some steps.
     Raises:
-        InputError: if the loss stops being a number.
+        InputError: if the loss is not finite.
     """
     tuning, steps = job.tuning, job.steps(encoded)
-    watch = LossWatch(steps, progress, tuning.learning_rate)
     optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate)
-    arguments = training_arguments(out, steps, job.device, dtype=tuning.dtype, seed=seed, rows=tuning.batch_size)
     trainer = SharedTrainer(
         training=shared_loader(
             encoded.train,
@@ -91,13 +75,12 @@ def train(
         ),
         count=lambda batch: {"loss": len(batch["labels"])},
         model=model,
-        args=arguments,
-        callbacks=[watch],
-        optimizers=(optimizer, linear_schedule(optimizer, max(1, steps // 10), steps)),
+        args=training_arguments(out, steps, job.device, dtype=tuning.dtype, seed=seed),
+        callbacks=[LossWatch(progress)],
+        optimizers=(optimizer, linear_schedule(optimizer, tenth(steps), steps)),
     )
-    trainer.remove_callback(PrinterCallback)
     trainer.train()
-    return watch.losses
+    return losses_of(trainer.state)
 
 
 @torch.no_grad()
@@ -107,9 +90,8 @@ def predict(
     """Return the logits, (rows, classes), in the order of the rows."""
     model.eval()
     collate = split.packed if tuning.packed else split.padded
-    order = batches.by_length(split.lengths, tuning.batch_size)
     found = []
-    for batch in ranks.share(order):
+    for batch in ranks.share(batches.by_length(split.lengths, tuning.batch_size)):
         inputs = collate([split[row] for row in batch])
         del inputs["labels"]
         with torch.autocast(model.device.type, torch.bfloat16, enabled=tuning.dtype == "bfloat16"):
@@ -122,15 +104,14 @@ def predict(
 
 def finetune_one(
     job: FinetuneJob, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
-) -> Tuned:
-    """Do one run: fine-tune, score, and read the curves that the heads add to scores.
+) -> tuple[TunedModel, KeptCurves | None]:
+    """Do one run: fine-tune, score, and read the curves that the heads add to scores, if they add any.
 
     Raises:
-        InputError: if a loss or prediction is not a number.
+        InputError: if a loss or prediction is not finite.
     """
     task = encoded.data.task
-    classes = None if task.classes is None else len(task.classes)
-    model = fresh(job.model, variant, classes, seed).to(job.device)
+    model = fresh(job.model, variant, None if task.classes is None else len(task.classes), seed).to(job.device)
     started, cpu = time.perf_counter(), time.process_time()
     losses = train(model, encoded, job, seed, out, progress)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
@@ -138,10 +119,9 @@ def finetune_one(
     for name, split in encoded.judged.items():
         logits = predict(model, split, job.tuning)
         if not np.isfinite(logits).all():
-            raise InputError("learning_rate", f"{variant.name} predicts values that are not numbers; try a lower one")
+            problem = f"{variant.name} predicts values that are not finite (NaN or inf)"
+            raise InputError("learning_rate", f"{problem}; try a lower one")
         scores[name] = metrics.score(task.metrics, split.labels, logits)
     curves = head_curves(model.encoder, REACH)
-    return Tuned(
-        TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses),
-        None if curves is None else KeptCurves(variant.name, seed, curves),
-    )
+    kept = None if curves is None else KeptCurves(variant.name, seed, curves)
+    return TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses), kept

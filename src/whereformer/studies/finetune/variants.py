@@ -11,21 +11,19 @@ from ...positions import layer_pattern, method_names, own_name
 
 OWN = "own"
 """The setting that keeps the model's own positions, as it was pretrained."""
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One model of a setting.
-
-    Args:
-        label: its name in tables.
-        position: the method, as ``load_pretrained`` takes it; None keeps the checkpoint's own.
-        kernels: TISA's number of kernels, if it has any.
-    """
+    """One model of a setting."""
 
     label: str
+    """Its name in tables."""
     position: str | None
+    """The method, as ``load_pretrained`` takes it; None keeps the checkpoint's own."""
     kernels: int | None = None
+    """TISA's number of kernels, if it has any."""
 
     @property
     def name(self) -> str:
@@ -45,9 +43,6 @@ class Setting:
 
     position: str
     variants: tuple[Variant, ...]
-
-
-BASELINE = "baseline"
 
 
 def method_of(name: str) -> str:
@@ -77,14 +72,8 @@ def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Settin
         else:
             rest = "learned" if "learned" in parts and len(parts) > 1 else "none"
             others = [Variant(position, None if position == OWN else position)]
-        compared = 0 in kernels and position not in (OWN, rest)
-        variants = ([Variant(BASELINE, rest)] if compared else []) + others
         if not others:
             raise InputError("kernels", "expected a number above 0 besides the baseline, got 0")
-        found.append(Setting(position, tuple(variants)))
+        compared = 0 in kernels and position not in (OWN, rest)
+        found.append(Setting(position, (*([Variant(BASELINE, rest)] if compared else []), *others)))
     return found
-
-
-def distinct(settings: Sequence[Setting]) -> list[Variant]:
-    """Return every different model once."""
-    return list({variant.name: variant for setting in settings for variant in setting.variants}.values())

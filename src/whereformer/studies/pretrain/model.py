@@ -23,13 +23,12 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
     assert model.position is not None  # resolved
-    kind, extra = EncoderConfig, dict[str, Any]()
+    # With a preset, what is not given is the preset's.
+    given: dict[str, Any] = {"windows": model.windows, "position_options": options or None}
+    kind = EncoderConfig
     if model.objective == "electra":
         kind = ElectraPretrainingConfig
-        extra = {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
-    # With a preset, what is not given is the preset's.
-    given = {"windows": model.windows, "position_options": options or None}
-    extra |= {name: value for name, value in given.items() if value is not None}
+        given |= {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
     try:
         check_position_options(model.position, options)
         config = kind.preset(
@@ -53,34 +52,22 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
             initializer_range=0.02 * math.sqrt(768 / model.hidden_size),
             pad_token_id=vocabulary.pad,
             sparse_prediction=True,
-            **extra,
+            **{name: value for name, value in given.items() if value is not None},
         )
-    except ValueError as error:
-        raise as_setting(error, kind.__dataclass_fields__) from None
-    # The model is built here, so that errors appear before the text is read and encoded, which may take long.
-    count_parameters(config, model.objective)
+        # The model is built here, so that errors appear before the text is read and encoded, which may take long.
+        count_parameters(config)
+    except (ValueError, TypeError) as error:
+        raise as_setting(error, kind.__dataclass_fields__, options) from None
     return config
 
 
-def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
-    """Build an untrained model for an objective.
-
-    Raises:
-        InputError: if the model can't be built from these options; the message names one.
-    """
-    try:
-        return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
-    except (ValueError, TypeError) as error:
-        raise as_setting(error, type(config).__dataclass_fields__, config.position_options or ()) from None
+def build_model(config: EncoderConfig) -> PreTrainedModel:
+    """Build an untrained model."""
+    return Electra(config) if isinstance(config, ElectraPretrainingConfig) else EncoderForMaskedLM(config)
 
 
-def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
+def count_parameters(config: EncoderConfig) -> dict[str, int]:
     """Count the trained model's parameters, in all and of its parts, without allocating them."""
     with torch.device("meta"):
-        model = build_model(config, objective)
-    counts = parameters(model)
-    return {
-        "parameters": counts["parameters"],
-        "embedding_parameters": config.vocab_size * config.embedding_size,
-        "positional_parameters": counts["positional_parameters"],
-    }
+        counts = parameters(build_model(config))
+    return {**counts, "embedding_parameters": config.vocab_size * config.embedding_size}

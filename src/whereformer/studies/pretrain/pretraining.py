@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,14 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader
 from transformers import PreTrainedModel
 
-from ...analysis import Cost, cost
+from ...analysis import cost
 from ...data.masks import HELD_OUT_RATE, IGNORED
 from ...data.streams import Stream
 from ...data.windows import Windows, body_length, collate, end_padding
 from ...errors import InputError
 from ...lab import ranks
 from ...lab.sheet import Column, Sheet
-from ...lab.training.folder import KEPT_CHECKPOINTS, Folder
+from ...lab.training.folder import Folder
 from ...lab.training.long_run import Course, Judge, LongTraining
 from ...lab.training.optimizer import build_optimizer, linear_schedule
 from ...lab.training.shared import Batch, Count, shared_loader
@@ -40,14 +41,6 @@ HELD_OUT_WINDOWS = 1024
 class Pretraining(LongTraining[PretrainResults]):
     """A pretraining on encoded text, checked when it is created.
 
-    Args:
-        model, training: the settings, with defaults filled in.
-        text: the prepared text.
-        config: the model's configuration.
-        device: where to train.
-        every: steps between checkpoints; each checkpoint comes with a held-out score.
-        keep: number of newest checkpoints that are kept.
-
     Raises:
         InputError: if the text or a window is too short.
     """
@@ -58,18 +51,14 @@ class Pretraining(LongTraining[PretrainResults]):
     config: EncoderConfig
     device: torch.device
     every: int
-    keep: int = KEPT_CHECKPOINTS
-
-    RESULTS = PretrainResults
+    keep: int
 
     def __post_init__(self) -> None:
-        padding, field = end_padding(self.config), "lengths" if self.training.lengths else "length"
-        for stage in self.stages:
-            body = body_length(stage.length, padding)
-            if body < 4:
-                raise InputError(
-                    field, f"expected at least {6 + padding} for blocks {self.config.blocks!r}, got {stage.length}"
-                )
+        field = "lengths" if self.training.lengths else "length"
+        for length in (stage.length for stage in self.stages):
+            if (body := body_length(length, self.padding)) < 4:
+                least = f"at least {6 + self.padding} for blocks {self.config.blocks!r}"
+                raise InputError(field, f"expected {least}, got {length}")
             for name, stream in (("training", self.text.training), ("held-out", self.text.held_out)):
                 if len(stream) < body:
                     raise InputError(
@@ -83,63 +72,53 @@ class Pretraining(LongTraining[PretrainResults]):
         """The stages of training, in order: one for each length of windows."""
         return self.training.stages()
 
+    @cached_property
+    def padding(self) -> int:
+        """Tokens at the end of each window that are not text."""
+        return end_padding(self.config)
+
     def rows_per_pass(self, length: int) -> int:
         """Return the number of windows of this length in the training text."""
-        return len(self.text.training) // body_length(length, end_padding(self.config))
+        return len(self.text.training) // body_length(length, self.padding)
+
+    def windows_read(self, step: int) -> Iterator[tuple[Stage, int]]:
+        """Return the number of windows of each stage that have been read after this step."""
+        for stage in self.stages:
+            steps = min(step, stage.steps)
+            step -= steps
+            yield stage, steps * stage.rows_per_step
 
     def epochs(self, step: int) -> float:
         """Return how many times the text has been read after this step."""
-        return sum(
-            steps * stage.rows_per_step / self.rows_per_pass(stage.length)
-            for stage, steps in zip(self.stages, self._steps_until(step), strict=True)
-        )
+        return sum(rows / self.rows_per_pass(stage.length) for stage, rows in self.windows_read(step))
 
     def tokens_seen(self, step: int) -> int:
         """Return the number of tokens, without padding, that have been read after this step."""
-        padding = end_padding(self.config)
-        return sum(
-            steps * stage.rows_per_step * (stage.length - padding)
-            for stage, steps in zip(self.stages, self._steps_until(step), strict=True)
-        )
+        return sum(rows * (stage.length - self.padding) for stage, rows in self.windows_read(step))
 
-    def _steps_until(self, step: int) -> list[int]:
-        """Return how many steps of each stage have been taken after this step."""
-        found = []
-        for stage in self.stages:
-            found.append(min(step, stage.steps))
-            step -= found[-1]
-        return found
+    @property
+    def course(self) -> Course:
+        return Course(self.training.steps, self.every, self.epochs, self.tokens_seen)
 
     def plan(self) -> PretrainPlan:
-        """Return the facts that are known before training."""
         first = self.stages[0]
         return PretrainPlan(
-            **count_parameters(self.config, self.model.objective),
+            **count_parameters(self.config),
             block_lengths=list(self.config.block_lengths(self.stages[-1].length)),
             tokens_per_step=first.rows_per_step * first.length,
             steps_per_epoch=self.rows_per_pass(first.length) / first.rows_per_step,
             epochs=self.epochs(self.training.steps),
         )
 
-    @property
-    def course(self) -> Course:
-        training = self.training
-        return Course(training.steps, self.every, training.learning_rate, self.epochs, self.tokens_seen)
-
-    @property
-    def rows(self) -> int:
-        return self.training.batch_size
-
     def sheet(self) -> Sheet:
         facts, plan = self.text.facts, self.plan()
         lengths = ", ".join(f"{length:,}" for length in plan.block_lengths)
-        steps = sum(stage.steps for stage in self.stages)
         rows = [
             ("text", f"{facts.training_tokens:,} training and {facts.held_out_tokens:,} held-out tokens"),
             ("", f"from {facts.source}; guessing by frequency: loss {facts.unigram_entropy:.2f}"),
             ("model", plan.size(facts.vocabulary)),
             ("", f"blocks {self.config.blocks} of {lengths} tokens"),
-            ("training", f"{steps:,} steps of {plan.tokens_per_step:,} tokens; {plan.passes()}"),
+            ("training", f"{self.training.steps:,} steps of {plan.tokens_per_step:,} tokens; {plan.passes()}"),
         ]
         step = 0
         for stage in self.stages if len(self.stages) > 1 else ():
@@ -149,17 +128,24 @@ class Pretraining(LongTraining[PretrainResults]):
         return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
 
     def costs(self) -> tuple[str, ...]:
-        """Return what a batch of each length costs, for each trained model."""
+        """Return what a batch of each length costs, for each trained model. Autocast needs less memory."""
         found = []
         for stage in self.stages:
-            for name, batch in batch_costs(self, stage).items():
-                steps = f" ({stage.batches} batches per step)" if stage.batches > 1 else ""
-                length = f" of {stage.length}-token windows" if len(self.stages) > 1 else ""
+            steps = f" ({stage.batches} batches per step)" if stage.batches > 1 else ""
+            length = f" of {stage.length}-token windows" if len(self.stages) > 1 else ""
+            targets = max(1, round(self.training.mask_rate * stage.length))
+            models = {"model": (self.config, targets)}
+            if isinstance(self.config, ElectraPretrainingConfig):
+                judge = self.config.discriminator_config()
+                models = {"generator": (self.config.generator_config(), targets), "discriminator": (judge, 0)}
+            for name, (config, predicted) in models.items():
+                device = self.device.type
+                batch = cost(config, stage.length, stage.batch_size, predictions=predicted, device=device)
                 found.append(f"\n{name}, a batch{length}{steps}:\n{batch}")
         return tuple(found)
 
     def build(self) -> PreTrainedModel:
-        return build_model(self.config, self.model.objective)
+        return build_model(self.config)
 
     def optimizer(self, model: nn.Module) -> tuple[Optimizer, LRScheduler]:
         training = self.training
@@ -207,20 +193,12 @@ class Pretraining(LongTraining[PretrainResults]):
 
     def training_windows(self) -> ConcatDataset[dict[str, Tensor]]:
         """Return the windows of all steps, stage after stage."""
+        rate, seed = self.training.mask_rate, self.training.seed
         parts, first = [], 0
         for stage in self.stages:
-            rows = stage.steps * stage.rows_per_step
-            parts.append(
-                self._windows(
-                    self.text.training,
-                    length=stage.length,
-                    rate=self.training.mask_rate,
-                    rows=range(first, first + rows),
-                    seed=self.training.seed,
-                    shuffled=True,
-                )
-            )
-            first += rows
+            rows = range(first, first + stage.steps * stage.rows_per_step)
+            parts.append(self._windows(self.text.training, stage.length, rows, rate=rate, seed=seed, shuffled=True))
+            first = rows.stop
         return ConcatDataset(parts)
 
     def held_out_windows(self) -> Windows:
@@ -229,24 +207,20 @@ class Pretraining(LongTraining[PretrainResults]):
         They do not depend on the seed and the mask rate of training.
         """
         length = self.stages[-1].length
-        most = len(self.text.held_out) // body_length(length, end_padding(self.config))
-        rows = min(HELD_OUT_WINDOWS, most)
-        return self._windows(
-            self.text.held_out, length=length, rate=HELD_OUT_RATE, rows=range(rows), seed=0, shuffled=False
-        )
+        most = len(self.text.held_out) // body_length(length, self.padding)
+        rows = range(min(HELD_OUT_WINDOWS, most))
+        return self._windows(self.text.held_out, length, rows, rate=HELD_OUT_RATE, seed=0, shuffled=False)
 
-    def _windows(self, stream: Stream, *, length: int, rate: float, rows: range, seed: int, shuffled: bool) -> Windows:
+    def _windows(self, stream: Stream, length: int, rows: range, **drawn: Any) -> Windows:
         return Windows(
             stream,
             self.text.vocabulary,
             length=length,
-            padding=end_padding(self.config),
+            padding=self.padding,
             hide_masked=self.training.hide_masked,
-            rate=rate,
             rows=rows,
-            seed=seed,
-            shuffled=shuffled,
             uniforms=self.model.objective == "electra",
+            **drawn,
         )
 
 
@@ -259,6 +233,15 @@ def judge_masked_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tup
     return {"loss": (float(loss), len(wanted)), "accuracy": (float(right), len(wanted))}
 
 
+def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
+    """Score a batch: every mean in :class:`ElectraOutput` but the joint loss, with the number of tokens it covers."""
+    out, labels = model(**batch), batch["labels"]
+    counts = count_electra(batch)
+    counts["accuracy"] = counts["discriminator_loss"]
+    counts["replaced_recall"] = int((out.sampled_ids != labels)[labels != IGNORED].sum())
+    return {name: (float(out[name]) * count, count) for name, count in counts.items() if count}
+
+
 def count_masked_lm(batch: dict[str, Tensor]) -> dict[str, int]:
     """Count the tokens that a masked LM's loss is a mean over."""
     return {"loss": int((batch["labels"] != IGNORED).sum())}
@@ -269,27 +252,3 @@ def count_electra(batch: dict[str, Tensor]) -> dict[str, int]:
     labels = batch["labels"]
     real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
     return {"generator_loss": int((labels != IGNORED).sum()), "discriminator_loss": real}
-
-
-def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
-    """Score a batch: every mean in :class:`ElectraOutput` but the joint loss, with the number of tokens it covers."""
-    out, labels = model(**batch), batch["labels"]
-    counts = count_electra(batch)
-    counts["accuracy"] = counts["discriminator_loss"]
-    counts["replaced_recall"] = int((out.sampled_ids != labels)[labels != IGNORED].sum())
-    return {name: (float(out[name]) * count, count) for name, count in counts.items() if count}
-
-
-def batch_costs(training: Pretraining, stage: Stage) -> dict[str, Cost]:
-    """Return the cost of a batch for each trained model, by name. Memory is for float32; autocast needs less."""
-    targets = max(1, round(training.training.mask_rate * stage.length))
-
-    def of(config: EncoderConfig, predictions: int) -> Cost:
-        return cost(config, stage.length, stage.batch_size, predictions=predictions, device=training.device.type)
-
-    if isinstance(training.config, ElectraPretrainingConfig):
-        return {
-            "generator": of(training.config.generator_config(), targets),
-            "discriminator": of(training.config.discriminator_config(), 0),
-        }
-    return {"model": of(training.config, targets)}

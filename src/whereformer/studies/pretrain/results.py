@@ -10,13 +10,10 @@ from ...lab.training.text import TextFacts
 
 @dataclass(frozen=True)
 class PretrainPlan(TrainingPlan):
-    """Facts that are known before training.
-
-    Args:
-        block_lengths: length of a window in each block, in tokens.
-    """
+    """Facts that are known before training."""
 
     block_lengths: list[int]
+    """Length of a window in each block, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,19 +25,7 @@ from .settings import ModelSettings, PretrainTraining
 
 @dataclass(frozen=True)
 class PretrainJob(LongJob[PretrainResults]):
-    """Everything that a pretraining needs, checked, before the text is read.
-
-    Args:
-        model, training: the settings, with defaults filled in.
-        data, column: where the text is.
-        tokenizer: the tokenizer.
-        device: where to train.
-        every: steps between checkpoints; each checkpoint comes with a held-out score.
-        keep: number of newest checkpoints that are kept.
-        cache: the folder for encoded text; by default ``cache`` in the run's folder.
-        threads: threads on the CPU; by default torch's.
-        command: the command line, for the model card.
-    """
+    """The options of a pretraining, checked and with defaults filled in."""
 
     model: ModelSettings
     training: PretrainTraining
@@ -47,9 +35,9 @@ class PretrainJob(LongJob[PretrainResults]):
     device: torch.device
     every: int
     keep: int
-    cache: Path | None = None
-    threads: int | None = None
-    command: str = ""
+    cache: Path | None
+    threads: int | None
+    command: str
 
     RESULTS = PretrainResults
 
@@ -62,7 +50,6 @@ class PretrainJob(LongJob[PretrainResults]):
         return text, look_at(text, cache)
 
     def settings(self, text: str) -> dict[str, Any]:
-        """Return everything that decides a result; of a tokenizer, its hash or how it is trained."""
         decided = {"tokenizer": self.tokenizer.setting, "text": text, "device": self.device.type}
         return {**asdict(self.model), **asdict(self.training), **decided}
 

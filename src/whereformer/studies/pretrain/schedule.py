@@ -15,14 +15,7 @@ SHORTEST = 8
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps in a row with windows of one length.
-
-    Args:
-        length: tokens in a window.
-        steps: number of steps.
-        batch_size: windows in a batch.
-        batches: batches in a step.
-    """
+    """Steps in a row with windows of one length: ``batch_size`` windows in a batch, and ``batches`` in a step."""
 
     length: int
     steps: int
@@ -45,15 +38,12 @@ def parsed_lengths(text: str) -> list[tuple[int, float]]:
         pairs = [part.split(":") for part in text.split(",")]
         found = [(int(length), float(share)) for length, share in pairs]
     except ValueError:
-        raise InputError(
-            "lengths", f"expected lengths and shares such as '128:0.9,512:0.1', got {shown(text)}"
-        ) from None
+        expected = "expected lengths and shares such as '128:0.9,512:0.1'"
+        raise InputError("lengths", f"{expected}, got {shown(text)}") from None
     for length, share in found:
-        if not SHORTEST <= length <= MOST_SIZE:
-            limit = f"at least {SHORTEST}" if length < SHORTEST else f"at most {MOST_SIZE}"
-            raise InputError("lengths", f"expected lengths of {limit}, got {shown(length)}")
-        if not 0 < share <= 1:
-            raise InputError("lengths", f"expected shares above 0 and up to 1, got {share}")
+        if not (SHORTEST <= length <= MOST_SIZE and 0 < share <= 1):
+            expected = f"expected lengths of {SHORTEST} to {MOST_SIZE} and shares above 0 and up to 1"
+            raise InputError("lengths", f"{expected}, got {shown(f'{length}:{share:g}')}")
     total = sum(share for _, share in found)
     if abs(total - 1) > 1e-6:
         raise InputError("lengths", f"expected shares that add up to 1, got {total:g} in {shown(text)}")
@@ -61,13 +51,9 @@ def parsed_lengths(text: str) -> list[tuple[int, float]]:
 
 
 def stages_of(lengths: Sequence[tuple[int, float]], steps: int, batch_size: int, batches: int) -> list[Stage]:
-    """Divide the steps among the lengths. All steps have about the same number of tokens.
+    """Divide the steps among the lengths, each with its share. All steps have about the same number of tokens.
 
-    Args:
-        lengths: each length with its share of the steps, in order.
-        steps: number of steps.
-        batch_size: windows of the first length in a batch. Of longer windows, a batch has fewer, but at least one.
-        batches: batches in a step.
+    A batch has ``batch_size`` windows of the first length; of longer windows it has fewer, but at least one.
 
     Raises:
         InputError: if a length gets no step.

@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from .run import PretrainJob
 
 
-def parsed_options(text: str | None, field: str = "position_options") -> dict[str, Any]:
+def parsed_options(text: str | None) -> dict[str, Any]:
     """Parse a position method's options, a JSON object.
 
     Raises:
-        InputError: if the text is not a JSON object; it names the field.
+        InputError: for ``position_options``, if the text is something else.
     """
     try:
         options = json.loads(text or "{}")
     except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        raise InputError(field, f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {shown(text)}")
+        raise InputError(
+            "position_options", f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {shown(text)}"
+        )
     return options
 
 
@@ -101,46 +103,31 @@ class ModelSettings:
     """electra: weight of the encoder's loss; the generator's loss has weight 1. Default: 50."""
 
     def resolved_model(self) -> ModelSettings:
-        """Check what can be checked without a model, and return the settings with defaults in place of None.
-
-        Raises:
-            InputError: if a field is invalid; it names the field.
-        """
+        """Check what can be checked without a model, and return the settings with defaults in place of None."""
         check_range(self, **dict.fromkeys(("hidden_size", "embedding_size", "num_heads"), (1, MOST_SIZE)))
         check_range(self, dropout=(0, 0.9))
-        options = canonical_options(self.position_options)
         defaults: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
         if self.preset is not None:
             from ...models.presets import PRESETS
 
-            defaults = {**defaults, "position": "learned", "norm": "post", **PRESETS[self.preset]}
-        filled = {name: defaults[name] for name in ("blocks", "position", "norm") if getattr(self, name) is None}
-        self = dataclasses.replace(self, position_options=options, **filled)
-        decoder = self.decoder_layers
-        funnel = "-" in str(self.blocks)
-        if decoder is None:
-            decoder = "2" if funnel else "0"
-        elif funnel and decoder == "0":
+            preset = {"position": "learned", "norm": "post", **PRESETS[self.preset]}
+            defaults |= {name: preset[name] for name in defaults if name in preset}
+        funnel = "-" in str(self.blocks or defaults["blocks"])
+        if funnel and self.decoder_layers == "0":
             raise InputError(
                 "decoder_layers",
                 f"expected at least 1, got 0: blocks {self.blocks!r} shorten the sequence, "
                 "and pretraining predicts at every token",
             )
+        defaults["decoder_layers"] = "2" if funnel else "0"
         if self.objective == "electra":
             # A generator wider than the discriminator would leave it nothing to learn.
             check_range(self, generator_size=(0.01, 1), discriminator_weight=(0, 1e6))
-            size = 0.25 if self.generator_size is None else self.generator_size
-            weight = 50.0 if self.discriminator_weight is None else self.discriminator_weight
-            return dataclasses.replace(
-                self,
-                decoder_layers=decoder,
-                generator_size=size,
-                discriminator_weight=weight,
-            )
-        for name in ("generator_size", "discriminator_weight"):
-            if getattr(self, name) is not None:
-                raise InputError(name, f"only for `objective` electra, got {self.objective}")
-        return dataclasses.replace(self, decoder_layers=decoder)
+            defaults |= {"generator_size": 0.25, "discriminator_weight": 50.0}
+        elif given := [name for name in ("generator_size", "discriminator_weight") if getattr(self, name) is not None]:
+            raise InputError(given[0], f"only for `objective` electra, got {self.objective}")
+        filled = {name: default for name, default in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, position_options=canonical_options(self.position_options), **filled)
 
 
 @dataclass(frozen=True)
@@ -185,11 +172,7 @@ class PretrainTraining:
     """Seed of the weights, the windows and the masks."""
 
     def resolved_training(self, objective: str) -> PretrainTraining:
-        """Check the settings and return them, with defaults in place of None.
-
-        Raises:
-            InputError: if a field is invalid; it names the field.
-        """
+        """Check the settings and return them, with defaults in place of None."""
         if self.length is not None and self.lengths is not None:
             raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
         check_range(self, length=(SHORTEST, MOST_SIZE), batch_size=(1, MOST_SIZE), accumulate=(1, MOST_SIZE))
@@ -199,10 +182,8 @@ class PretrainTraining:
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         if self.hide_masked and objective != "mlm":
-            raise InputError(
-                "hide_masked", f"only for `objective` mlm, got {objective}, which sees samples instead of [MASK]"
-            )
-        lengths, length = None, 128 if self.length is None else self.length
+            raise InputError("hide_masked", f"only for `objective` mlm, got {objective}, which sees no [MASK]")
+        lengths, length = None, self.length or 128
         if self.lengths is not None:
             pairs = parsed_lengths(self.lengths)
             lengths, length = ",".join(f"{length}:{share:g}" for length, share in pairs), pairs[-1][0]
@@ -217,13 +198,8 @@ class PretrainTraining:
         return max(stage.length for stage in self.stages())
 
     def stages(self) -> list[Stage]:
-        """Return the stages of training, in order; the settings must be resolved.
-
-        Raises:
-            InputError: if a length gets no step.
-        """
-        assert self.length is not None
-        lengths = [(self.length, 1.0)] if self.lengths is None else parsed_lengths(self.lengths)
+        """Return the stages of training, in order; the settings must be resolved."""
+        lengths = parsed_lengths(self.lengths or f"{self.length}:1")
         return stages_of(lengths, self.steps, self.batch_size, self.accumulate)
 
 
@@ -294,18 +270,14 @@ class Pretrain(LongRun, TextOptions, PretrainTraining, ModelSettings, Study):
             device,
             self.every or max(1, training.steps // 10),
             self.keep,
-            cache=self.cache,
-            threads=self.threads,
-            command=command_line(self, "pretrain"),
+            self.cache,
+            self.threads,
+            command_line(self, "pretrain"),
         )
 
     def usage(self) -> str:
         model = str(self.out / "model")
-        return "\n".join(
-            (
-                "from transformers import AutoTokenizer; from whereformer import Encoder",
-                f"tokenizer = AutoTokenizer.from_pretrained({model!r})",
-                f"hidden = Encoder.from_pretrained({model!r})"
-                '(**tokenizer("some text", return_tensors="pt")).last_hidden_state',
-            )
-        )
+        return f"""\
+from transformers import AutoTokenizer; from whereformer import Encoder
+tokenizer = AutoTokenizer.from_pretrained({model!r})
+hidden = Encoder.from_pretrained({model!r})(**tokenizer("some text", return_tensors="pt")).last_hidden_state"""

@@ -49,8 +49,6 @@ class TranslatorTraining(LongTraining[TranslationResults]):
     config: Seq2SeqConfig
     device: torch.device
 
-    RESULTS = TranslationResults
-
     @cached_property
     def batches_per_epoch(self) -> int:
         """Number of batches in the first epoch; other epochs have about the same number."""
@@ -71,7 +69,6 @@ class TranslatorTraining(LongTraining[TranslationResults]):
         return Course(
             steps=steps,
             every=training.every or max(1, steps // 20),
-            learning_rate=training.learning_rate,
             epochs=lambda step: step * per_step,
             tokens_seen=lambda step: round(step * per_step * tokens),
         )

@@ -187,7 +187,7 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
         # The folder of a training also names the model that it made.
         if (folder / "model").is_dir():
             model = str(folder / "model")
-        elif (folder / "settings.json").exists():
+        elif (folder / "results.json").exists():
             raise InputError("model", f"the training in {model} is not finished; run its command again to continue it")
     try:
         # Without trust_remote_code=False, transformers would ask whether to run code from the folder, and would read
