@@ -41,6 +41,10 @@ class AnalyzeSettings:
     text_needed: bool = False
     tokens: int = TOKENS
 
+    def length_for(self, positions: int) -> int:
+        """Return how many positions of a model with so many are analyzed."""
+        return min(positions, MOST_POSITIONS) if self.length is None else self.length
+
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(TextOptions, Study):
