@@ -157,8 +157,9 @@ def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SH
         changes.append((_largest_change(scores, moved), _largest_change([output], [moved_output])))
     if not tried:
         raise refused
-    largest = map(max, zip(*changes, strict=True))
-    return Shifted(*(change if math.isfinite(change) else None for change in largest), tuple(tried))
+    changed = (max(each) for each in zip(*changes, strict=True))
+    scores_changed, output_changed = (change if math.isfinite(change) else None for change in changed)
+    return Shifted(scores_changed, output_changed, tuple(tried))
 
 
 def _in_float64(encoder: Encoder) -> Encoder:

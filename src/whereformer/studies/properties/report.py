@@ -23,7 +23,8 @@ ORDER = {"yes": 2, "open": 1, "no": 0}
 def sheets(results: PropertiesResults) -> Sequence[Sheet]:
     """Return the table of ticks, each above its number, and one of times relative to attention without positions."""
     table = results.table
-    columns = [Column(*title.split(), first="descending") for title in TITLES.values()]
+    titles = (title.partition(" ") for title in TITLES.values())
+    columns = [Column(name, detail, first="descending") for name, _, detail in titles]
     starred = any(tick.differs for ticks in table.values() for tick in ticks.values())
     times = []
     for position in table:
