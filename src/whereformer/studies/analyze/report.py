@@ -236,7 +236,7 @@ def head_grid(
     """Draw all heads of a model; ``detailed`` adds close-ups and all fits."""
     offsets = heads.near(len(model.heads[0].curve))
     note = f"small: {offsets}; heights: each head's own range, but at least {pictures.LEAST:g}"
-    rows = []
+    rows: list[panels.Row] = []
     for layer, found in model.by_layer.items():
         drawn = []
         for head in found:

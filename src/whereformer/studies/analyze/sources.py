@@ -46,7 +46,8 @@ def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[Mo
     if len(runs) > 1 or steps.count(None) == len(steps):
         steps = [None] * len(steps)
     names = _names(paths)
-    return [ModelSource(*each) for each in zip(paths, names, scores or [None] * len(paths), steps, strict=True)]
+    own: Sequence[float | None] = scores or [None] * len(paths)
+    return [ModelSource(*each) for each in zip(paths, names, own, steps, strict=True)]
 
 
 def _expanded(given: str) -> list[str]:
