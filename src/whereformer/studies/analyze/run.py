@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...errors import InputError
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
+from ...lab.study import command_line
 from ...models import Encoder
 from ...models.checkpoints.files import find_config, read_weights
 from ...models.checkpoints.loading import check_weights
@@ -30,10 +32,12 @@ from ...models.checkpoints.sources import KINDS
 from ...positions import PositionRangeError
 from .loading import load, named_errors, tokenizer_of
 from .results import AnalyzeResults
-from .settings import MOST_POSITIONS, AnalyzeSettings
+from .settings import Analyze
 from .sources import ModelSource
 from .text import measure_attention
 
+MOST_POSITIONS = 512
+"""The most positions that are analyzed by default."""
 EVEN = 1e-4
 """A head counts as a pure curve if its scores differ from the curve by at most this share of its range, which is about
 what rounding in float32 causes."""
@@ -46,62 +50,39 @@ MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 
 @dataclass(frozen=True)
 class AnalyzeJob:
-    """Everything that an analysis needs.
+    """The options, already checked, and the models to analyze."""
 
-    Args:
-        sources: the models.
-        settings: what decides the findings, without the text.
-        data: where the text is, as in :class:`Analyze`; None to measure no attention.
-        column: the column of tables that holds the text.
-        threads: threads on the CPU; None for torch's.
-        command: the words of the command that repeats the analysis.
-    """
-
+    options: Analyze
     sources: Sequence[ModelSource]
-    settings: AnalyzeSettings
-    data: tuple[str, ...] | None
-    column: str | None
-    threads: int | None
-    command: list[str]
 
     def run(self, folder: Path, progress: Progress) -> AnalyzeResults:
-        """Analyze every model.
+        """Analyze every model, in 100 steps of progress each.
 
         Raises:
             InputError: if a model or the text can't be read, or checkpoints of one run belong to different models.
         """
-        settings = self.settings
-        if self.data is not None:
+        options, pages = self.options, None
+        _check(self.sources)
+        if options.text:
             progress.begin("reading the text")
-            pages = [page for each in corpus.load_documents(self.data, self.column) for page in corpus.pages_of([each])]
-            settings = replace(settings, pages=pages, text_source=corpus.source_of(self.data))
-        with nullcontext() if self.threads is None else threads(self.threads):
-            models, notes = analyze(self.sources, settings, progress)
+            documents = corpus.load_documents(options.data, options.column)
+            pages = [page for document in documents for page in corpus.pages_of([document])]
+        progress.start(100 * len(self.sources))
+        models: list[ModelFindings] = []
+        notes: list[str] = []
+        with nullcontext() if options.threads is None else threads(options.threads):
+            for source in self.sources:
+                progress.begin(source.name)
+                model, own = analyze_model(source, options, pages, progress)
+                models.append(model)
+                notes += own
         return AnalyzeResults(
-            models=models, text=settings.text_source, notes=notes, command=self.command, **provenance()
+            models=models,
+            text=corpus.source_of(options.data) if options.text else "none",
+            notes=notes,
+            command=shlex.split(command_line(options, "analyze")),
+            **provenance(),
         )
-
-
-def analyze(
-    sources: Sequence[ModelSource], settings: AnalyzeSettings, progress: Progress
-) -> tuple[list[ModelFindings], list[str]]:
-    """Analyze every model, in 100 steps of progress each.
-
-    Returns:
-        the findings, and notes on what was left out.
-
-    Raises:
-        InputError: if a model can't be read, or checkpoints of one run belong to different models.
-    """
-    _check(sources)
-    progress.start(100 * len(sources))
-    found, notes = [], []
-    for source in sources:
-        progress.begin(source.name)
-        model, own = analyze_model(source, settings, progress)
-        found.append(model)
-        notes += own
-    return found, notes
 
 
 def _check(sources: Sequence[ModelSource]) -> None:
@@ -125,7 +106,7 @@ def _check(sources: Sequence[ModelSource]) -> None:
 
 @torch.no_grad()
 def analyze_model(
-    source: ModelSource, settings: AnalyzeSettings, progress: Progress
+    source: ModelSource, options: Analyze, pages: Sequence[str] | None, progress: Progress
 ) -> tuple[ModelFindings, list[str]]:
     """Analyze one model.
 
@@ -142,20 +123,20 @@ def analyze_model(
     with named_errors(source.path):
         config_found = find_config(source.path)
     if config_found.get("model_type") not in KINDS:
-        findings = _tables_of(source, settings, config_found)
+        findings = _tables_of(source, options, config_found)
         upto(100)
         return findings, [f"{source.path}: for a {findings.kind} model, only the position tables are analyzed"]
     encoder, kind = load(source.path)
     upto(10)
     config, layers = encoder.config, len(encoder.passes)
     positions = config.max_position_embeddings
-    length = settings.length_for(positions)
+    length = _length(options, positions)
     acting = [layer for layer in layers_with_position(encoder.position) if layer < layers]
     heads: list[HeadFindings] = []
     try:
         vectors = position_vectors(encoder, length)
         for index, read in enumerate(position_scores(encoder, length)):
-            heads += _heads(read, settings.max_kernels)
+            heads += _heads(read, options.max_kernels)
             upto(10 + 60 * (index + 1) / max(1, len(acting)))
     except PositionRangeError:
         raise _too_long(source, positions, length) from None
@@ -166,13 +147,14 @@ def analyze_model(
         notes.append(f"{source.path}: the position method acts in some layers alone; not in {without}")
     if length == 1:
         notes.append(f"{source.path}: a single position has no distances, so its Toeplitzness and fits mean nothing")
-    if settings.pages is not None:
+    if pages is not None:
         tokenizer, why_not = tokenizer_of(source.path)
         if tokenizer is not None:
+            within = min(length, positions)
             attention = measure_attention(
-                encoder, tokenizer, source, settings, min(length, positions), lambda part: upto(70 + 30 * part)
+                encoder, tokenizer, source.path, options, pages, within, lambda part: upto(70 + 30 * part)
             )
-        elif settings.text_needed:
+        elif options.data:
             raise InputError("data", f"{why_not}, so its attention can't be measured")
         else:
             notes.append(f"attention over text is not measured: {why_not}")
@@ -203,18 +185,22 @@ def analyze_model(
     return findings, notes
 
 
+def _length(options: Analyze, positions: int) -> int:
+    return min(positions, MOST_POSITIONS) if options.length is None else options.length
+
+
 def _too_long(source: ModelSource, positions: int, length: int) -> InputError:
     return InputError("length", f"expected at most {positions}, the number of positions of {source.path}, got {length}")
 
 
-def _tables_of(source: ModelSource, settings: AnalyzeSettings, config: dict[str, Any]) -> ModelFindings:
+def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) -> ModelFindings:
     """Analyze a model that this library cannot run, from its position tables alone."""
     kind = str(config.get("model_type"))
     with named_errors(source.path):
         weights = read_weights(source.path)
         name, table = embedding_table(weights, config) or ("", None)
         positions = MOST_POSITIONS if table is None else len(table)
-        length = settings.length_for(positions)
+        length = _length(options, positions)
         part, layers = bucket_curves(weights, config, torch.arange(1 - length, length)) or ("", {})
         tensors = {f"layer {layer}": curve for layer, curve in layers.items()}
         check_weights(tensors if table is None else {name: table, **tensors})
@@ -229,7 +215,7 @@ def _tables_of(source: ModelSource, settings: AnalyzeSettings, config: dict[str,
     heads = [
         head
         for layer, curve in layers.items()
-        for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), settings.max_kernels)
+        for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), options.max_kernels)
     ]
     how = [] if table is None else [f"P is E E^T, where E has the rows of {name} that are positions."]
     if heads:

@@ -12,10 +12,10 @@ from torch.nn import functional
 from ...analysis.curves import OFFSETS_SHOWN
 from ...analysis.findings import AttentionFindings
 from ...analysis.measured import OffsetStatistics
+from ...data import corpus
 from ...errors import InputError
 from ...models import Encoder
-from .settings import AnalyzeSettings
-from .sources import ModelSource
+from .settings import Analyze
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,16 +27,22 @@ TOKENS_OF_A_BATCH = 512
 def measure_attention(
     encoder: Encoder,
     tokenizer: PreTrainedTokenizerBase,
-    source: ModelSource,
-    settings: AnalyzeSettings,
+    path: str,
+    options: Analyze,
+    pages: Sequence[str],
     length: int,
     on_part: Callable[[float], None],
 ) -> AttentionFindings:
     """Measure attention over windows ``[CLS] text [SEP]`` of ``length`` tokens, without the first and last token.
 
-    ``on_part`` is called with the share that is done.
+    Args:
+        encoder, tokenizer, path: the model, and where it is.
+        options: the options of the analysis.
+        pages: pages of the text.
+        length: the number of tokens in a window.
+        on_part: called with the share that is done.
     """
-    windows, ends = _windows(settings.pages or (), tokenizer, encoder, length, settings.tokens, source.path)
+    windows, ends = _windows(pages, tokenizer, encoder, length, options.tokens, path)
     body = windows.shape[1] - 2 * ends
     statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
     part = slice(ends, ends + body)
@@ -49,7 +55,7 @@ def measure_attention(
         on_part((index + 1) / len(batches))
     reach = min(OFFSETS_SHOWN, body - 1)
     return AttentionFindings(
-        source=settings.text_source,
+        source=corpus.source_of(options.data),
         tokens=len(windows) * body,
         offsets=torch.arange(-reach, reach + 1),
         shares=statistics.shares(reach).float(),
