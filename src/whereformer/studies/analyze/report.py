@@ -104,32 +104,26 @@ def heads_sheet(
                 shares.append(fmean(float(model.attention.explained[head.layer, head.head]) for head in found))
             cells += [Cell(percent(share), order=share) for share in shares]
             rows.append(Row(tuple(cells), "" if look is None else look.group))
-    measured = model.attention is not None
-    return Sheet.of(
-        f"{'Layers' if layers else 'Heads'} of {model.name}",
-        [
-            Column("layer"),
-            Column("heads" if layers else "head"),
-            Column("are" if layers else "is", left=True, wraps=layers),
-            Column("Toeplitz", "of scores", "descending"),
-            Column("range", "of curve", "descending"),
-            *(Column(f"S = {count}", "explained", "descending") for count in kernels),
-            *([Column("measured", "by offset", "descending")] if measured else []),
-        ],
-        rows,
-        notes=(
-            f"{'Means over heads. ' if layers else ''}range: the largest difference that position makes to a score. "
-            "Toeplitz: the share of a head's scores by position that a curve over offsets explains; S: the share of "
-            "the curve that this number of TISA kernels explains"
-            + (
-                "; measured: the share of the variance of log attention weights in text that the offset explains."
-                * measured
-                or "."
-            ),
-        ),
-        sortable=True,
-        kind="head-table",
-    )
+    columns = [
+        Column("layer"),
+        Column("heads" if layers else "head"),
+        Column("are" if layers else "is", left=True, wraps=layers),
+        Column("Toeplitz", "of scores", "descending"),
+        Column("range", "of curve", "descending"),
+        *(Column(f"S = {count}", "explained", "descending") for count in kernels),
+    ]
+    said = [
+        "range: the largest difference that position makes to a score",
+        "Toeplitz: the share of a head's scores by position that a curve over offsets explains",
+        "S: the share of the curve that this number of TISA kernels explains",
+    ]
+    if layers:
+        said.insert(0, "means over heads")
+    if model.attention is not None:
+        columns.append(Column("measured", "by offset", "descending"))
+        said.append("measured: the share of the variance of log attention weights in text that the offset explains")
+    title, note = f"{'Layers' if layers else 'Heads'} of {model.name}", f"{'; '.join(said)}."
+    return Sheet.of(title, columns, rows, notes=(note,), sortable=True, kind="head-table")
 
 
 def _cell(number: float | None, look: str = "{:.3f}") -> Cell:
