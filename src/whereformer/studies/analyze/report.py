@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -57,9 +57,9 @@ def models_sheet(models: Sequence[ModelFindings]) -> Sheet:
             Cell(model.name, order=model.name, link=f"model-{number}") for number, model in enumerate(models)
         ],
         Column("position", left=True, wraps=True): [Cell(model.position, order=model.position) for model in models],
-        Column("step"): [_cell(model.step, "{:,}") for model in models],
-        Column("score", first="descending"): [_cell(model.score, "{:g}") for model in models],
-        Column("length"): [_cell(model.length, "{:,}") for model in models],
+        Column("step"): [_cell(model.step, "{:,}".format) for model in models],
+        Column("score", first="descending"): [_cell(model.score, plain) for model in models],
+        Column("length"): [_cell(model.length, "{:,}".format) for model in models],
         Column("Toeplitz", "of P", "descending"): [_cell(share) for share in toeplitz],
         Column("Toeplitz", "of heads", "descending"): [_cell(model.mean_of_heads) for model in models],
         Column("heads", "", "descending", left=True, wraps=True): [
@@ -90,11 +90,11 @@ def heads_sheet(
             look = None if looks is None else looks[first.name]
             place = len(found) if layers else first.head
             cells = [
-                _cell(first.layer, "{}"),
+                _cell(first.layer, str),
                 Cell(str(place), order=place, link=f"{name}-{number}-{index}" if name else ""),
                 Cell(counted(found) if layers else first.name, order=first.name, swatch=look),
                 _cell(fmean(head.toeplitzness for head in found)),
-                _cell(fmean(float(head.curve.max() - head.curve.min()) for head in found), "{:.2f}"),
+                _cell(fmean(float(head.curve.max() - head.curve.min()) for head in found), "{:.2f}".format),
             ]
             shares = [
                 fmean(float(head.fits[count - 1].explained) for head in found) if count <= len(first.fits) else None
@@ -126,8 +126,8 @@ def heads_sheet(
     return Sheet.of(title, columns, rows, notes=(note,), sortable=True, kind="head-table")
 
 
-def _cell(number: float | None, look: str = "{:.3f}") -> Cell:
-    return Cell(DASH if number is None else look.format(number), order=number)
+def _cell(number: float | None, show: Callable[[float], str] = decimals) -> Cell:
+    return Cell(DASH if number is None else show(number), order=number)
 
 
 def looks_of(names: Sequence[str]) -> dict[str, figures.Series]:
