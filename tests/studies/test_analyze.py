@@ -20,8 +20,8 @@ from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.analyze.results import AnalyzeResults
-from whereformer.studies.analyze.run import analyze, analyze_model
-from whereformer.studies.analyze.settings import AnalyzeSettings
+from whereformer.studies.analyze.run import AnalyzeJob, analyze_model
+from whereformer.studies.analyze.settings import Analyze
 from whereformer.studies.analyze.sources import ModelSource, sources_of
 
 PAGES = ["the old king saw a horse near the house. the queen went to the market and bought a fish."] * 30
@@ -61,12 +61,11 @@ def ours(position="learned", **options):
 
 
 def options(**changes):
-    given = {"length": None, "max_kernels": 2, "pages": None, "text_source": "a story", "text_needed": False}
-    return AnalyzeSettings(**{**given, "tokens": 200, **changes})
+    return Analyze(**{"max_kernels": 2, "tokens": 200, **changes})
 
 
-def found(path, **changes):
-    return analyze_model(ModelSource(path, "it"), options(**changes), Progress())[0]
+def found(path, pages=None, **changes):
+    return analyze_model(ModelSource(path, "it"), options(**changes), pages, Progress())[0]
 
 
 class Steps(Progress):
@@ -106,7 +105,7 @@ def test_models_of_transformers(save, name, options_of_it, width, rows):
         assert [fit.num_kernels for fit in head.fits] == [1, 2]
         assert 0 <= head.toeplitzness <= 1
     assert model.attention is None
-    assert any("the projection to" in sentence for sentence in model.how) == (width < 16)
+    assert any("norms, projections, biases" in sentence for sentence in model.how)
 
 
 def test_funnel_of_transformers(save):
@@ -157,7 +156,7 @@ def test_electra_of_ours(save):
 def test_attention_over_text(save):
     model = found(save(ours("tisa")), pages=PAGES, length=12)
     attention = model.attention
-    assert attention.source == "a story"
+    assert attention.source == "the documentation inside this Python"
     assert attention.tokens == 200  # 20 windows of 10 without [CLS] and [SEP]
     assert attention.offsets.tolist() == list(range(-9, 10))
     assert attention.shares.shape == (2, 2, 19)
@@ -201,20 +200,20 @@ def test_numbers_in_json_are_finite_and_small(save):
     assert data["sizes"]["positions"] == 70
 
 
-def test_progress_is_whole(save):
+def test_progress_is_whole(save, tmp_path):
     paths = [save(ours("learned"), "a"), save(ours("tisa"), "b", with_tokenizer=False)]
     progress = Steps()
-    models, notes = analyze(sources_of(paths, None), options(pages=PAGES), progress)
+    results = AnalyzeJob(options(), sources_of(paths, None)).run(tmp_path, progress)
     assert progress.done == progress.total == 200
-    assert [model.name for model in models] == ["a", "b"]
-    assert models[1].attention is None
-    (note,) = notes
+    assert [model.name for model in results.models] == ["a", "b"]
+    assert results.models[1].attention is None
+    (note,) = results.notes
     assert note.startswith("attention over text is not measured: no tokenizer can be read for ")
 
 
 def test_one_position(save):
     path = save(ours("learned", max_position_embeddings=1))
-    model, notes = analyze_model(ModelSource(path, "it"), options(pages=PAGES), Progress())
+    model, notes = analyze_model(ModelSource(path, "it"), options(), PAGES, Progress())
     assert notes == [f"{path}: a single position has no distances, so its Toeplitzness and fits mean nothing"]
     assert model.table.toeplitzness == 1
     assert [head.name for head in model.heads] == ["position-blind"] * 2
@@ -243,8 +242,9 @@ def test_a_run_of_pretraining(tmp_path, text):
     sources = sources_of([str(run)], None)
     assert [source.step for source in sources] == [2, 3, 4]
     assert [source.name for source in sources] == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
-    models, notes = analyze(sources, options(pages=PAGES), Progress())
-    assert notes == []  # the run's tokenizer is that of its checkpoints
+    results = AnalyzeJob(options(data=(text,)), sources).run(run, Progress())
+    models = results.models
+    assert results.notes == []  # the run's tokenizer is that of its checkpoints
     assert [model.step for model in models] == [2, 3, 4]
     assert models[0].table.toeplitzness != models[1].table.toeplitzness
 
@@ -284,7 +284,7 @@ def test_checkpoints_of_different_models_are_no_run(tmp_path):
     with pytest.raises(
         InputError, match=r"checkpoints of a run must be of one model, but .*checkpoint-1 has embedding_size 16"
     ):
-        analyze(sources_of([str(tmp_path)], None), options(), Progress())
+        AnalyzeJob(options(text=False), sources_of([str(tmp_path)], None)).run(tmp_path, Progress())
 
 
 # The command.
@@ -310,16 +310,15 @@ def test_the_command(save, drawn, tmp_path, text, capsys):
     arguments = [*paths, "--scores", "80.5,82", "--data", text, "--tokens", "100", "--max-kernels", "3"]
     main(["analyze", *arguments, "--out", str(out)])
     (results,) = drawn
-    facts = results.facts
     assert [model.score for model in results.models] == [80.5, 82.0]
-    assert facts["command"][:2] == ["whereformer", "analyze"]
-    assert {"--scores", "--tokens", "--max-kernels", "--data", "--out"} <= set(facts["command"])
-    assert facts["text"] == text
-    assert facts["notes"] == []
-    assert facts["rules"]["previous token"]
+    assert results.command[:2] == ["whereformer", "analyze"]
+    assert {"--scores", "--tokens", "--max-kernels", "--data", "--out"} <= set(results.command)
+    assert results.text == text
+    assert results.notes == []
     data = json.loads((out / "results.json").read_text())
     assert data["format"] == 1
-    assert data["facts"]["command"] == facts["command"]
+    assert data["facts"]["command"] == results.command
+    assert data["facts"]["rules"]["previous token"]
     assert [model["name"] for model in data["models"]] == ["one", "two"]
     printed = capsys.readouterr().out
     assert all(len(line) <= 100 for line in printed.splitlines() if "wrote" not in line)
@@ -339,7 +338,7 @@ def test_one_model_has_a_table_of_its_heads_or_layers(save, drawn, tmp_path, cap
     assert "S = 5" in printed
     assert "measured" not in printed
     (results,) = drawn
-    assert results.facts["text"] == "none"
+    assert results.text == "none"
 
 
 def test_the_same_command_writes_the_same(save, drawn, tmp_path):
@@ -557,7 +556,7 @@ XLM = transformers.XLMConfig(vocab_size=60, emb_dim=16, n_layers=1, n_heads=2, m
 )
 def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, notes = analyze_model(source, AnalyzeSettings(None, 2, None, "", False), Progress())
+    found, notes = analyze_model(source, options(), None, Progress())
     rows = table(model).detach().double()
     assert found.length == len(rows) == 12
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
@@ -571,7 +570,7 @@ def test_of_t5_the_curves_are_its_own_biases(save):
     config = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
     model = transformers.T5EncoderModel(config)
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, _ = analyze_model(source, AnalyzeSettings(150, 2, None, "", False), Progress())
+    found, _ = analyze_model(source, options(length=150), None, Progress())
     bias = model.encoder.block[0].layer[0].SelfAttention.compute_bias(150, 150)[0].detach()
     assert [head.layer for head in found.heads] == [0, 0]
     for head in found.heads:

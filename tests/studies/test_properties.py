@@ -56,12 +56,13 @@ def test_it_trains_by_itself_and_continues(text, tmp_path, capsys, monkeypatch):
     arguments = ["--data", text, "--length", "8", "--steps", "3", "--positions", "tisa,alibi"]
     real, measured = properties.measure_method, []
 
-    def interrupted(comparison, position):
+    def interrupted(comparison, key, progress):
+        (position,) = key
         if position == "alibi" and not measured[1:]:
             measured.append("interrupted")
             raise KeyboardInterrupt
         measured.append(position)
-        return real(comparison, position)
+        return real(comparison, key, progress)
 
     monkeypatch.setattr(properties, "measure_method", interrupted)
     with pytest.raises(SystemExit) as stop:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -99,7 +101,7 @@ class ModelFindings:
         step: the training step, for checkpoints of one run.
         table: the table of position embeddings; None if the model has none.
         no_table: why there is no table.
-        heads: the heads of every layer where position acts by itself; empty if it does so nowhere.
+        heads: the heads of every layer where position acts by itself, in order; empty if it does so nowhere.
         no_heads: why there are no heads.
         attention: the attention over text; None if no text was read.
     """
@@ -119,64 +121,35 @@ class ModelFindings:
     no_heads: str
     attention: AttentionFindings | None
 
+    @property
+    def by_layer(self) -> dict[int, list[HeadFindings]]:
+        """The heads of each layer."""
+        return {layer: list(heads) for layer, heads in groupby(self.heads, lambda head: head.layer)}
+
+    @property
+    def mean_of_heads(self) -> float | None:
+        """The mean Toeplitzness of the heads; None if there are none."""
+        return fmean(head.toeplitzness for head in self.heads) if self.heads else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON: numbers with six digits, None for missing ones, and large matrices reduced."""
-        table, attention = self.table, self.attention
-        return {
-            "name": self.name,
-            "source": self.source,
-            "kind": self.kind,
-            "position": self.position,
-            "sizes": self.sizes,
-            "length": self.length,
-            "how": list(self.how),
-            "score": self.score,
-            "step": self.step,
-            "no_table": self.no_table,
-            "table": table
-            and {
-                "toeplitzness": _numbers(table.toeplitzness),
-                "width": table.width,
-                "gram": _numbers(_smaller(table.gram)),
-                "part": _numbers(_smaller(table.part)),
-            },
-            "no_heads": self.no_heads,
-            "heads": [
-                {
-                    "layer": head.layer,
-                    "head": head.head,
-                    "name": head.name,
-                    "reason": head.reason,
-                    "toeplitzness": _numbers(head.toeplitzness),
-                    "offsets": head.offsets.tolist(),
-                    "curve": _numbers(head.curve),
-                    "spread": _numbers(head.spread),
-                    "scores": None if head.scores is None else _numbers(_smaller(head.scores)),
-                    "fits": [
-                        {name: _numbers(part) for name, part in vars(fit).items()} | {"num_kernels": fit.num_kernels}
-                        for fit in head.fits
-                    ],
-                }
-                for head in self.heads
-            ],
-            "attention": attention
-            and {
-                "source": attention.source,
-                "tokens": attention.tokens,
-                "offsets": attention.offsets.tolist(),
-                "shares": _numbers(attention.shares),
-                "explained": _numbers(attention.explained),
-            },
-        }
+        return {**_for_json(self), "score": self.score}
 
 
-def _numbers(values: Any) -> Any:
-    """Convert numbers for JSON, nested like a tensor's dimensions."""
-    if isinstance(values, Tensor):
-        return _numbers(values.tolist())
-    if isinstance(values, list):
-        return [_numbers(value) for value in values]
-    return float(f"{values:.6g}") if math.isfinite(values) else None
+def _for_json(value: Any, name: str = "") -> Any:
+    if isinstance(value, Tensor):
+        return _for_json((_smaller(value) if name in ("gram", "part", "scores") else value).tolist())
+    if isinstance(value, ModelFindings | TableFindings | HeadFindings | AttentionFindings):
+        return _for_json(vars(value))
+    if isinstance(value, TisaFit):
+        return _for_json({**vars(value), "num_kernels": value.num_kernels})
+    if isinstance(value, dict):
+        return {name: _for_json(part, name) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_for_json(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def _smaller(matrix: Tensor) -> Tensor:

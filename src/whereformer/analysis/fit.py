@@ -123,11 +123,12 @@ def fit_tisa_up_to(
     if num_kernels < 0:
         raise InputError("num_kernels", f"expected at least 0, got {num_kernels}")
     values, points, weight = _checked(curve, offsets, weights)
-    unit = _unit(points)
+    distances = points.unique().diff()
+    unit = float(distances.min()) if len(distances) else 1.0
     points = points / unit
     problem = _Problem.of(values.flatten(0, -2) if values.dim() > 1 else values.unsqueeze(0), points, weight, constant)
     batch = values.shape[:-1]
-    found = _Kernels(*(points.new_zeros(len(problem.target), 0) for _ in range(2)))
+    found = points.new_zeros(len(problem.target), 2, 0)
     fits = [problem.fit(found)]
     for _ in range(num_kernels):
         found = _one_more(problem, found)
@@ -135,11 +136,12 @@ def fit_tisa_up_to(
         # The penalty on amplitudes may have preferred kernels that explain slightly less.
         worse = fit.explained < fits[-1].explained
         if bool(worse.any()):
-            before = _with_idle_kernel(fits[-1])
-            fit = TisaFit(
-                *(_where(worse, b, a) for a, b in zip(vars(fit).values(), vars(before).values(), strict=True))
-            )
-            found = _Kernels(fit.sharpness.log(), fit.center)
+            # One more kernel, of amplitude 0
+            before = fits[-1]
+            three = ((before.amplitude, 0.0), (before.sharpness, 1.0), (before.center, 0.0))
+            idle = (functional.pad(part, (0, 1), value=value) for part, value in three)
+            pairs_of = zip((*idle, before.constant, before.explained), vars(fit).values(), strict=True)
+            fit = TisaFit(*(torch.where(worse.view(-1, *[1] * (old.dim() - 1)), old, new) for old, new in pairs_of))
         fits.append(fit)
     fits = [replace(fit, sharpness=fit.sharpness / unit**2, center=fit.center * unit) for fit in fits]
     return tuple(
@@ -174,19 +176,10 @@ def _sum(offsets: Tensor, amplitude: Tensor, sharpness: Tensor, center: Tensor) 
 
 
 @dataclass(frozen=True)
-class _Kernels:
-    """The parameters that the search varies, (items, num_kernels) each."""
-
-    log_sharpness: Tensor
-    center: Tensor
-
-    def __getitem__(self, index: Any) -> _Kernels:
-        return _Kernels(self.log_sharpness[index], self.center[index])
-
-
-@dataclass(frozen=True)
 class _Problem:
     """Curves scaled to about 1, offsets in units of their smallest distance, and weights that sum to 1.
+
+    The kernels that the search varies are ``found``, (items, 2, num_kernels): log sharpness and center.
 
     Args:
         target: (items, m).
@@ -225,9 +218,9 @@ class _Problem:
         own = (part[index] for part in (self.middle, self.scale, self.ridge))
         return _Problem(self.target[index], self.offsets, self.weights, self.constant, *own)
 
-    def basis(self, found: _Kernels) -> Tensor:
-        """(items, m, num_kernels + 1), the constant last."""
-        values = kernels(self.offsets, found.log_sharpness.exp(), found.center)
+    def basis(self, found: Tensor) -> Tensor:
+        """Return the kernels' values, (items, m, num_kernels + 1), the constant last."""
+        values = kernels(self.offsets, found[:, 0].exp(), found[:, 1])
         last = torch.full_like(self.target, float(self.constant)).unsqueeze(-1)
         return torch.cat((values, last), -1)
 
@@ -246,7 +239,7 @@ class _Problem:
         penalty[:, -1] = 1e-14 if self.constant else 1.0
         return penalty
 
-    def fit(self, found: _Kernels) -> TisaFit:
+    def fit(self, found: Tensor) -> TisaFit:
         """Return the kernels with their best amplitudes, and what they explain, in the curves' own units."""
         basis = self.basis(found)
         amplitude, _ = self.solve(basis)
@@ -260,36 +253,32 @@ class _Problem:
             -1, descending=True
         )
         amplitude, sharpness, center = (
-            part.gather(-1, order) for part in (own[:, :-1], found.log_sharpness.exp(), found.center)
+            part.gather(-1, order) for part in (own[:, :-1], found[:, 0].exp(), found[:, 1])
         )
         return TisaFit(amplitude, sharpness, center, self.middle + own[:, -1], explained)
 
 
-def _one_more(problem: _Problem, found: _Kernels) -> _Kernels:
+def _one_more(problem: _Problem, found: Tensor) -> Tensor:
     """Return the best kernels, with one more than ``found``."""
     starts = _starts(problem, found)
-    items = len(problem.target)
+    items = torch.arange(len(problem.target))
     chosen = []
-    for part in torch.arange(items).split(max(1, ITEMS // STARTS)):
-        several = part.repeat_interleave(STARTS)
-        own = _Kernels(starts.log_sharpness[part].flatten(0, 1), starts.center[part].flatten(0, 1))
-        refined, loss = _refine(problem[several], own, SCREENING_STEPS)
+    for part in items.split(max(1, ITEMS // STARTS)):
+        several = problem[part.repeat_interleave(STARTS)]
+        refined, loss = _refine(several, starts[part].flatten(0, 1), SCREENING_STEPS)
         best = loss.view(len(part), STARTS).argmin(-1) + torch.arange(len(part)) * STARTS
         chosen.append(refined[best])
-    screened = _Kernels(*(torch.cat([getattr(part, name) for part in chosen]) for name in vars(chosen[0])))
-    chosen = [_refine(problem[part], screened[part], STEPS)[0] for part in torch.arange(items).split(ITEMS)]
-    return _Kernels(*(torch.cat([getattr(part, name) for part in chosen]) for name in vars(chosen[0])))
+    screened = torch.cat(chosen)
+    return torch.cat([_refine(problem[part], screened[part], STEPS)[0] for part in items.split(ITEMS)])
 
 
-def _starts(problem: _Problem, found: _Kernels) -> _Kernels:
-    """Extend ``found`` by each of the most promising kernels of a grid, (items, STARTS, num_kernels + 1).
+def _starts(problem: _Problem, found: Tensor) -> Tensor:
+    """Extend ``found`` by each of the most promising kernels of a grid, (items, STARTS, 2, num_kernels + 1).
 
     A kernel's promise is the decrease of the loss if it is added and all amplitudes are optimal again.
     """
-    log_sharpness, center = _grid(problem)
-    widths = len(log_sharpness)
-    grid = _Kernels(*(part.flatten()[None] for part in torch.broadcast_tensors(log_sharpness[:, None], center[None])))
-    weighted = kernels(problem.offsets, grid.log_sharpness.exp(), grid.center)[0] * problem.weights.unsqueeze(-1)
+    grid, widths = _grid(problem)
+    weighted = kernels(problem.offsets, grid[:1].exp(), grid[1:])[0] * problem.weights.unsqueeze(-1)
     norms = (weighted.square() / problem.weights.clamp(min=1e-300).unsqueeze(-1)).sum(0)
     basis = problem.basis(found)
     amplitude, _ = problem.solve(basis)
@@ -303,16 +292,13 @@ def _starts(problem: _Problem, found: _Kernels) -> _Kernels:
     best = value.topk(min(STARTS, widths), -1).indices
     if best.shape[-1] < STARTS:
         best = best[:, torch.arange(STARTS) % best.shape[-1]]
-    index = best * len(center) + place.gather(-1, best)
-    joined = (
-        torch.cat((old.unsqueeze(1).expand(-1, STARTS, -1), new[0][index].unsqueeze(-1)), -1)
-        for old, new in ((found.log_sharpness, grid.log_sharpness), (found.center, grid.center))
-    )
-    return _Kernels(*joined)
+    index = best * (grid.shape[1] // widths) + place.gather(-1, best)
+    new = grid[:, index].movedim(0, -1).unsqueeze(-1)
+    return torch.cat((found.unsqueeze(1).expand(-1, STARTS, -1, -1), new), -1)
 
 
-def _grid(problem: _Problem) -> tuple[Tensor, Tensor]:
-    """Return log sharpnesses and centers of the candidate kernels, which are dense at small offsets."""
+def _grid(problem: _Problem) -> tuple[Tensor, int]:
+    """Return the candidate kernels, (2, widths * centers), dense at small offsets, and the number of widths."""
     low, high = _limits(problem)
     widths = max(3, 1 + round((high - low) / 0.9))
     furthest = max(1.0, float(problem.offsets.abs().max()))
@@ -321,11 +307,10 @@ def _grid(problem: _Problem) -> tuple[Tensor, Tensor]:
     while centers[-1] + step <= furthest:
         centers.append(centers[-1] + step)
         step = max(1.0, centers[-1] * 0.15)
-    positive = problem.offsets.new_tensor(centers[1:])
-    return (
-        torch.linspace(low, high, widths, dtype=problem.offsets.dtype, device=problem.offsets.device),
-        torch.cat((-positive.flip(0), problem.offsets.new_tensor([0.0]), positive)),
-    )
+    center = problem.offsets.new_tensor([*(-center for center in reversed(centers[1:])), *centers])
+    log_sharpness = torch.linspace(low, high, widths, dtype=center.dtype, device=center.device)
+    both = torch.broadcast_tensors(log_sharpness[:, None], center)
+    return torch.stack([part.flatten() for part in both]), widths
 
 
 def _limits(problem: _Problem) -> tuple[float, float]:
@@ -334,12 +319,11 @@ def _limits(problem: _Problem) -> tuple[float, float]:
     return float((FLATTEST / furthest**2).log()), float(problem.offsets.new_tensor(SHARPEST).log())
 
 
-def _refine(problem: _Problem, found: _Kernels, steps: int) -> tuple[_Kernels, Tensor]:
+def _refine(problem: _Problem, found: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Refine sharpness and center by Levenberg-Marquardt, with optimal amplitudes; also return the loss, (items,)."""
     low, high = _limits(problem)
     reach = OUTSIDE * max(1.0, float(problem.offsets.abs().max()))
-    count = found.center.shape[-1]
-    parameters = torch.cat((found.log_sharpness, found.center), -1)
+    found = found.clone()
     basis = problem.basis(found)
     amplitude, loss = problem.solve(basis)
     damping = torch.full_like(loss, 1e-2)
@@ -347,15 +331,14 @@ def _refine(problem: _Problem, found: _Kernels, steps: int) -> tuple[_Kernels, T
     idle = torch.zeros_like(active)
     for _ in range(steps):
         own = problem[active]
-        step = _step(own, parameters[active], basis[active], amplitude[active], damping[active])
-        tried = parameters[active] + step
-        tried = torch.cat((tried[:, :count].clamp(low, high), tried[:, count:].clamp(-reach, reach)), -1)
-        tried_basis = own.basis(_Kernels(tried[:, :count], tried[:, count:]))
+        tried = found[active] + _step(own, found[active], basis[active], amplitude[active], damping[active])
+        tried = torch.stack((tried[:, 0].clamp(low, high), tried[:, 1].clamp(-reach, reach)), 1)
+        tried_basis = own.basis(tried)
         tried_amplitude, tried_loss = own.solve(tried_basis)
         gain = loss[active] - tried_loss
         better = gain > 0
         kept = active[better]
-        parameters[kept], basis[kept] = tried[better], tried_basis[better]
+        found[kept], basis[kept] = tried[better], tried_basis[better]
         amplitude[kept], loss[kept] = tried_amplitude[better], tried_loss[better]
         damping[active] = torch.where(better, damping[active] * 0.2, damping[active] * 4).clamp(1e-9, 1e6)
         # Stop after a few steps that gain little or nothing.
@@ -363,13 +346,12 @@ def _refine(problem: _Problem, found: _Kernels, steps: int) -> tuple[_Kernels, T
         active = active[idle[active] < 6]
         if not len(active):
             break
-    return _Kernels(parameters[:, :count], parameters[:, count:]), loss
+    return found, loss
 
 
-def _step(problem: _Problem, parameters: Tensor, basis: Tensor, amplitude: Tensor, damping: Tensor) -> Tensor:
-    """Return a damped Gauss-Newton step of the nonlinear parameters; amplitudes move along (Kaufman's projection)."""
-    count = parameters.shape[-1] // 2
-    sharpness, center = parameters[:, :count].exp().unsqueeze(1), parameters[:, count:].unsqueeze(1)
+def _step(problem: _Problem, found: Tensor, basis: Tensor, amplitude: Tensor, damping: Tensor) -> Tensor:
+    """Return a damped Gauss-Newton step of the kernels; amplitudes move along (Kaufman's projection)."""
+    sharpness, center = found[:, 0].exp().unsqueeze(1), found[:, 1].unsqueeze(1)
     distance = problem.offsets[:, None] - center
     slope = basis[..., :-1] * (amplitude[:, :-1].unsqueeze(1) * sharpness * distance)
     jacobian = torch.cat((basis, -slope * distance, 2 * slope), -1)
@@ -385,28 +367,7 @@ def _step(problem: _Problem, parameters: Tensor, basis: Tensor, amplitude: Tenso
     floor = 1e-6 * diagonal.amax(-1, keepdim=True) + 1e-14
     normal[:, linear:, linear:] += torch.diag_embed(damping.unsqueeze(-1) * diagonal + floor * damping.unsqueeze(-1))
     normal.diagonal(0, -2, -1).add_(1e-15)
-    return torch.linalg.solve(normal, gradient)[:, linear:].clamp(-100, 100)
-
-
-def _with_idle_kernel(fit: TisaFit) -> TisaFit:
-    """Return the fit with one more kernel, of amplitude 0."""
-
-    def longer(part: Tensor, value: float) -> Tensor:
-        return functional.pad(part, (0, 1), value=value)
-
-    return TisaFit(
-        longer(fit.amplitude, 0.0), longer(fit.sharpness, 1.0), longer(fit.center, 0.0), fit.constant, fit.explained
-    )
-
-
-def _unit(offsets: Tensor) -> float:
-    """Return the smallest distance between two different offsets."""
-    distances = offsets.unique().diff()
-    return float(distances.min()) if len(distances) else 1.0
-
-
-def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(condition.view(-1, *[1] * (yes.dim() - 1)), yes, no)
+    return torch.linalg.solve(normal, gradient)[:, linear:].clamp(-100, 100).view_as(found)
 
 
 def _checked(curve: Any, offsets: Any, weights: Any) -> tuple[Tensor, Tensor, Tensor]:

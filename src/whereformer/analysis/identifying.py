@@ -25,7 +25,13 @@ Scorer = Callable[[Tensor, Tensor], Any]
 Parts = tuple[Tensor | None, Tensor | None]
 """Query . key and what position adds, each (heads, n, n) or None."""
 
-TABLES = ("as it is", "taken for its transpose", "transposed and taken for itself", "reversed")
+TABLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda table: table,
+    "taken for its transpose": lambda table: table.reshape(table.mT.shape).mT.contiguous(),
+    "transposed and taken for itself": lambda table: table.mT.reshape(table.shape),
+    "reversed": lambda table: table.flip(-1),
+}
+"""How a table of parameters can be read."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,14 @@ class Reading:
         sign: -1 if offsets are query - key.
         shift: what is added to every offset, before the sign.
         layout: how RoPE pairs features; None for the method's own.
-        table: how tables of parameters are read, one of :data:`TABLES`: numbers in the order of (rows, columns) can be
-            taken for (columns, rows), or the other way round, and columns can begin at the last.
+        table: how tables of parameters are read: "as it is", "taken for its transpose", "transposed and taken for
+            itself" or "reversed" (columns begin at the last).
     """
 
     sign: int = 1
     shift: int = 0
     layout: str | None = None
-    table: str = TABLES[0]
+    table: str = "as it is"
 
     def changes(self) -> list[str]:
         """Return the names of what is not right."""
@@ -142,18 +148,15 @@ def identify(
     if len(heads) > 1 or len(widths) > 1:
         raise InputError("methods", f"expected the same heads in all, got {sorted(heads)} of width {sorted(widths)}")
     sample = _Sample.of(scores, methods, length)
-    best: tuple[int, str, Reading, tuple[float | None, float | None]] | None = None
+    best = None
     for name, method in methods.items():
         for reading in _readings(method):
             parts = sample.parts(method, reading, layer)
-            if parts is None:
-                continue
-            factors = sample.fit(parts, tolerance)
-            if factors is None:
-                continue
-            errors = len(reading.changes()) + sum(factor is not None and _differs(factor) for factor in factors)
-            if best is None or errors < best[0]:
-                best = errors, name, reading, factors
+            factors = None if parts is None else sample.fit(parts, tolerance)
+            if factors is not None:
+                errors = len(reading.changes()) + sum(factor is not None and _differs(factor) for factor in factors)
+                if best is None or errors < best[0]:
+                    best = errors, name, reading, factors
     if best is None:
         first = next(iter(methods.values()))
         return Identified(None, Reading(), None, None, sample.first_cell(first, layer, tolerance))
@@ -170,13 +173,11 @@ def _check(methods: Any, length: Any, layer: Any, tolerance: Any) -> None:
     for name, method in methods.items():
         if not isinstance(method, Position):
             raise InputError("methods", f"expected position methods, got {shown(method)} as {name!r}")
-    check_value("length", length, "int")
+    for name, value, kind, least in (("length", length, "int", 1), ("tolerance", tolerance, "float", 0)):
+        check_value(name, value, kind)
+        if value < least:
+            raise InputError(name, f"expected at least {least}, got {value}")
     check_value("layer", layer, "int")
-    check_value("tolerance", tolerance, "float")
-    if length < 1:
-        raise InputError("length", f"expected at least 1, got {length}")
-    if tolerance < 0:
-        raise InputError("tolerance", f"expected at least 0, got {tolerance}")
     for method in methods.values():
         method.check_layer(layer)
 
@@ -310,7 +311,7 @@ def _readings(method: Position) -> Iterator[Reading]:
     for part in method.methods():
         if isinstance(part, Rope):
             layouts += [layout for layout in LAYOUTS if layout != part.layout]
-    tables = TABLES if any(parameter.dim() > 1 for parameter in method.parameters()) else TABLES[:1]
+    tables = list(TABLES) if any(parameter.dim() > 1 for parameter in method.parameters()) else ["as it is"]
     for table, layout, shift, sign in product(tables, layouts, (0, 1, -1, 2, -2), (1, -1)):
         yield Reading(sign, shift, layout, table)
 
@@ -322,14 +323,8 @@ def _read(method: Position, reading: Reading) -> Position:
         if isinstance(part, Rope) and reading.layout is not None:
             part.layout = reading.layout
     for parameter in method.parameters():
-        if parameter.dim() < 2 or reading.table == TABLES[0]:
-            continue
-        if reading.table == TABLES[1]:
-            parameter.data = parameter.data.reshape(parameter.mT.shape).mT.contiguous()
-        elif reading.table == TABLES[2]:
-            parameter.data = parameter.data.mT.reshape(parameter.shape)
-        else:
-            parameter.data = parameter.data.flip(-1)
+        if parameter.dim() > 1:
+            parameter.data = TABLES[reading.table](parameter.data)
     return method
 
 

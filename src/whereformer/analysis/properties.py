@@ -1,7 +1,7 @@
 """Measures properties of a position method: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one property without judging it; the thresholds are in ``experiments/properties/ticks.py``. The
-column "inductive" is missing because it needs training; ``experiments/properties/run.py`` measures it.
+Each function measures one property without judging it; the thresholds are in ``studies/properties/ticks.py``. The
+column "inductive" is missing because it needs training; ``studies/properties/run.py`` measures it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,13 +119,13 @@ class Shifted:
 
     Args:
         scores: the largest change of any layer's score, as a multiple of the scores' root mean square; what all
-            scores of a row have in common is left out of both, because a softmax ignores it.
-        output: the largest change of the encoder's output, likewise a multiple.
+            scores of a row have in common is left out of both, because a softmax ignores it. None if one is not finite.
+        output: the largest change of the encoder's output, likewise.
         shifts: the shifts that the method could be given, in tokens.
     """
 
-    scores: float
-    output: float
+    scores: float | None
+    output: float | None
     shifts: tuple[int, ...]
 
 
@@ -143,7 +143,7 @@ def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SH
     Raises:
         PositionRangeError: if the method takes none of the shifts.
     """
-    encoder = in_float64(encoder)
+    encoder = _in_float64(encoder)
     at = torch.arange(1, input_ids.shape[1] + 1)
     scores, output = _scores_and_output(encoder, input_ids, at)
     changes, tried = [], []
@@ -157,11 +157,12 @@ def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SH
         changes.append((_largest_change(scores, moved), _largest_change([output], [moved_output])))
     if not tried:
         raise refused
-    return Shifted(max(change[0] for change in changes), max(change[1] for change in changes), tuple(tried))
+    changed = (max(each) for each in zip(*changes, strict=True))
+    scores_changed, output_changed = (change if math.isfinite(change) else None for change in changed)
+    return Shifted(scores_changed, output_changed, tuple(tried))
 
 
-def in_float64(encoder: Encoder) -> Encoder:
-    """Return a copy in float64 without dropout."""
+def _in_float64(encoder: Encoder) -> Encoder:
     return copy.deepcopy(encoder).to("cpu", torch.float64).eval()
 
 
@@ -217,7 +218,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
         encoder: of one block, with real weights; is left as it was.
         input_ids: (batch, n) of real text, so that what depends on tokens differs from one to the next.
     """
-    encoder = in_float64(encoder)
+    encoder = _in_float64(encoder)
     length = input_ids.shape[1]
     here, together = (
         _layer_calls(encoder, input_ids, positions)
@@ -228,8 +229,10 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     explained, whole = [], []
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
         others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
-        scores = _scores_of(real.module, real.hidden, layer, real.context)
-        without = _scores_of(real.module, others, layer, same.context)
+        scores, without = (
+            _scores(real.module(hidden, layer, replace(context, with_weights=True))[1])
+            for hidden, context in ((real.hidden, real.context), (others, same.context))
+        )
         effect = scores - without
         total = float(effect.square().sum())
         if total <= 1e-20 * max(float(scores.square().sum()), 1e-20):
@@ -243,10 +246,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     )
 
 
-@dataclass(frozen=True)
-class _LayerCall:
-    """The arguments of one call of an encoder's layer."""
-
+class _LayerCall(NamedTuple):
     module: Layer
     hidden: Tensor
     context: AttentionContext
@@ -256,8 +256,7 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
     """Record the arguments of every layer, in the order in which they run."""
     calls: list[_LayerCall] = []
 
-    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
-        assert isinstance(module, Layer)
+    def note(module: Any, given: tuple[Any, ...]) -> None:
         hidden, _, context, *_ = given
         calls.append(_LayerCall(module, hidden, context))
 
@@ -268,12 +267,6 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
         for hook in hooks:
             hook.remove()
     return calls
-
-
-def _scores_of(module: Layer, hidden: Tensor, layer: int, context: AttentionContext) -> Tensor:
-    """Return a layer's scores for this input, (batch, heads, n, n)."""
-    weights = module(hidden, layer, replace(context, with_weights=True))[1]
-    return _scores(weights)
 
 
 def _curve_basis(length: int) -> Tensor:
@@ -304,11 +297,6 @@ class Steps:
     seconds: tuple[float, float]
     plain_seconds: tuple[float, float]
 
-    @property
-    def growth(self) -> float:
-        """The power of the length with which the chain grows: 0 if it does not grow, 1 if in proportion."""
-        return math.log(self.chain[1] / self.chain[0]) / math.log(self.lengths[1] / self.lengths[0])
-
 
 def sequential_steps(build: Callable[[int], Position], lengths: tuple[int, int] = LENGTHS, repeats: int = 7) -> Steps:
     """Trace which operation needs the result of which during a method's part of a forward.
@@ -321,29 +309,21 @@ def sequential_steps(build: Callable[[int], Position], lengths: tuple[int, int] 
         lengths: a short and a long length.
         repeats: the number of time measurements.
     """
-    chains, times = [], []
+    found = []
     for length in lengths:
         position = build(length)
         with torch.no_grad(), Chain() as chain:
             _work(position, length, "reference")()
-        chains.append(chain)
         works = [_work(each, length, "auto") for each in (position, NoPosition(position.model))]
-        found: list[list[float]] = [[], []]
+        times: list[list[float]] = [[], []]
         for _ in range(repeats):
-            for work, seconds in zip(works, found, strict=True):
+            for work, seconds in zip(works, times, strict=True):
                 started = time.process_time()
                 with torch.no_grad():
                     work()
                 seconds.append(time.process_time() - started)
-        times.append([statistics.median(seconds) for seconds in found])
-    (short, plain_short), (long, plain_long) = times
-    return Steps(
-        lengths,
-        (chains[0].longest, chains[1].longest),
-        (chains[0].operations, chains[1].operations),
-        (short, long),
-        (plain_short, plain_long),
-    )
+        found.append((length, chain.longest, chain.operations, *map(statistics.median, times)))
+    return Steps(*zip(*found, strict=True))
 
 
 def _work(position: Position, length: int, backend: str) -> Callable[[], None]:

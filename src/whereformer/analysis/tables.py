@@ -30,8 +30,6 @@ COUNTED_FROM_PADDING = ("xlm-roberta", "xlm-roberta-xl", "camembert", "longforme
 def embedding_table(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[str, Tensor] | None:
     """Return the name and the position embeddings (n, width) in float64, the encoder's if there are several; or None.
 
-    Args: weights: a checkpoint's weights by name.
-
     Raises:
         InputError: if the table has no rows for positions.
     """

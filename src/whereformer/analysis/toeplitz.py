@@ -20,7 +20,8 @@ ROWS = 256
 class Diagonals(NamedTuple):
     """What the offset alone tells about a matrix (..., n, n).
 
-    Args: mean: (..., 2 n - 1), the mean of each diagonal, for offsets -(n - 1) .. n - 1.
+    Args:
+        mean: (..., 2 n - 1), the mean of each diagonal, for offsets -(n - 1) .. n - 1.
         spread: (..., 2 n - 1), the standard deviation of a diagonal's entries.
         explained: (...), as :func:`toeplitzness`.
     """

@@ -127,19 +127,10 @@ def model_of(
     )
 
 
-FACTS = {
-    "command": ["whereformer", "analyze", "models/tiny bert", "--length", "64"],
-    "rules": {
-        "position-blind": "the curve's range is below 0.1",
-        "previous token": "the highest value is at offset -1, by at least 1",
-        "global": "all else",
-    },
-    "score": "GLUE average",
-    "settings": {"length": 64, "text": None, "kernels": [1, 2, 3, 4, 5]},
-    "machine": {"cpu": "Some CPU", "threads": 1},
-    "seconds": 1.5,
-}
-
-
-def results_of(models, facts=FACTS):
-    return AnalyzeResults(models=models, facts=facts)
+def results_of(models):
+    return AnalyzeResults(
+        models=models,
+        text="some <i>text</i>",
+        command=["whereformer", "analyze", "models/tiny bert", "--length", "64"],
+        machine={"cpu": "Some CPU", "threads": 1},
+    )

@@ -149,11 +149,6 @@ def _lengths(cost: Cost, config: EncoderConfig) -> list[int]:
     return found + [cost.length] * (config.num_hidden_layers - len(found))
 
 
-def table_bytes(config: EncoderConfig, length: int) -> int:
-    """Return the bytes of a float32 table of one number for each head and offset, which a ring need not send."""
-    return 4 * config.num_attention_heads * (2 * length - 1)
-
-
 def describe(cost: Cost, config: EncoderConfig, devices: int, hardware: Hardware | None = None) -> str:
     """Return the ways as lines for people to read, with the numbers of the hardware that they assume."""
     used = hardware or Hardware()
@@ -168,7 +163,8 @@ def describe(cost: Cost, config: EncoderConfig, devices: int, hardware: Hardware
             f"  {way.name:<8}{way.memory / 1e9:8.2f} GB{full}, sends {way.traffic / 1e9:.2f} GB a step, "
             f"{1e3 * way.seconds:.2f} ms ({way.share:.0%} arithmetic), {way.tokens / way.seconds / 1e6:,.2f}M tokens/s"
         )
-    saved = table_bytes(config, cost.length)
+    # In float32, a number for each head and offset
+    saved = 4 * config.num_attention_heads * (2 * cost.length - 1)
     lines.append(
         "  DDP and FSDP: a batch on each device. context: one batch for all; a block of keys travels with its start, "
         f"{START} bytes, not with a table of offsets, which would be {saved / 1e3:,.0f} kB"

@@ -53,7 +53,8 @@ class Cost:
         flops, parameters, memory = self.flops, self.parameters, self.memory
         return "\n".join(
             (
-                f"{self.batch} x {self.length} tokens" + (f", {self._lengths()}" if len(self.lengths) > 1 else ""),
+                f"{self.batch} x {self.length} tokens"
+                + (f", blocks of {', '.join(map(str, self.lengths))}" if len(self.lengths) > 1 else ""),
                 f"parameters  {_si(parameters.encoder)} in the encoder ({parts(parameters, 'head')})"
                 + (f", {_si(parameters.head)} more in the head" if parameters.head else "; no masked-LM head"),
                 f"forward     {_si(flops.layers, 'FLOPs')} in the layers, {self.relative:.3f} of the baseline's,"
@@ -68,9 +69,6 @@ class Cost:
                 f"            inference needs {_bytes(memory.inference)} for activations",
             )
         )
-
-    def _lengths(self) -> str:
-        return "blocks of " + ", ".join(map(str, self.lengths))
 
 
 def _si(value: float, unit: str = "") -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,8 @@ from torch import Tensor
 
 from ...analysis.findings import HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import fit_tisa_up_to
-from ...analysis.naming import RULES, name_heads
-from ...analysis.reading import (
-    LayerScores,
-    layers_with_position,
-    position_scores,
-    position_vectors,
-)
+from ...analysis.naming import name_heads
+from ...analysis.reading import LayerScores, layers_with_position, position_scores, position_vectors
 from ...analysis.tables import bucket_curves, embedding_table
 from ...analysis.toeplitz import diagonals, from_diagonals, pairs, toeplitz_part, toeplitzness
 from ...data import corpus
@@ -27,6 +23,7 @@ from ...errors import InputError
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
+from ...lab.study import command_line
 from ...models import Encoder
 from ...models.checkpoints.files import find_config, read_weights
 from ...models.checkpoints.loading import check_weights
@@ -35,85 +32,57 @@ from ...models.checkpoints.sources import KINDS
 from ...positions import PositionRangeError
 from .loading import load, named_errors, tokenizer_of
 from .results import AnalyzeResults
-from .settings import MOST_POSITIONS, AnalyzeSettings
+from .settings import Analyze
 from .sources import ModelSource
-from .text import measure_attention, pages_of
+from .text import measure_attention
 
+MOST_POSITIONS = 512
+"""The most positions that are analyzed by default."""
 EVEN = 1e-4
 """A head counts as a pure curve if its scores differ from the curve by at most this share of its range, which is about
 what rounding in float32 causes."""
 OTHER_NAMES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 """GPT-2's names for these sizes."""
+FITS = "Fits include a constant, which softmax ignores. Each offset counts as often as it occurs."
 MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 """Entries of a configuration that say nothing about the model itself."""
 
 
 @dataclass(frozen=True)
 class AnalyzeJob:
-    """Everything that an analysis needs.
+    """The options, already checked, and the models to analyze."""
 
-    Args:
-        sources: the models.
-        settings: what decides the findings, without the text.
-        data: where the text is, as in :class:`Analyze`; None to measure no attention.
-        column: the column of tables that holds the text.
-        threads: threads on the CPU; None for torch's.
-        command: the words of the command that repeats the analysis.
-    """
-
+    options: Analyze
     sources: Sequence[ModelSource]
-    settings: AnalyzeSettings
-    data: tuple[str, ...] | None
-    column: str | None
-    threads: int | None
-    command: list[str]
 
     def run(self, folder: Path, progress: Progress) -> AnalyzeResults:
-        """Analyze every model.
+        """Analyze every model, in 100 steps of progress each.
 
         Raises:
             InputError: if a model or the text can't be read, or checkpoints of one run belong to different models.
         """
-        settings = self.settings
-        if self.data is not None:
+        options, pages = self.options, None
+        _check(self.sources)
+        if options.text:
             progress.begin("reading the text")
-            pages = pages_of(corpus.load_documents(self.data, self.column))
-            settings = replace(settings, pages=pages, text_source=corpus.source_of(self.data))
-        with nullcontext() if self.threads is None else threads(self.threads):
-            models, notes = analyze(self.sources, settings, progress)
-        origin = provenance()
-        facts = {
-            "command": self.command,
-            "rules": dict(RULES),
-            "score": "score",
-            "notes": notes,
-            "text": settings.text_source,
-            "machine": origin["machine"],
-        }
-        return AnalyzeResults(models=models, facts=facts, **origin)
-
-
-def analyze(
-    sources: Sequence[ModelSource], settings: AnalyzeSettings, progress: Progress
-) -> tuple[list[ModelFindings], list[str]]:
-    """Analyze every model.
-
-    Returns:
-        the findings, and notes on what was left out.
-
-    Raises:
-        InputError: if a model can't be read, or checkpoints of one run belong to different models.
-    """
-    _check(sources)
-    progress.start(100 * len(sources))
-    found: list[ModelFindings] = []
-    notes: list[str] = []
-    for source in sources:
-        progress.begin(source.name)
-        model, own = analyze_model(source, settings, progress)
-        notes += own
-        found.append(model)
-    return found, notes
+            documents = corpus.load_documents(options.data, options.column)
+            pages = [page for document in documents for page in corpus.pages_of([document])]
+        progress.start(100 * len(self.sources))
+        models: list[ModelFindings] = []
+        notes: list[str] = []
+        with nullcontext() if options.threads is None else threads(options.threads):
+            for source in self.sources:
+                progress.begin(source.name)
+                model, own = analyze_model(source, options, pages, progress)
+                models.append(model)
+                notes += own
+        return AnalyzeResults(
+            models=models,
+            text=corpus.source_of(options.data) if options.text else "none",
+            notes=notes,
+            command=shlex.split(command_line(options, "analyze")),
+            **provenance(),
+        )
 
 
 def _check(sources: Sequence[ModelSource]) -> None:
@@ -137,55 +106,59 @@ def _check(sources: Sequence[ModelSource]) -> None:
 
 @torch.no_grad()
 def analyze_model(
-    source: ModelSource, settings: AnalyzeSettings, progress: Progress
+    source: ModelSource, options: Analyze, pages: Sequence[str] | None, progress: Progress
 ) -> tuple[ModelFindings, list[str]]:
-    """Analyze one model, in 100 steps of progress.
+    """Analyze one model.
 
     Returns:
         the findings, and notes on what could not be measured or is meaningless.
     """
-    report = _Share(progress)
+    done = 0
+
+    def upto(step: float) -> None:
+        nonlocal done
+        progress.step(int(step) - done)
+        done = int(step)
+
     with named_errors(source.path):
         config_found = find_config(source.path)
     if config_found.get("model_type") not in KINDS:
-        findings = _tables_of(source, settings, config_found)
-        report.upto(100)
+        findings = _tables_of(source, options, config_found)
+        upto(100)
         return findings, [f"{source.path}: for a {findings.kind} model, only the position tables are analyzed"]
     encoder, kind = load(source.path)
-    report.upto(10)
-    config = encoder.config
+    upto(10)
+    config, layers = encoder.config, len(encoder.passes)
     positions = config.max_position_embeddings
-    length = min(positions, MOST_POSITIONS) if settings.length is None else settings.length
+    length = _length(options, positions)
+    acting = [layer for layer in layers_with_position(encoder.position) if layer < layers]
+    heads: list[HeadFindings] = []
     try:
         vectors = position_vectors(encoder, length)
-        table = None if vectors is None else _table(vectors)
-        heads: list[HeadFindings] = []
-        acting = [layer for layer in layers_with_position(encoder.position) if layer < len(encoder.passes)]
         for index, read in enumerate(position_scores(encoder, length)):
-            heads += _heads(read, settings.max_kernels)
-            report.upto(10 + 60 * (index + 1) / max(1, len(acting)))
+            heads += _heads(read, options.max_kernels)
+            upto(10 + 60 * (index + 1) / max(1, len(acting)))
     except PositionRangeError:
-        raise InputError(
-            "length", f"expected at most {positions}, the number of positions of {source.path}, got {length}"
-        ) from None
-    report.upto(70)
+        raise _too_long(source, positions, length) from None
+    upto(70)
     attention, notes = None, []
-    if 0 < len(acting) < len(encoder.passes):
-        without = ", ".join(str(layer) for layer in range(len(encoder.passes)) if layer not in acting)
+    if 0 < len(acting) < layers:
+        without = ", ".join(str(layer) for layer in range(layers) if layer not in acting)
         notes.append(f"{source.path}: the position method acts in some layers alone; not in {without}")
     if length == 1:
         notes.append(f"{source.path}: a single position has no distances, so its Toeplitzness and fits mean nothing")
-    if settings.pages is not None:
+    if pages is not None:
         tokenizer, why_not = tokenizer_of(source.path)
-        if tokenizer is None and settings.text_needed:
-            raise InputError("data", f"{why_not}, so its attention can't be measured")
-        if tokenizer is None:
-            notes.append(f"attention over text is not measured: {why_not}")
-        else:
+        if tokenizer is not None:
+            within = min(length, positions)
             attention = measure_attention(
-                encoder, tokenizer, source, settings, min(length, positions), lambda part: report.upto(70 + 30 * part)
+                encoder, tokenizer, source.path, options, pages, within, lambda part: upto(70 + 30 * part)
             )
-    report.upto(100)
+        elif options.data:
+            raise InputError("data", f"{why_not}, so its attention can't be measured")
+        else:
+            notes.append(f"attention over text is not measured: {why_not}")
+    upto(100)
     findings = ModelFindings(
         name=source.name,
         source=source.path,
@@ -200,11 +173,11 @@ def analyze_model(
             "positions": positions,
         },
         length=length,
-        how=_how(encoder, table is not None, bool(heads), attention is not None),
+        how=_how(encoder, vectors is not None, bool(heads), attention is not None),
         score=source.score,
         step=source.step,
-        table=table,
-        no_table="" if table is not None else _no_table(encoder),
+        table=None if vectors is None else _table(vectors),
+        no_table="" if vectors is not None else _no_table(encoder),
         heads=tuple(heads),
         no_heads="" if heads else f"position method {config.position!r} adds nothing to any score",
         attention=attention,
@@ -212,70 +185,59 @@ def analyze_model(
     return findings, notes
 
 
-def _tables_of(source: ModelSource, settings: AnalyzeSettings, config: dict[str, Any]) -> ModelFindings:
+def _length(options: Analyze, positions: int) -> int:
+    return min(positions, MOST_POSITIONS) if options.length is None else options.length
+
+
+def _too_long(source: ModelSource, positions: int, length: int) -> InputError:
+    return InputError("length", f"expected at most {positions}, the number of positions of {source.path}, got {length}")
+
+
+def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) -> ModelFindings:
     """Analyze a model that this library cannot run, from its position tables alone."""
     kind = str(config.get("model_type"))
     with named_errors(source.path):
         weights = read_weights(source.path)
-        found = embedding_table(weights, config)
-        positions = MOST_POSITIONS if found is None else len(found[1])
-        length = min(positions, MOST_POSITIONS) if settings.length is None else settings.length
-        offsets = torch.arange(1 - length, length)
-        curves = bucket_curves(weights, config, offsets)
-    if found is None and curves is None:
+        name, table = embedding_table(weights, config) or ("", None)
+        positions = MOST_POSITIONS if table is None else len(table)
+        length = _length(options, positions)
+        part, layers = bucket_curves(weights, config, torch.arange(1 - length, length)) or ("", {})
+        tensors = {f"layer {layer}": curve for layer, curve in layers.items()}
+        check_weights(tensors if table is None else {name: table, **tensors})
+    if table is None and not layers:
         raise InputError(
             "model",
             f"{source.path}: expected a checkpoint of model_type {', '.join(KINDS)}, or one with a table of "
             f"position embeddings or T5's buckets; this {kind!r} checkpoint has neither",
         )
     if length > positions:
-        raise InputError(
-            "length", f"expected at most {positions}, the number of positions of {source.path}, got {length}"
-        )
-    part, layers = curves or ("", {})
-    with named_errors(source.path):
-        check_weights(dict(filter(None, [found])) | {f"layer {layer}": curve for layer, curve in layers.items()})
+        raise _too_long(source, positions, length)
     heads = [
         head
         for layer, curve in layers.items()
-        for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), settings.max_kernels)
+        for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), options.max_kernels)
     ]
-    names = [found[0]] if found is not None else []
-    how = [f"P is E E^T, where E has the rows of {name} that are positions." for name in names]
+    how = [] if table is None else [f"P is E E^T, where E has the rows of {name} that are positions."]
     if heads:
-        how.append(f"Curves are those of the {part}'s buckets, which layers without their own table share.")
-        how.append("Fits include a constant, which softmax ignores. Each offset counts as often as it occurs.")
+        how += [f"Curves are those of the {part}'s buckets, which layers without their own table share.", FITS]
     sizes = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "hidden_size": "hidden_size"}
-    known = {name: config.get(field, config.get(OTHER_NAMES.get(field, ""))) for name, field in sizes.items()}
+    known = {size: config.get(field, config.get(OTHER_NAMES[field])) for size, field in sizes.items()}
     return ModelFindings(
         name=source.name,
         source=source.path,
         kind=kind,
-        position="t5" if found is None else "learned",
-        sizes={**{name: value for name, value in known.items() if isinstance(value, int)}, "positions": positions},
+        position="t5" if table is None else "learned",
+        sizes={**{size: value for size, value in known.items() if isinstance(value, int)}, "positions": positions},
         length=length,
         how=tuple(how),
         score=source.score,
         step=source.step,
-        table=None if found is None else _table(found[1][:length]),
-        no_table="" if found is not None else "its positions are numbers for offsets, not vectors",
+        table=None if table is None else _table(table[:length]),
+        no_table="" if table is not None else "its positions are numbers for offsets, not vectors",
         heads=tuple(heads),
         no_heads="" if heads else f"the effect of positions on the heads of a {kind} model is not analyzed",
         attention=None,
     )
-
-
-class _Share:
-    """Reports a model's progress in whole steps, 100 per model."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.done = 0
-
-    def upto(self, step: float) -> None:
-        if int(step) > self.done:
-            self.progress.step(int(step) - self.done)
-            self.done = int(step)
 
 
 def _table(vectors: Tensor) -> TableFindings:
@@ -312,38 +274,22 @@ def _heads(read: LayerScores, max_kernels: int) -> list[HeadFindings]:
 
 def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool) -> tuple[str, ...]:
     """Describe in sentences what was measured and how."""
-    parts = []
     embedded = "embeddings" in encoder.position.acts_on
-    if has_table:
-        parts.append("P is E E^T of the position embeddings as they are stored, before any norm or projection.")
-    if has_heads:
-        steps = [
-            "the embeddings of words",
-            *(["token type 0"] if encoder.embeddings.token_type is not None else []),
-            *(["positions"] if embedded else []),
-            "the norm",
-            *(["the projection to the model's width"] if encoder.embeddings.projection is not None else []),
-            *(["the layer's own norm"] if encoder.config.norm == "pre" else []),
-            "queries and keys with their biases, divided by the square root of the head's width",
-        ]
-        parts.append(
-            "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
-            f"everything that the model does: {', '.join(steps)}."
-        )
-        if embedded:
-            parts.append("In the first layer, the mean over all pairs is subtracted, which softmax ignores.")
-        if encoder.position.acts_in_attention():
-            parts.append(
-                "In deeper layers, every token is the mean state that the layer reads from random words. The score of "
-                "two such tokens without position is subtracted, so what is left is the method's effect in that layer."
-            )
-        parts.append("Fits include a constant, which softmax ignores. Each offset counts as often as it occurs.")
-    if has_attention:
-        parts.append(
-            "Measured attention leaves out the first and the last token of a window if they are special; the attention "
-            "that they receive is missing from the shares. The variance explained is that of log weights within rows."
-        )
-    return tuple(parts)
+    said = {
+        "P is E E^T of the position embeddings as they are stored, before any norm or projection.": has_table,
+        "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
+        "everything that the model does: norms, projections, biases and the division by the square root of the head's "
+        "width.": has_heads,
+        "In the first layer, the mean over all pairs is subtracted, which softmax ignores.": has_heads and embedded,
+        "In deeper layers, every token is the mean state that the layer reads from random words. The score of two such "
+        "tokens without position is subtracted, so what is left is the method's effect in that layer.": has_heads
+        and encoder.position.acts_in_attention(),
+        FITS: has_heads,
+        "Measured attention leaves out the first and the last token of a window if they are special; the attention "
+        "that they receive is missing from the shares. The variance explained is that of log weights within rows."
+        "": has_attention,
+    }
+    return tuple(sentence for sentence, holds in said.items() if holds)
 
 
 def _no_table(encoder: Encoder) -> str:

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import InputError
 from ...lab.options import MOST_COUNT, MOST_THREADS, TextOptions, check_range
-from ...lab.study import Study, command_line
+from ...lab.study import Study
 
 if TYPE_CHECKING:
     from .run import AnalyzeJob
-
-MOST_POSITIONS = 512
-"""The most positions that are analyzed by default."""
-TOKENS = 8192
-"""Tokens of text over which attention is measured by default."""
-
-
-@dataclass(frozen=True)
-class AnalyzeSettings:
-    """What decides the findings besides the model.
-
-    Args:
-        length: number of positions; None for the model's own, up to ``MOST_POSITIONS``.
-        max_kernels: the number of kernels of the largest fit.
-        pages: pages of text, or None to measure no attention.
-        text_source: where they come from, for people to read.
-        text_needed: whether a model without a tokenizer is an error, because the user gave the text.
-        tokens: about how many tokens are read.
-    """
-
-    length: int | None
-    max_kernels: int
-    pages: Sequence[str] | None = None
-    text_source: str = "none"
-    text_needed: bool = False
-    tokens: int = TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +43,7 @@ class Analyze(TextOptions, Study):
     text: bool = True
     """Leave out the attention over text, which takes longer than the rest."""
 
-    tokens: int = TOKENS
+    tokens: int = 8192
     """Number of tokens of text to measure it over."""
 
     max_kernels: int = 5
@@ -93,11 +65,4 @@ class Analyze(TextOptions, Study):
         from .run import AnalyzeJob
         from .sources import parsed_scores, sources_of
 
-        return AnalyzeJob(
-            sources_of(self.model, parsed_scores(self.scores)),
-            AnalyzeSettings(self.length, self.max_kernels, text_needed=bool(self.data), tokens=self.tokens),
-            self.data if self.text else None,
-            self.column,
-            self.threads,
-            shlex.split(command_line(self, "analyze")),
-        )
+        return AnalyzeJob(self, sources_of(self.model, parsed_scores(self.scores)))

@@ -46,10 +46,8 @@ def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[Mo
     if len(runs) > 1 or steps.count(None) == len(steps):
         steps = [None] * len(steps)
     names = _names(paths)
-    return [
-        ModelSource(path, name, None if scores is None else scores[index], step)
-        for index, (path, name, step) in enumerate(zip(paths, names, steps, strict=True))
-    ]
+    own: Sequence[float | None] = scores or [None] * len(paths)
+    return [ModelSource(*each) for each in zip(paths, names, own, steps, strict=True)]
 
 
 def _expanded(given: str) -> list[str]:
@@ -63,7 +61,7 @@ def _expanded(given: str) -> list[str]:
     for place in (folder, folder / "checkpoints"):
         found = [path for path in place.glob("checkpoint-*") if _step(str(path)) is not None and path.is_dir()]
         if found:
-            return [str(path) for path in sorted(found, key=lambda path: _step(str(path)) or 0)]
+            return sorted(map(str, found), key=lambda path: _step(path) or 0)
     if (folder / "model" / "config.json").exists():
         return [str(folder / "model")]
     raise InputError("model", f"expected a folder with a config.json, or with checkpoint-* folders, got {given!r}")
@@ -80,13 +78,10 @@ def _names(paths: Sequence[str]) -> list[str]:
     for path in paths:
         own = Path(path).resolve().parts if Path(path).exists() else tuple(path.split("/"))
         parts.append(own[:-1] if own[-1] == "model" and len(own) > 2 else own)
-    names = ["/".join(own[-1:]) for own in parts]
+    names = [own[-1] for own in parts]
     for count in range(2, max(map(len, parts)) + 1):
-        if len(set(names)) == len(names):
-            break
-        names = [
-            "/".join(own[-count:]) if names.count(name) > 1 else name for own, name in zip(parts, names, strict=True)
-        ]
+        longer = ["/".join(own[-count:]) for own in parts]
+        names = [more if names.count(name) > 1 else name for more, name in zip(longer, names, strict=True)]
     return names if len(set(names)) == len(names) else list(paths)
 
 
@@ -98,13 +93,11 @@ def parsed_scores(text: str | None) -> list[float] | None:
     """
     if text is None:
         return None
-    scores = []
     for part in text.split(","):
         try:
-            score = float(part)
+            finite = math.isfinite(float(part))
         except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
+            finite = False
+        if not finite:
             raise InputError("scores", f"expected numbers separated by commas, got {part.strip()!r}")
-        scores.append(score)
-    return scores
+    return list(map(float, text.split(",")))

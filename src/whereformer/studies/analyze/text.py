@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from ...analysis.measured import OffsetStatistics
 from ...data import corpus
 from ...errors import InputError
 from ...models import Encoder
-from .settings import AnalyzeSettings
-from .sources import ModelSource
+from .settings import Analyze
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,20 +27,26 @@ TOKENS_OF_A_BATCH = 512
 def measure_attention(
     encoder: Encoder,
     tokenizer: PreTrainedTokenizerBase,
-    source: ModelSource,
-    settings: AnalyzeSettings,
+    path: str,
+    options: Analyze,
+    pages: Sequence[str],
     length: int,
     on_part: Callable[[float], None],
 ) -> AttentionFindings:
     """Measure attention over windows ``[CLS] text [SEP]`` of ``length`` tokens, without the first and last token.
 
-    ``on_part`` is called with the share that is done.
+    Args:
+        encoder, tokenizer, path: the model, and where it is.
+        options: the options of the analysis.
+        pages: pages of the text.
+        length: the number of tokens in a window.
+        on_part: called with the share that is done.
     """
-    windows = text_windows(settings.pages or (), tokenizer, encoder, length, settings.tokens, source.path)
-    body = windows.rows.shape[1] - 2 * windows.ends
+    windows, ends = _windows(pages, tokenizer, encoder, length, options.tokens, path)
+    body = windows.shape[1] - 2 * ends
     statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
-    part = slice(windows.ends, windows.ends + body)
-    batches = windows.rows.split(max(1, TOKENS_OF_A_BATCH // body))
+    part = slice(ends, ends + body)
+    batches = windows.split(max(1, TOKENS_OF_A_BATCH // body))
     for index, rows in enumerate(batches):
         attentions = encoder(rows.to(encoder.device), output_attentions=True).attentions
         for layer, weights in enumerate(attentions):
@@ -50,30 +55,21 @@ def measure_attention(
         on_part((index + 1) / len(batches))
     reach = min(OFFSETS_SHOWN, body - 1)
     return AttentionFindings(
-        source=settings.text_source,
-        tokens=len(windows.rows) * body,
+        source=corpus.source_of(options.data),
+        tokens=len(windows) * body,
         offsets=torch.arange(-reach, reach + 1),
         shares=statistics.shares(reach).float(),
         explained=statistics.explained().float(),
     )
 
 
-class TokenWindows(NamedTuple):
-    """Text as rows of tokens without padding.
-
-    Args:
-        rows: (count, n) token ids.
-        ends: 1 if rows begin with [CLS] and end with [SEP], else 0.
-    """
-
-    rows: Tensor
-    ends: int
-
-
-def text_windows(
+def _windows(
     pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, encoder: Encoder, length: int, tokens: int, path: str
-) -> TokenWindows:
+) -> tuple[Tensor, int]:
     """Return about ``tokens`` tokens of text in windows ``[CLS] text [SEP]`` of ``length``, shorter for less text.
+
+    Returns:
+        (count, n) token ids without padding, and the number of special tokens at each end, 0 or 1.
 
     Raises:
         InputError: if there are no tokens, or some that the model at ``path`` does not know.
@@ -97,7 +93,7 @@ def text_windows(
     rows = functional.pad(ids[: len(ids) // body * body].view(-1, body), (ends, ends))
     if ends:
         rows[:, 0], rows[:, -1] = special
-    return TokenWindows(rows, ends)
+    return rows, ends
 
 
 def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: int) -> Tensor:
@@ -110,8 +106,3 @@ def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: i
             break
         ids += tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor(ids[:count], dtype=torch.int64)
-
-
-def pages_of(documents: Sequence[str]) -> list[str]:
-    """Split the documents into pages."""
-    return [piece for document in documents for piece in corpus.pages_of([document])]

@@ -19,27 +19,15 @@ from ...models import EncoderForMaskedLM, load_pretrained
 from ..compare.models import model_folder, model_problem
 from ..compare.prepare import text_of
 from ..compare.results import CompareResults
-from ..compare.settings import CompareSettings
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison: its folder, its results, and the text that its models were judged on.
-
-    Args:
-        folder: the folder that holds ``models/``.
-        results: the results of ``whereformer compare``.
-        held_out: masked text that the models were not trained on.
-    """
+    """A finished comparison: its folder, its results, and masked text that its models were not trained on."""
 
     folder: Path
     results: CompareResults
     held_out: HeldOut
-
-    @property
-    def positions(self) -> list[str]:
-        """The methods that can be judged, which are all but the baseline."""
-        return [name for name in self.results.runs if name != BASELINE]
 
     def seed(self, position: str) -> int:
         """Return the seed whose model is measured, which is the first."""
@@ -69,46 +57,33 @@ class Comparison:
 
 
 def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comparison, list[str]]:
-    """Load a folder that ``whereformer compare`` wrote, and choose the methods to judge.
-
-    Args:
-        folder: the command's ``--out`` folder.
-        positions: the methods; None for all but the baseline.
+    """Load a folder that ``whereformer compare`` wrote, and choose the methods to judge: by default all with positions.
 
     Raises:
         InputError: if the folder is something else, holds a funnel or lacks a method, or its text has changed.
     """
-    path = folder / "results.json"
     try:
-        results = CompareResults.load(path)
+        results = CompareResults.load(folder / "results.json")
     except InputError:
-        raise InputError("results", f"{path} is missing, or not a result of whereformer compare") from None
+        reason = f"{folder / 'results.json'} is missing, or not a result of whereformer compare"
+        raise InputError("results", reason) from None
+    settings = results.settings
     if results.task is not None:
         raise InputError("results", f"expected a comparison on a text, got one on a labeled table in {folder}")
-    if 4 * results.settings.length not in results.settings.lengths:
-        reason = f"expected losses at 4 times the training length, got {results.settings.lengths} tokens in {folder}"
+    if 4 * settings.length not in settings.lengths:
+        reason = f"expected losses at 4 times the training length, got {settings.lengths} tokens in {folder}"
         raise InputError("results", reason)
-    check_one_block(results.settings, "results")
-    comparison = Comparison(folder, results, _held_out(folder, results))
-    names = comparison.positions if positions is None else list(positions)
+    if "-" in settings.blocks:
+        raise InputError("results", f"expected encoders of one block, got blocks {settings.blocks!r}")
+    judged = [name for name in results.runs if name != BASELINE]
+    names = judged if positions is None else list(positions)
     for name in names:
-        if name not in comparison.positions:
-            raise InputError(
-                "positions", f"{folder} has no {name!r} to judge; it has {', '.join(comparison.positions) or 'none'}"
-            )
+        if name not in judged:
+            has = ", ".join(judged) or "none"
+            raise InputError("positions", f"{folder} has no {name!r} to judge; it has {has}")
     if not names:
         raise InputError("results", f"{folder} has no method besides the baseline")
-    return comparison, names
-
-
-def check_one_block(settings: CompareSettings, field: str) -> None:
-    """Check that the encoder does not pool.
-
-    Raises:
-        InputError: if it does; it names ``field``.
-    """
-    if "-" in settings.blocks:
-        raise InputError(field, f"expected encoders of one block, got blocks {settings.blocks!r}")
+    return Comparison(folder, results, _held_out(folder, results)), names
 
 
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
@@ -124,5 +99,4 @@ def _held_out(folder: Path, results: CompareResults) -> HeldOut:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise InputError("results", f"cannot read {folder / 'tokenizer.json'} ({error})") from None
-    stream = token_stream(tokenizer, Pages(text, held_out=True))
-    return HeldOut(stream, HELD_OUT_RATE, tokenizer.get_vocab_size())
+    return HeldOut(token_stream(tokenizer, Pages(text, held_out=True)), HELD_OUT_RATE, tokenizer.get_vocab_size())

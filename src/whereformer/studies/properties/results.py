@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...analysis.properties import CurveShare, Growth, Reached, Steps
+from ...analysis.properties import CurveShare, Growth, Reached, Shifted, Steps
 from ...lab.score import Cannot
+from ...lab.sheet import Sheet
 from ...lab.store import RunResults
 from ..compare.results import Score
 from ..compare.settings import CompareSettings
-
-if TYPE_CHECKING:
-    from ...lab.sheet import Sheet
-
-
-@dataclass(frozen=True)
-class Shift:
-    """How scores and output change when all positions shift, as in :class:`whereformer.analysis.Shifted`.
-
-    Values that are not finite are None.
-    """
-
-    scores: float | None
-    output: float | None
-    shifts: list[int]
+from .report import build_markdown, build_report, sentences, sheets
+from .ticks import Table
 
 
 @dataclass(frozen=True)
@@ -41,43 +29,10 @@ class Measured:
     seed: int
     reached: Reached
     growth: Growth
-    shifted_fresh: Shift
-    shifted_trained: Shift
+    shifted_fresh: Shifted
+    shifted_trained: Shifted
     curve: CurveShare
     steps: Steps
-
-
-@dataclass(frozen=True)
-class Tick:
-    """One property of one method.
-
-    Args:
-        holds: whether the method has the property; None if the measurement could not tell.
-        number: the measured number, as shown below the tick.
-        note: why it could not be measured, or what the number does not show.
-        paper: the paper's tick; None for a method that is not in the paper.
-        reason: why the two differ; empty if they don't.
-    """
-
-    holds: bool | None
-    number: str
-    note: str = ""
-    paper: bool | None = None
-    reason: str = ""
-
-    @property
-    def word(self) -> str:
-        """The tick in a word: yes, no or open."""
-        return "open" if self.holds is None else "yes" if self.holds else "no"
-
-    @property
-    def differs(self) -> bool:
-        """Whether the paper says otherwise."""
-        return None not in (self.holds, self.paper) and self.holds != self.paper
-
-
-Losses = dict[str, dict[int, dict[int, Score | Cannot]]]
-"""Held-out scores by method, seed and length, in tokens read at a time."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +44,7 @@ class PropertiesResults(RunResults):
         runs: the measurements of each method.
         text: facts about the text.
         thresholds: the thresholds that decide the ticks.
-        losses: the comparison's losses, once everything is measured.
+        losses: the comparison's held-out scores by method, seed and length, once everything is measured.
         table: the ticks of each requested method, by property.
     """
 
@@ -100,25 +55,17 @@ class PropertiesResults(RunResults):
     runs: dict[str, Measured]
     text: dict[str, Any]
     thresholds: dict[str, Any]
-    losses: Losses = field(default_factory=dict)
-    table: dict[str, dict[str, Tick]] = field(default_factory=dict)
+    losses: dict[str, dict[int, dict[int, Score | Cannot]]] = field(default_factory=dict)
+    table: Table = field(default_factory=dict)
 
     def sheets(self) -> Sequence[Sheet]:
-        from .report import sheets
-
         return sheets(self)
 
     def sentences(self) -> Sequence[str]:
-        from .report import sentences
-
         return sentences(self)
 
     def report(self) -> str:
-        from .report import build_report
-
         return build_report(self)
 
     def more_files(self) -> dict[str, str]:
-        from .report import build_markdown
-
         return {"results.md": build_markdown(self)}

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from ...analysis import properties as measure
-from ...data.masks import HeldOut
 from ...lab.encoders import BASELINE
 from ...lab.folder import open_folder
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.store import complete
-from ...positions import Position, build_position
+from ...positions import build_position
 from ..compare.models import untrained
 from ..compare.run import CompareJob
 from .comparison import Comparison, load_comparison
-from .results import Measured, PropertiesResults, Shift
+from .results import Measured, PropertiesResults
 from .ticks import THRESHOLDS, judge
 
 WINDOWS = 16
@@ -35,14 +31,12 @@ class PropertiesJob:
     Args:
         positions: the methods; None for all of a finished comparison.
         jobs: the number of methods at a time.
-        finished: the folder of a finished comparison; None to train one.
-        training: the comparison to train; None with a finished one.
+        comparison: a comparison to train, or the folder of a finished one.
     """
 
     positions: Sequence[str] | None
     jobs: int
-    finished: Path | None
-    training: CompareJob | None
+    comparison: CompareJob | Path
 
     def run(self, folder: Path, progress: Progress) -> PropertiesResults:
         """Measure the methods, and judge them.
@@ -51,13 +45,12 @@ class PropertiesJob:
             InputError: if the folder holds something else, or measurements of another comparison, or the comparison or
                 its text can't be read.
         """
-        if self.training is not None:
-            comparison = _train(self.training, folder / "comparison", progress)
-            names = [name for name in self.training.positions if name != BASELINE]
-        else:
-            assert self.finished is not None
+        if isinstance(self.comparison, Path):
             progress.begin("reading the comparison and its text")
-            comparison, names = load_comparison(self.finished, self.positions)
+            comparison, names = load_comparison(self.comparison, self.positions)
+        else:
+            comparison = _train(self.comparison, folder / "comparison", progress)
+            names = [name for name in self.comparison.positions if name != BASELINE]
         compared = comparison.results
         earlier = PropertiesResults.earlier(folder, settings=compared.settings)
         results = PropertiesResults(
@@ -71,18 +64,17 @@ class PropertiesJob:
             (name,) for name in names if name not in results.runs or results.runs[name].seed != comparison.seed(name)
         ]
         progress.start(len(keys))
-        results = complete(results, folder, keys, partial(_measure, comparison), progress, self.jobs)
+        results = complete(results, folder, keys, partial(measure_method, comparison), progress, self.jobs)
         losses = {
             name: {seed: run.scores for seed, run in by_seed.items()}
             for name, by_seed in compared.runs.items()
             if name == BASELINE or name in names
         }
         results = replace(results, losses=losses)
-        return replace(results, table={row.position: row.ticks for row in judge(results, names)})
+        return replace(results, table=judge(results, names))
 
 
 def _train(job: CompareJob, folder: Path, progress: Progress) -> Comparison:
-    """Train a comparison in a folder."""
     with open_folder(folder):
         progress.begin("reading the text and training a tokenizer")
         material = job.prepare(folder, progress)
@@ -90,50 +82,33 @@ def _train(job: CompareJob, folder: Path, progress: Progress) -> Comparison:
     return Comparison(folder, results, material.held_out)
 
 
-def _measure(comparison: Comparison, key: tuple[str], progress: Progress) -> Measured:
+def measure_method(comparison: Comparison, key: tuple[str], progress: Progress) -> Measured:
+    """Take all measurements of the method ``key``."""
     (position,) = key
     progress.begin(f"measuring {position}")
-    measured = measure_method(comparison, position)
-    progress.step()
-    return measured
-
-
-def measure_method(comparison: Comparison, position: str) -> Measured:
-    """Take all measurements of one method."""
     sizes, seed = comparison.results.settings, comparison.seed(position)
     trained = comparison.model(position)
     fresh = untrained(sizes, position, trained.config.vocab_size, seed).eval()
-    inputs, labels = _windows(comparison.held_out, sizes.length)
-
-    def build(length: int) -> Position:
-        return build_position(
-            position,
-            hidden_size=sizes.hidden_size,
-            num_heads=sizes.num_heads,
-            num_layers=trained.config.num_hidden_layers,
-            max_length=length,
-        )
-
+    inputs, labels, real = next(comparison.held_out.windows(sizes.length, WINDOWS * sizes.length))
+    whole = real.all(-1)
+    inputs, labels = inputs[whole], labels[whole]
     # Half the length, so that there is room to shift even if the method has a last position.
     short = inputs[:, : sizes.length // 2]
-    return Measured(
+    build = partial(
+        build_position,
+        position,
+        hidden_size=sizes.hidden_size,
+        num_heads=sizes.num_heads,
+        num_layers=trained.config.num_hidden_layers,
+    )
+    measured = Measured(
         seed=seed,
         reached=measure.reached_parameters(trained, inputs, labels),
         growth=measure.parameter_growth(position),
-        shifted_fresh=_finite(measure.shift_change(fresh.encoder, short)),
-        shifted_trained=_finite(measure.shift_change(trained.encoder, short)),
+        shifted_fresh=measure.shift_change(fresh.encoder, short),
+        shifted_trained=measure.shift_change(trained.encoder, short),
         curve=measure.curve_share(trained.encoder, inputs),
-        steps=measure.sequential_steps(build),
+        steps=measure.sequential_steps(lambda length: build(max_length=length)),
     )
-
-
-def _windows(held_out: HeldOut, length: int) -> tuple[Tensor, Tensor]:
-    """Return some full windows of held-out text: input ids and labels, (batch, length) each."""
-    inputs, labels, real = next(held_out.windows(length, WINDOWS * length))
-    whole = real.all(-1)
-    return inputs[whole], labels[whole]
-
-
-def _finite(found: measure.Shifted) -> Shift:
-    scores, output = (value if math.isfinite(value) else None for value in (found.scores, found.output))
-    return Shift(scores, output, list(found.shifts))
+    progress.step()
+    return measured

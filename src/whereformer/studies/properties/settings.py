@@ -74,9 +74,9 @@ class Properties(Seeds, TextOptions, Study):
         if names is not None and BASELINE in names:
             raise InputError("positions", f"{BASELINE!r} has no properties; it is what the others are compared with")
         if self.results is not None:
-            return PropertiesJob(positions=names, jobs=self.jobs, finished=self.results, training=None)
+            return PropertiesJob(positions=names, jobs=self.jobs, comparison=self.results)
         usual = QUICK_STEPS if self.quick else DEFAULT_STEPS
-        training = Compare(
+        comparison = Compare(
             positions=",".join([BASELINE, *(names or [name for name in position_names() if name != BASELINE])]),
             data=self.data,
             column=self.column,
@@ -90,4 +90,4 @@ class Properties(Seeds, TextOptions, Study):
             device="cpu",
             jobs=self.jobs,
         ).job()
-        return PropertiesJob(positions=names, jobs=self.jobs, finished=None, training=training)
+        return PropertiesJob(positions=names, jobs=self.jobs, comparison=comparison)

@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ...analysis.properties import LENGTHS, CurveShare, Growth, Reached, Steps
+from ...analysis.properties import LENGTHS
 from ...lab.encoders import BASELINE
 from ...lab.score import Cannot
 from ..compare.results import Score
-from .results import PropertiesResults, Shift, Tick
+
+if TYPE_CHECKING:
+    from .results import PropertiesResults
 
 INDUCTIVE_RISE = 0.11
-"""Inductive: at 4 times the training length, the loss is at most this number of nats above that at the training length.
-Longer text says more about a masked token, so the loss has no reason to rise; the threshold is above what another seed
-may change. If a method beats having no positions by less than that, it has nothing to lose on longer text. Not getting
-worse then proves nothing, and the tick stays open."""
-
+"""In nats. Longer text says more about a masked token, so the loss has no reason to rise; the threshold is above what
+another seed may change. A method that beats having no positions by less than that has nothing to lose on longer text.
+Not getting worse then proves nothing, and the tick stays open."""
 REACHED_SHARE = 0.1
-"""Data-driven: there are positional parameters, and the gradient of one batch reaches at least this share of them. It
-need not reach all, because a text may lack some offsets and some hidden units may be off."""
-
-ATTENTION_SHARE = 0.01
-"""Parameter efficient: at BERT-base's sizes, there are fewer positional parameters than this share of the parameters of
-its attention layers (28 million) ..."""
-
-LENGTH_POWER = 0.1
-"""... and their number grows with the length by at most this power."""
-
+"""The gradient of one batch need not reach all, because a text may lack some offsets and some hidden units may be
+off."""
+ATTENTION_SHARE, LENGTH_POWER = 0.01, 0.1
+"""The share of the parameters of BERT-base's attention layers (28 million), and the power of the length."""
 INVARIANT_CHANGE = 1e-6
-"""Translation invariant: in float64, no shift changes a score or an output by more than this multiple of their root
-mean square, untrained or trained. Rounding changes them by 1e-13, absolute positions by several percent."""
-
+"""Rounding changes float64 by 1e-13, absolute positions change it by several percent."""
 CHAIN_GROWTH = 0.1
-"""Parallelizable: the longest chain of operations that wait for one another grows with the length by at most this
-power."""
-
+"""A power of the length."""
 CURVE_SHARE = 0.9
-"""Interpretable: a curve over offsets, one for each layer and head, explains at least this share of the method's effect
-on the scores of real text."""
 
 THRESHOLDS = {
     "inductive": INDUCTIVE_RISE,
@@ -49,6 +38,10 @@ THRESHOLDS = {
     "parallelizable": CHAIN_GROWTH,
     "interpretable": CURVE_SHARE,
 }
+"""What decides the ticks, as it is stored with the results."""
+
+TITLES = {name: name.replace("_", "-" if name == "data_driven" else " ") for name in THRESHOLDS}
+"""The properties as people write them."""
 
 MEANINGS = {
     "inductive": f"loss at 4 times the training length minus loss at the training length, in nats; yes up to "
@@ -107,40 +100,85 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class MethodTicks:
-    """A row of the table: a method and its ticks by property."""
+class Tick:
+    """One property of one method.
 
-    position: str
-    ticks: dict[str, Tick]
+    Args:
+        holds: whether the method has the property; None if the measurement could not tell.
+        number: the measured number, as shown below the tick.
+        note: why it could not be measured, or what the number does not show.
+        paper: the paper's tick; None for a method that is not in the paper.
+        reason: why the two differ; empty if they don't.
+    """
+
+    holds: bool | None
+    number: str
+    note: str = ""
+    paper: bool | None = None
+    reason: str = ""
 
     @property
-    def count(self) -> int:
-        """Number of properties that the method has."""
-        return sum(tick.holds is True for tick in self.ticks.values())
+    def word(self) -> str:
+        """The tick in a word: yes, no or open."""
+        return "open" if self.holds is None else "yes" if self.holds else "no"
+
+    @property
+    def differs(self) -> bool:
+        """Whether the paper says otherwise."""
+        return None not in (self.holds, self.paper) and self.holds != self.paper
 
 
-def judge(results: PropertiesResults, positions: Sequence[str]) -> list[MethodTicks]:
-    """Return the rows of the table, from the losses and measurements of these methods."""
-    return [MethodTicks(name, _ticks(name, results)) for name in positions]
+Table = dict[str, dict[str, Tick]]
+"""The ticks of each method, by property."""
 
 
-def _ticks(position: str, results: PropertiesResults) -> dict[str, Tick]:
+def judge(results: PropertiesResults, positions: Sequence[str]) -> Table:
+    """Return the ticks of these methods, beside the paper's, from the losses and measurements."""
+    table: Table = {}
+    for position in positions:
+        table[position] = {}
+        for (name, tick), letter in zip(_ticks(position, results), PAPER.get(position, "------"), strict=True):
+            beside = replace(tick, paper={"y": True, "n": False}.get(letter))
+            if beside.differs:
+                reason = REASONS.get((position, name)) or f"measured: {tick.number} ({MEANINGS[name]})"
+                beside = replace(beside, reason=reason)
+            table[position][name] = beside
+    return table
+
+
+def _ticks(position: str, results: PropertiesResults) -> list[tuple[str, Tick]]:
     run = results.runs[position]
-    measured = {
-        "inductive": inductive(position, results),
-        "data_driven": _data_driven(run.reached),
-        "parameter_efficient": _parameter_efficient(run.growth),
-        "translation_invariant": _translation_invariant(run.shifted_fresh, run.shifted_trained),
-        "parallelizable": _parallelizable(run.steps),
-        "interpretable": _interpretable(run.curve),
-    }
-    return {
-        name: _beside_paper(position, name, tick, letter)
-        for (name, tick), letter in zip(measured.items(), PAPER.get(position, "------"), strict=True)
-    }
+    reached, growth, curve = run.reached, run.growth, run.curve
+    if reached.total:
+        number = f"{short_count(reached.nonzero)}/{short_count(reached.total)}"
+        data_driven = Tick(reached.nonzero >= REACHED_SHARE * reached.total, number)
+    else:
+        data_driven = Tick(False, "0", "it has no parameters")
+    grows = growth.length > LENGTH_POWER
+    few = growth.count < ATTENTION_SHARE * growth.attention
+    number = short_count(growth.count) + (f" n^{growth.length:.1f}" if grows else "")
+    changes = [change for shift in (run.shifted_fresh, run.shifted_trained) for change in (shift.scores, shift.output)]
+    finite = [change for change in changes if change is not None]
+    largest = max(finite, default=0.0)
+    exact = len(finite) == len(changes)
+    change = f"{largest:.2g}" if largest == 0 or largest >= 1e-3 else f"{largest:.0e}"
+    short, long = run.steps.chain
+    longer = run.steps.lengths[1] / run.steps.lengths[0]
+    if curve.share is None:
+        interpretable = Tick(None, "no effect", "it does nothing to scores")
+    else:
+        interpretable = Tick(curve.share >= CURVE_SHARE, f"{curve.share:.0%}")
+    return [
+        ("inductive", _inductive(position, results)),
+        ("data_driven", data_driven),
+        ("parameter_efficient", Tick(few and not grows, number)),
+        ("translation_invariant", Tick(exact and largest <= INVARIANT_CHANGE, change if exact else "not finite")),
+        ("parallelizable", Tick(long <= short * longer**CHAIN_GROWTH, f"{short:,}, {long:,}")),
+        ("interpretable", interpretable),
+    ]
 
 
-def inductive(position: str, results: PropertiesResults) -> Tick:
+def _inductive(position: str, results: PropertiesResults) -> Tick:
     """Judge whether a method reads text beyond the training length equally well, by medians over seeds."""
     by_seed, baseline = results.losses[position], results.losses.get(BASELINE, {})
     length = results.settings.length
@@ -164,54 +202,6 @@ def inductive(position: str, results: PropertiesResults) -> Tick:
     return Tick(rise <= INDUCTIVE_RISE, number)
 
 
-def _data_driven(reached: Reached) -> Tick:
-    if not reached.total:
-        return Tick(False, "0", "it has no parameters")
-    number = f"{short_count(reached.nonzero)}/{short_count(reached.total)}"
-    return Tick(reached.nonzero >= REACHED_SHARE * reached.total, number)
-
-
-def _parameter_efficient(growth: Growth) -> Tick:
-    grows = growth.length > LENGTH_POWER
-    number = short_count(growth.count) + (f" n^{growth.length:.1f}" if grows else "")
-    return Tick(growth.count < ATTENTION_SHARE * growth.attention and not grows, number)
-
-
-def _translation_invariant(*shifts: Shift) -> Tick:
-    changes = [change for shift in shifts for change in (shift.scores, shift.output)]
-    finite = [change for change in changes if change is not None]
-    if len(finite) < len(changes):
-        return Tick(False, "not finite")
-    return Tick(max(finite) <= INVARIANT_CHANGE, short_number(max(finite)))
-
-
-def _parallelizable(steps: Steps) -> Tick:
-    short, long = steps.chain
-    longer = steps.lengths[1] / steps.lengths[0]
-    return Tick(long <= short * longer**CHAIN_GROWTH, f"{short:,}, {long:,}")
-
-
-def _interpretable(curve: CurveShare) -> Tick:
-    if curve.share is None:
-        return Tick(None, "no effect", "it does nothing to scores")
-    return Tick(curve.share >= CURVE_SHARE, f"{curve.share:.0%}")
-
-
-def _beside_paper(position: str, name: str, tick: Tick, letter: str) -> Tick:
-    """Return the tick with the paper's tick, and the reason if they differ."""
-    paper = {"y": True, "n": False}.get(letter)
-    beside = Tick(tick.holds, tick.number, tick.note, paper)
-    if not beside.differs:
-        return beside
-    reason = REASONS.get((position, name)) or f"measured: {tick.number} ({MEANINGS[name]})"
-    return Tick(tick.holds, tick.number, tick.note, paper, reason)
-
-
-def short_number(number: float) -> str:
-    """Format a number of any size: 0, 1e-13, 0.052, 6.3."""
-    return f"{number:.2g}" if number == 0 or number >= 1e-3 else f"{number:.0e}"
-
-
 def short_count(number: int) -> str:
     """Format a count in about four characters: 512, 5.5k, 394k, 37.7M."""
     for unit, size in (("M", 10**6), ("k", 10**3)):
@@ -221,27 +211,16 @@ def short_count(number: int) -> str:
     return str(number)
 
 
-def disagreements(found: Sequence[MethodTicks]) -> list[str]:
-    """Return a sentence for every tick that differs from the paper's."""
-    return [
-        f"{row.position}, {title(name)}: {tick.word} ({tick.number}), but the paper says "
-        f"{'yes' if tick.paper else 'no'}; {tick.reason}"
-        for row in found
-        for name, tick in row.ticks.items()
-        if tick.differs
-    ]
-
-
-def open_ticks(found: Sequence[MethodTicks]) -> list[str]:
-    """Return a sentence for every tick that is undecided or that the method can't be measured for."""
-    return [
-        f"{row.position}, {title(name)}: {tick.note}"
-        for row in found
-        for name, tick in row.ticks.items()
-        if tick.note and (tick.holds is None or tick.number == "cannot")
-    ]
-
-
-def title(name: str) -> str:
-    """Return a property's name as people write it."""
-    return {"data_driven": "data-driven"}.get(name, name.replace("_", " "))
+def notes(table: Table) -> dict[str, list[str]]:
+    """Return a sentence for every tick that differs from the paper's, is undecided or cannot be; under headings."""
+    differing, undecided = [], []
+    for position, ticks in table.items():
+        for name, tick in ticks.items():
+            place = f"{position}, {TITLES[name]}"
+            if tick.differs:
+                paper = "yes" if tick.paper else "no"
+                differing.append(f"{place}: {tick.word} ({tick.number}), but the paper says {paper}; {tick.reason}")
+            if tick.note and (tick.holds is None or tick.number == "cannot"):
+                undecided.append(f"{place}: {tick.note}")
+    found = {"Where Table 1 of the TISA paper says otherwise": differing, "Undecided or impossible": undecided}
+    return {heading: sentences for heading, sentences in found.items() if sentences}
