@@ -185,8 +185,8 @@ class TranslateScore:
 
     def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
         """Read hypotheses, references and sources from files, and return them with the files' names."""
-        from ..data.parallel import check_aligned
         from ..data.read import read_lines
+        from ..studies.translate.parallel import check_aligned
 
         if self.hypotheses is None:
             raise InputError("model", "expected a model, or `hypotheses` and `references`, got none")

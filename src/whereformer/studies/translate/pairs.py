@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...data.pairs import ParallelText
-from ...data.parallel import Pair, PairFiles, Pairs, aligned, table_pairs
-from ...data.read import check_table, read_lines
+from ...data.read import open_table, read_lines
 from ...lab.progress import Progress
+from .parallel import Pair, PairFiles, Pairs, ParallelText, aligned, table_pairs
 from .settings import ParallelData, columns_of
 
 
@@ -47,7 +46,7 @@ def pair_files(data: ParallelData, progress: Progress) -> PairFiles:
         field, columns = option["data"], columns_of(option["columns"], data.columns)
         for file in data.data:
             if file.suffix.lower() != ".tsv":
-                check_table(field, file)
+                open_table(field, file)  # which checks that it is a table
 
         def read() -> Iterator[Pair]:
             for file in data.data:
