@@ -67,10 +67,10 @@ def shown(value: object, width: int = 60) -> str:
 
 def some_of(names: Iterable[object]) -> str:
     """Return names in a row, for an error: the first MOST_LISTED of them, each cut, and how many more there are."""
-    every = [*map(str, names)]
-    cut = [name if len(name) <= 60 else f"{name[:60]}..." for name in every[:MOST_LISTED]]
+    every = [*map(str, names)] or ["none"]
+    cut = [name if len(name) <= 200 else f"{name[:100]}...{name[-90:]}" for name in every[:MOST_LISTED]]
     more = [f"... ({len(every) - MOST_LISTED} more)"] if len(every) > MOST_LISTED else []
-    return ", ".join([*cut, *more]) or "none"
+    return ", ".join([*cut, *more])
 
 
 def one_line(message: str) -> str:

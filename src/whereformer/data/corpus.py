@@ -66,9 +66,9 @@ def _docstrings(path: Path) -> Iterator[str]:
         for name in ("body", "handlers", "orelse", "finalbody", "cases"):
             inner = getattr(node, name, None)
             queue.extend(inner if isinstance(inner, list) else [])
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if docstring := ast.get_docstring(node):
-                yield docstring
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and (docstring := ast.get_docstring(node)):
+            yield docstring
 
 
 class Text:
