@@ -143,9 +143,7 @@ def test_the_fingerprint_tells_texts_apart():
 def test_a_column_needs_a_table(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("words")
-    with pytest.raises(
-        InputError, match=r"column: only for \.parquet, \.jsonl, .* files; .* none in .*a\.txt"
-    ):
+    with pytest.raises(InputError, match=r"column: only for \.parquet, \.jsonl, .* files; .* none in .*a\.txt"):
         corpus.Text([file], column="text")
     with pytest.raises(InputError, match=r"column: only for .* none in the documentation inside this Python"):
         corpus.Text(column="text")

@@ -16,8 +16,7 @@ import torch
 
 from ...errors import InputError
 from ...lab.json_files import check_that
-from ...lab.machine import machine
-from ...lab.provenance import provenance
+from ...lab.provenance import machine, provenance
 from ...lab.store import Results
 from .cases import KINDS
 
