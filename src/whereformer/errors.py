@@ -65,10 +65,11 @@ def shown(value: object, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[:width]}..."
 
 
-def some_of(names: Iterable[object]) -> str:
-    """Return names in a row, for an error: the first MOST_LISTED of them, each cut, and how many more there are."""
+def some_of(names: Iterable[object], width: int = 60) -> str:
+    """Return names in a row, for an error: the first MOST_LISTED, each cut, and the number of the others."""
     every = [*map(str, names)] or ["none"]
-    cut = [name if len(name) <= 200 else f"{name[:100]}...{name[-90:]}" for name in every[:MOST_LISTED]]
+    half = width // 2
+    cut = [name if len(name) <= width else f"{name[:half]}...{name[-half:]}" for name in every[:MOST_LISTED]]
     more = [f"... ({len(every) - MOST_LISTED} more)"] if len(every) > MOST_LISTED else []
     return ", ".join([*cut, *more])
 

@@ -143,17 +143,19 @@ def check_regular(field: str | None, *paths: Path) -> None:
             raise InputError(field, f"expected a file, got {found}: {shown(str(path), LONGEST_NAME)}")
 
 
-def check_regular_in(field: str | None, folder: Path) -> None:
+def check_regular_in(field: str | None, folder: str | Path) -> None:
     """Check a folder whose files another library reads, such as a tokenizer's: all that is no folder is a regular file.
+
+    Anything else, such as the id of a model on the Hub, has nothing to check.
 
     Raises:
         InputError: as :func:`check_regular` does.
     """
     try:
-        inside = [path for path in folder.iterdir() if not path.is_dir()]
+        inside = [*Path(folder).iterdir()] if Path(folder).is_dir() else []
     except OSError as error:
         raise InputError(field, f"cannot read {shown(str(folder), LONGEST_NAME)}: {error.strerror or error}") from None
-    check_regular(field, *(path for path in inside if path.exists()))
+    check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
 
 
 def real_folder(path: Path) -> Path:

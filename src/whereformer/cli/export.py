@@ -95,8 +95,9 @@ class Export:
         return self.out
 
     def _write_tokenizer(self, file: Path, content: str) -> None:
-        from ..files import write_atomically
+        from ..files import check_file, write_atomically
 
+        check_file("out", file)
         if file.exists() and file.read_bytes() != content.encode():
             raise InputError("out", f"{file} is another tokenizer; choose another folder")
         write_atomically(file, content)

@@ -66,9 +66,10 @@ def _docstrings(path: Path) -> Iterator[str]:
         for name in ("body", "handlers", "orelse", "finalbody", "cases"):
             inner = getattr(node, name, None)
             queue.extend(inner if isinstance(inner, list) else [])
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and (docstring := ast.get_docstring(node)):
-            yield docstring
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
 
 
 class Text:
@@ -113,8 +114,8 @@ class Text:
     @property
     def about_files(self) -> str:
         """Which files are read and which are left out, in a line for people to read."""
-        left = f"; left out unless named: {some_of(self.left_out)}" if self.left_out else ""
-        return f"the text is {some_of(self.files) if self.files else self.source}{left}"
+        left = f"; left out unless named: {some_of(self.left_out, LONGEST_NAME)}" if self.left_out else ""
+        return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}{left}"
 
     @property
     def names(self) -> list[str]:
@@ -143,7 +144,7 @@ class Text:
             if empty and str(file) in self.paths:
                 raise InputError("data", f"{file} is empty")
         if none:
-            raise InputError("data", f"no text in {some_of(self.paths)}")
+            raise InputError("data", f"no text in {some_of(self.paths, LONGEST_NAME)}")
 
     def pages(self) -> Iterator[str]:
         """Yield the pages of all documents, as :func:`pages_of` cuts them."""
@@ -192,7 +193,7 @@ def _files(given: str) -> tuple[list[Path], list[Path]]:
     asked = set(re.findall("[a-z]+", "/".join(path.parts[len(fixed) :]).lower()))
     left = [file for file in found if _names(file.parts[len(fixed) :]) & TO_JUDGE - asked]
     if len(left) == len(found):
-        besides = f" besides {some_of(left)}, which may be to judge by; name such files" if left else ""
+        besides = f" besides {some_of(left, LONGEST_NAME)}, which may be to judge by; name such files" if left else ""
         raise InputError("data", none + besides)
     out = set(left)
     return [file for file in found if file not in out], left

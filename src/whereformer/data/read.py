@@ -48,6 +48,8 @@ def reading(field: str, file: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         # Dates and durations that Python cannot express are ValueErrors. Some errors of pyarrow quote whole rows.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or "damaged"
+        if "straddl" in reason:
+            reason = f"a row has more than {BLOCK:,} bytes; use a .jsonl or .parquet file"
         raise InputError(field, f"cannot read {shown(str(file), LONGEST_NAME)}: {reason}") from None
 
 
@@ -260,7 +262,8 @@ def documents_in(file: Path, column: str | None = None) -> Iterator[Document]:
     if file.suffix.lower() in TABLE_SUFFIXES:
         yield from ([cell] for cell in _cells_of(file, column) if cell.strip())
         return
-    parts, blank = _text(file), []
+    parts = _text(file)
+    blank: list[str] = []
     for part in parts:
         if part.strip():
             yield chain(blank, [part], parts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import LONGEST_NAME, InputError, shown
+from ..errors import LONGEST_NAME, InputError, one_line, shown
 from ..files import check_regular, check_regular_in
 from .streams import in_lots
 
@@ -167,9 +167,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         described = folder and (path / "tokenizer_config.json").exists()
         if not described and not file.exists():
             raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {_quoted(path)}")
-        if folder:
-            check_regular_in("tokenizer", path)
-        else:
+        check_regular_in("tokenizer", path)
+        if not folder:
             check_regular("tokenizer", path)
         tokenizer = (
             AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -183,7 +182,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         raise
     except Exception as error:
         # For a broken file the libraries raise all kinds of errors, even a plain Exception.
-        raise InputError("tokenizer", f"cannot read {_quoted(path)}: {error}") from None
+        reason = getattr(error, "strerror", None) or one_line(str(error))[:200]
+        raise InputError("tokenizer", f"cannot read {_quoted(path)}: {reason}") from None
     if not fast:
         raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
     backend = tokenizer.backend_tokenizer
