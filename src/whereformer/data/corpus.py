@@ -227,10 +227,8 @@ def check_enough(pages: Iterable[str], characters: int) -> None:
         InputError: if there are not.
     """
     if not any(is_held_out(index) for index, _ in enumerate(pages)):
-        raise InputError(
-            "data",
-            f"too little text to hold some out: {characters} characters, expected more than {PIECE * HELD_OUT // 2}",
-        )
+        expected = f"{characters} characters, expected more than {PIECE * HELD_OUT // 2}"
+        raise InputError("data", f"too little text to hold some out: {expected}")
 
 
 def pages_of(document: Document) -> Iterator[str]:

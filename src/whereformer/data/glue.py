@@ -68,12 +68,7 @@ GLUE = {
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a table's rows, read anew in every pass.
-
-    Args:
-        table: the table.
-        columns: its text columns.
-        chosen: the numbers of the rows to read; None reads all.
+    """The texts of a table's rows, read anew in every pass, or those of the rows with ``chosen`` numbers.
 
     Raises:
         InputError: when it is read, if it holds something other than text.
@@ -223,11 +218,7 @@ def _is_number(text: str) -> bool:
 
 
 def _labels(table: TableFile, texts: Sequence[str], label: str) -> list[Any]:
-    """Return the label of each row.
-
-    Raises:
-        InputError: if a column is missing, or there are no rows.
-    """
+    """Return the label of each row; check that there are rows, and all columns."""
     for name in (*texts, label):
         if name not in table.names:
             told = f"{table.file}: expected a column {shown(name)}, found {some_of(table.names)}"
@@ -246,11 +237,7 @@ def _data(
     train_rows: int | None,
     named: bool = False,
 ) -> Data:
-    """Read all rows, check them, and keep the labels. With ``named``, labels are names of classes, not their numbers.
-
-    Raises:
-        InputError: if a column is missing, there are no rows, or a text or label has the wrong type.
-    """
+    """Read all rows, check them, and keep the labels: with ``named`` the names of classes, else their numbers."""
     splits: dict[str, Split] = {}
     found = TextHash()
     for name, table in tables.items():

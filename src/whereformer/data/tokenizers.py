@@ -210,11 +210,9 @@ def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    names = {}
-    for role, choices in ROLES.items():
-        found = next((name for name in choices if tokenizer.token_to_id(name) is not None), None)
-        if found is not None:
-            names[role] = found
+    known = tokenizer.get_vocab()
+    # Of two names for one role, the first counts.
+    names = {role: name for role, choices in ROLES.items() for name in reversed(choices) if name in known}
     if tokenizer.post_processor is None and {"cls_token", "sep_token"} <= names.keys():
         cls, sep = names["cls_token"], names["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -235,11 +233,10 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
     """
     ids = tokenizer.get_vocab().values()
     special = tuple(sorted(set(tokenizer.all_special_ids)))
-    if len(ids) - len(special) < 2:
-        raise InputError(
-            field,
-            f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}, got {len(ids) - len(special)}",
-        )
+    others = len(ids) - len(special)
+    if others < 2:
+        told = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}, got {others}"
+        raise InputError(field, told)
     return Vocabulary(
         max(ids) + 1,
         tokenizer.pad_token_id,
