@@ -41,8 +41,8 @@ from whereformer import attention
 from whereformer.cli.ending import ending
 from whereformer.cli.main import execute
 from whereformer.files import write_atomically
-from whereformer.lab.machine import machine
 from whereformer.lab.options import find_device
+from whereformer.lab.provenance import machine
 from whereformer.studies.bench.cases import SHAW_CLIP, BenchProblem, tisa_curve
 from whereformer.studies.bench.results import BenchResults
 from whereformer.studies.bench.run import BenchJob

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
+from collections.abc import Iterable
 from contextlib import suppress
 
 
@@ -30,8 +31,12 @@ class InputError(ValueError):
 
 LONGEST_WORD = 400
 """Longer words, such as a name that fills a screen, are cut in the middle."""
-LONGEST_LINE = 4000
-"""Longer errors are cut at the end."""
+LONGEST_NAME = 300
+"""Longer paths are cut where an error quotes them."""
+LONGEST_LINE = 1000
+"""Longer errors are cut in the middle, because advice stands at the end."""
+MOST_LISTED = 10
+"""The most names that an error lists."""
 
 
 def printable(text: str) -> str:
@@ -60,10 +65,19 @@ def shown(value: object, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[:width]}..."
 
 
+def some_of(names: Iterable[object], width: int = 60) -> str:
+    """Return names in a row, for an error: the first MOST_LISTED, each cut, and the number of the others."""
+    every = [*map(str, names)] or ["none"]
+    half = width // 2
+    cut = [name if len(name) <= width else f"{name[:half]}...{name[-half:]}" for name in every[:MOST_LISTED]]
+    more = [f"... ({len(every) - MOST_LISTED} more)"] if len(every) > MOST_LISTED else []
+    return ", ".join([*cut, *more])
+
+
 def one_line(message: str) -> str:
     """Return an error's message as one printable line: every run of white space becomes a space."""
     line = printable(" ".join(message.split()))
-    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 300]}...{line[-300:]}"
 
 
 def fail(message: str, code: int = 2) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import InputError
+from .errors import LONGEST_NAME, InputError, shown
 
 FULL = {errno.ENOSPC: "no space left on the disk", errno.EFBIG: "the file is larger than is permitted here"}
 """What the system's errors about a full disk mean."""
@@ -22,13 +22,13 @@ _RUST = re.compile(r"\(os error (\d+)\)")
 _ZIP_WRITER = ("inline_container", "PytorchStreamWriter", "iostream error")
 """Parts of the errors of torch.save, which does not say why it cannot write."""
 _KINDS = {
-    stat.S_ISLNK: "a symbolic link",
-    stat.S_ISDIR: "a folder",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-    stat.S_ISFIFO: "a named pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISREG: "a file",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFREG: "a file",
 }
 
 
@@ -125,6 +125,39 @@ def check_folder(field: str | None, path: Path) -> None:
     _check(field, path, "a folder")
 
 
+def check_regular(field: str | None, *paths: Path) -> None:
+    """Check that input files are regular files: a pipe, a socket or a device may keep its reader waiting or never end.
+
+    Raises:
+        InputError: for ``field``, if one is something else, is not there, or cannot be seen.
+    """
+    for path in paths:
+        try:
+            found = _kind(path.stat().st_mode)
+        except FileNotFoundError:
+            raise InputError(field, f"no such file: {shown(str(path), LONGEST_NAME)}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(field, f"cannot read {shown(str(path), LONGEST_NAME)}: {reason}") from None
+        if found != "a file":
+            raise InputError(field, f"expected a file, got {found}: {shown(str(path), LONGEST_NAME)}")
+
+
+def check_regular_in(field: str | None, folder: str | Path) -> None:
+    """Check a folder whose files another library reads, such as a tokenizer's: all that is no folder is a regular file.
+
+    Anything else, such as the id of a model on the Hub, has nothing to check.
+
+    Raises:
+        InputError: as :func:`check_regular` does.
+    """
+    try:
+        inside = [*Path(folder).iterdir()] if Path(folder).is_dir() else []
+    except OSError as error:
+        raise InputError(field, f"cannot read {shown(str(folder), LONGEST_NAME)}: {error.strerror or error}") from None
+    check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
+
+
 def real_folder(path: Path) -> Path:
     """Return the folder that a link of this user or of the system's leads to; anything else as it is.
 
@@ -182,9 +215,13 @@ def _check(field: str | None, path: Path, expected: str) -> None:
         mode = path.lstat().st_mode
     except OSError:
         return  # nothing is there, or nothing that can be seen: writing says why
-    found = next((name for test, name in _KINDS.items() if test(mode)), "something else")
+    found = _kind(mode)
     if found != expected:
         raise InputError(field, f"expected {expected} or a new name, got {found}: {str(path)!r}")
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def _sync(path: Path) -> None:

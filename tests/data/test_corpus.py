@@ -143,7 +143,7 @@ def test_the_fingerprint_tells_texts_apart():
 def test_a_column_needs_a_table(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("words")
-    with pytest.raises(InputError, match=r"column: only for \.parquet, \.jsonl, \.ndjson files; .* none in .*a\.txt"):
+    with pytest.raises(InputError, match=r"column: only for \.parquet, \.jsonl, .* files; .* none in .*a\.txt"):
         corpus.Text([file], column="text")
     with pytest.raises(InputError, match=r"column: only for .* none in the documentation inside this Python"):
         corpus.Text(column="text")
@@ -274,9 +274,9 @@ def test_files_to_judge_by_are_left_out_unless_they_are_named(tmp_path):
 
 def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(InputError, match=r"^data: expected a file, which is read several times, got a pipe or a dev"):
+    with pytest.raises(InputError, match=r"^data: expected a file, got a named pipe"):
         corpus.Text([tmp_path / "a.txt"])
-    with pytest.raises(InputError, match=r"got a pipe or a device: '/dev/null'"):
+    with pytest.raises(InputError, match=r"got a device: ./dev/null'"):
         corpus.Text(["/dev/null"])
     with pytest.raises(InputError, match=r"holds no \.txt"):
         corpus.Text([tmp_path])

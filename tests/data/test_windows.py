@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 from whereformer.data.masks import IGNORED
 from whereformer.data.tokenizers import (
@@ -167,3 +168,12 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, content, expected):
     with pytest.raises(InputError, match=r"^tokenizer") as error:
         load_tokenizer(tmp_path)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [models.WordPiece, models.WordLevel])
+def test_a_token_for_the_unknown_that_is_not_in_the_vocabulary_is_one_line(kind, tmp_path):
+    vocabulary = {name: number for number, name in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
+    file = tmp_path / "tokenizer.json"
+    Tokenizer(kind(vocabulary, unk_token="[UNK]")).save(str(file))
+    with pytest.raises(InputError, match=r"^tokenizer: cannot read .*: Word.* Missing \[UNK\] token from the"):
+        load_tokenizer(file)

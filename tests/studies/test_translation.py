@@ -23,13 +23,14 @@ from tests.studies.parallel_text import TINY, pairs, train, write
 from tests.studies.trainings import interrupt_at, same, weights, without_time
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
-from whereformer.data import parallel, subwords
+from whereformer.data import subwords
 from whereformer.data.fingerprint import look_at
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.lab.training import long_run
 from whereformer.lab.training.optimizer import inverse_sqrt_schedule
 from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.studies.translate import parallel
 from whereformer.studies.translate.examples import collate, prepare
 from whereformer.studies.translate.model import build_config
 from whereformer.studies.translate.pairs import open_text

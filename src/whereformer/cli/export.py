@@ -50,7 +50,7 @@ class Export:
         if self.quantize and self.to == "torch":
             raise InputError("quantize", "only for ONNX, whose library rounds weights; use `to` onnx")
         from ..exporting import to_onnx, to_torch
-        from ..files import write_atomically
+        from ..files import check_file, write_atomically
         from ..lab.terminal import say
         from ..lab.training.trainer import quiet_transformers
         from ..studies.analyze.loading import named_errors, tokenizer_of
@@ -68,6 +68,7 @@ class Export:
             self._tell(console, found, None)
             return
         file, content = out.parent / "tokenizer.json", backend.to_str()
+        check_file("out", file)
         if file.exists() and file.read_bytes() != content.encode():
             raise InputError("out", f"{file} is another tokenizer; choose another folder")
         write_atomically(file, content)

@@ -20,7 +20,7 @@ from ..lab.options import MOST_SIZE, MOST_THREADS, check_range, find_device, lis
 from ..studies.translate.settings import Decoding, ParallelData, TranslateTrain
 
 if TYPE_CHECKING:
-    from ..data.parallel import Pairs
+    from ..studies.translate.parallel import Pairs
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -176,8 +176,8 @@ class TranslateScore:
 
     def _files(self) -> tuple[Pairs, list[str], dict[str, Any]]:
         """Read the translations and what they are of; return the pairs, the translations and the files' names."""
-        from ..data.parallel import Pairs, check_aligned
         from ..data.read import read_lines
+        from ..studies.translate.parallel import Pairs, check_aligned
 
         if self.hypotheses is None:
             raise InputError("model", "expected a model, or `hypotheses` and `references`, got none")

@@ -14,10 +14,11 @@ from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import LONGEST_NAME, InputError, shown, some_of
+from ..files import check_regular
 from ..lab.progress import Progress
 from .fingerprint import Summary, summary_of
-from .read import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, check_file, documents_in
+from .read import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, documents_in, reading
 
 PIECE = 4000
 """Text is split into pieces of about this number of characters (a page or two) before some are held out."""
@@ -25,8 +26,6 @@ HELD_OUT = 10
 """One piece in this number is held out."""
 TO_JUDGE = {"test", "validation", "valid", "dev"}
 """Files and folders of these names seem to hold text to judge models by. They are read only if they are named."""
-MOST_LISTED = 10
-"""The most files that a line lists."""
 
 
 def default_documents() -> list[str]:
@@ -60,23 +59,17 @@ def _docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return  # some sources are broken on purpose
-    for node in _statements(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                yield docstring
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Like :func:`ast.walk`, but without expressions: they make up most of a tree and hold no docstrings."""
+    # Like ast.walk, but without expressions: they make up most of a tree and hold no docstrings.
     queue: deque[ast.AST] = deque([tree])
     while queue:
         node = queue.popleft()
         for name in ("body", "handlers", "orelse", "finalbody", "cases"):
             inner = getattr(node, name, None)
-            if isinstance(inner, list):
-                queue.extend(inner)
-        yield node
+            queue.extend(inner if isinstance(inner, list) else [])
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
 
 
 class Text:
@@ -84,7 +77,7 @@ class Text:
 
     Args:
         paths: files, folders and patterns such as "data/**/*.txt". Folders are searched for files with known suffixes.
-            Files to judge by are left out of them (:attr:`left_out`). No paths mean :func:`default_documents`.
+            No paths mean :func:`default_documents`.
         column: the text column of tables; by default "text", or the only column of strings.
         progress: is told the number of characters as they are read.
         source: where the text comes from, for people to read; by default the paths.
@@ -95,6 +88,8 @@ class Text:
     """
 
     field = "data"
+    files: list[Path]
+    """The files, in the order in which they are read."""
     left_out: list[Path]
     """The files in folders and patterns that are not read, because they seem to be :data:`TO_JUDGE` by."""
 
@@ -109,28 +104,18 @@ class Text:
         self.column = column
         self.progress = progress or Progress()
         self.source = source or source_of(self.paths)
-        found = [file for path in self.paths for file in _files(path)]
-        self._read = [file for file in found if not file.left_out]
+        found = [_files(path) for path in self.paths]
+        self.files = [file for files, _ in found for file in files]
         read = set(self.files)
-        self.left_out = [file.path for file in found if file.path not in read]
+        self.left_out = [file for _, left in found for file in left if file not in read]
         if column is not None and not any(file.suffix.lower() in TABLE_SUFFIXES for file in self.files):
             raise InputError("column", f"only for {', '.join(TABLE_SUFFIXES)} files; there is none in {self.source}")
 
     @property
-    def files(self) -> list[Path]:
-        """The files, in the order in which they are read."""
-        return [file.path for file in self._read]
-
-    @property
     def about_files(self) -> str:
         """Which files are read and which are left out, in a line for people to read."""
-
-        def listed(files: Sequence[Path]) -> str:
-            more = f", ... ({len(files) - MOST_LISTED} more)" if len(files) > MOST_LISTED else ""
-            return ", ".join(map(str, files[:MOST_LISTED])) + more
-
-        left = f"; left out unless named: {listed(self.left_out)}" if self.left_out else ""
-        return f"the text is {listed(self.files) or self.source}{left}"
+        left = f"; left out unless named: {some_of(self.left_out, LONGEST_NAME)}" if self.left_out else ""
+        return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}{left}"
 
     @property
     def names(self) -> list[str]:
@@ -147,28 +132,24 @@ class Text:
         Raises:
             InputError: if a file is empty, not UTF-8 or has no text; the message names the file.
         """
+        if not self.paths:
+            yield from (self._told([document]) for document in self._default)
+            return
         none = True
-        for document in self._documents():
-            none = False
-            yield self._told(document)
+        for file in self.files:
+            empty = True
+            for document in documents_in(file, self.column):
+                none = empty = False
+                yield self._told(document)
+            if empty and str(file) in self.paths:
+                raise InputError("data", f"{file} is empty")
         if none:
-            raise InputError("data", f"no text in {', '.join(self.paths)}")
+            raise InputError("data", f"no text in {some_of(self.paths, LONGEST_NAME)}")
 
     def pages(self) -> Iterator[str]:
         """Yield the pages of all documents, as :func:`pages_of` cuts them."""
         for document in self.documents():
             yield from pages_of(document)
-
-    def _documents(self) -> Iterator[Document]:
-        if not self.paths:
-            yield from ([document] for document in self._default)
-        for file in self._read:
-            empty = True
-            for document in documents_in(file.path, self.column):
-                empty = False
-                yield document
-            if empty and file.named:
-                raise InputError("data", f"{file.path} is empty")
 
     @cached_property
     def _default(self) -> list[str]:
@@ -191,39 +172,31 @@ class Pages:
         return (page for index, page in enumerate(self.text.pages()) if is_held_out(index) == self.held_out)
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file of text: whether it was named itself, not found in a folder or by a pattern, and whether it is read."""
-
-    path: Path
-    named: bool = False
-    left_out: bool = False
-
-
-def _files(given: str) -> Iterator[_File]:
-    """Yield the files that a path or a pattern means."""
+def _files(given: str) -> tuple[list[Path], list[Path]]:
+    """Return the files that a path or a pattern means: those to read, and those to leave out."""
     path = Path(given)
-    if given and path.is_dir():
-        known = TEXT_SUFFIXES + TABLE_SUFFIXES
-        found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
-        fixed, none = path.parts, f"{path} holds no {', '.join(known)} file"
-    elif given and path.exists():
-        check_file("data", path)
-        yield _File(path, named=True)
-        return
-    elif glob.has_magic(given):
-        # Sorted as text, so that the order does not depend on the file system.
-        matches = map(Path, sorted(glob.glob(given, recursive=True)))
-        found = [match for match in matches if match.is_file()]
-        fixed, none = tuple(takewhile(lambda part: not glob.has_magic(part), path.parts)), f"no file matches {given!r}"
-    else:
-        raise InputError("data", f"no such file or folder: {given!r}")
+    with reading("data", path):
+        if given and path.is_dir():
+            known = TEXT_SUFFIXES + TABLE_SUFFIXES
+            found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
+            fixed, none = path.parts, f"{path} holds no {', '.join(known)} file"
+        elif given and path.exists():
+            check_regular("data", path)
+            return [path], []
+        elif glob.has_magic(given):
+            # Sorted as text, so that the order does not depend on the file system.
+            found = [match for match in map(Path, sorted(glob.glob(given, recursive=True))) if match.is_file()]
+            fixed = tuple(takewhile(lambda part: not glob.has_magic(part), path.parts))
+            none = f"no file matches {shown(given, LONGEST_NAME)}"
+        else:
+            raise InputError("data", f"no such file or folder: {shown(given, LONGEST_NAME)}")
     asked = set(re.findall("[a-z]+", "/".join(path.parts[len(fixed) :]).lower()))
-    files = [_File(file, left_out=bool(_names(file.parts[len(fixed) :]) & TO_JUDGE - asked)) for file in found]
-    if all(file.left_out for file in files):
-        left = ", ".join(str(file.path) for file in files)
-        raise InputError("data", f"{none} besides {left}, which may be to judge by; name such files" if left else none)
-    yield from files
+    left = [file for file in found if _names(file.parts[len(fixed) :]) & TO_JUDGE - asked]
+    if len(left) == len(found):
+        besides = f" besides {some_of(left, LONGEST_NAME)}, which may be to judge by; name such files" if left else ""
+        raise InputError("data", none + besides)
+    out = set(left)
+    return [file for file in found if file not in out], left
 
 
 def _names(parts: Sequence[str]) -> set[str]:
@@ -254,10 +227,8 @@ def check_enough(pages: Iterable[str], characters: int) -> None:
         InputError: if there are not.
     """
     if not any(is_held_out(index) for index, _ in enumerate(pages)):
-        raise InputError(
-            "data",
-            f"too little text to hold some out: {characters} characters, expected more than {PIECE * HELD_OUT // 2}",
-        )
+        expected = f"{characters} characters, expected more than {PIECE * HELD_OUT // 2}"
+        raise InputError("data", f"too little text to hold some out: {expected}")
 
 
 def pages_of(document: Document) -> Iterator[str]:

@@ -54,16 +54,11 @@ class Contents:
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of encoded texts.
-
-    Args:
-        folder: the folder.
-        scratch: a folder of this process alone to encode into, if the cache is not to change.
-        progress: is told what happens.
-    """
+    """A folder of encoded texts."""
 
     folder: Path
     scratch: Path | None = None
+    """A folder of this process alone to encode into, if the cache is not to change."""
     progress: Progress = field(default_factory=Progress)
 
     def entry(self, kind: str, key: Sequence[str], fill: Callable[[Path], Facts]) -> tuple[Path, Facts]:
@@ -77,8 +72,7 @@ class Cache:
             fill: writes all files into an empty folder, and returns the numbers.
 
         Raises:
-            InputError: if it can't be written, another command is writing to it, or this process does not find there
-                what the main process has written; and what ``fill`` raises.
+            InputError: if it can't be written, or another command is writing to it; and what ``fill`` raises.
         """
         folder = self.folder / f"{kind}-{fingerprint([FORMAT, *key])}"
         facts = self._opened(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -13,14 +12,12 @@ from typing import Protocol
 
 from ..errors import InputError
 from ..lab import ranks
-from ..lab.json_files import check_seal, from_json, read_json, sealed, write_json
+from ..lab.json_files import from_json, read_json, write_json
 from ..lab.progress import Progress
 from .read import Stamp, stamp
 
 FORMAT = 2
 """Format version of a record."""
-SETTLED = 2_000_000_000
-"""Nanoseconds. A file that changed less than this before it was read may change again under the same time stamp."""
 
 
 class TextHash:
@@ -72,14 +69,10 @@ def fingerprint(documents: Iterable[str]) -> str:
 
 
 class Readable(Protocol):
-    """A text in files, which is read anew in every pass.
-
-    Args:
-        field: the argument that errors about all of it name.
-        progress: is told what happens.
-    """
+    """A text in files, which is read anew in every pass."""
 
     field: str
+    """The argument that errors about all of it name."""
     progress: Progress
 
     @property
@@ -96,49 +89,37 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class SeenText:
-    """A text that has been read.
-
-    Args:
-        summary: the text in short.
-        files: its files, just before they were read.
-        time: when that was (ns).
-    """
+    """A text that has been read: its summary, and its files just before."""
 
     summary: Summary
     files: list[Stamp]
-    time: int
 
 
 def look_at(text: Readable, cache: Path) -> SeenText:
-    """Summarize a text. Its files are read only if they have changed since :func:`remember` recorded them.
-
-    Args:
-        text: the text.
-        cache: the folder with the records.
+    """Summarize a text. Its files are read only if they have changed since :func:`remember` recorded them in ``cache``.
 
     Raises:
         InputError: if the text can't be read.
     """
-    files, now = _files_of(text), time.time_ns()
-    summary = _remembered(_record(text, files, cache))
-    if summary is None:
+    files = _files_of(text)
+    try:
+        summary = from_json(Summary, read_json(_record(text, files, cache)))
+    except (OSError, ValueError):  # there is no record, or it is damaged
         text.progress.start(sum(size for _, size, _ in files))
         text.progress.begin("reading the text")
         summary = text.summarize()
-    return SeenText(summary, files, now)
+    return SeenText(summary, files)
 
 
 def remember(text: Readable, seen: SeenText, cache: Path) -> None:
-    """Record a text that was read, unless it is recorded. Of several processes, the main one does it.
+    """Record a text that was read from files. Of several processes, the main one does it.
 
     If the record can't be written, for example to somebody else's cache, the text is read again next time.
     """
     record = _record(text, seen.files, cache)
-    # Later, any change of these files is sure to change their size or their time.
-    settled = seen.files and all(changed + SETTLED < seen.time for _, _, changed in seen.files)
-    if ranks.is_main() and settled and _remembered(record) is None:
+    if ranks.is_main() and seen.files and not record.exists():
         with suppress(OSError):  # also where another command writes the same record now
-            write_json(record, sealed(asdict(seen.summary)))
+            write_json(record, asdict(seen.summary))
 
 
 def check_unchanged(text: Readable, seen: SeenText) -> None:
@@ -152,7 +133,6 @@ def check_unchanged(text: Readable, seen: SeenText) -> None:
 
 
 def _files_of(text: Readable) -> list[Stamp]:
-    """Return the files of a text as they are now."""
     return [stamp(text.field, path) for path in text.files]
 
 
@@ -160,12 +140,3 @@ def _record(text: Readable, files: Sequence[Stamp], cache: Path) -> Path:
     """Return the file that records a text with these files. Other sizes or times have another record."""
     key = hashlib.sha256(json.dumps([FORMAT, *text.names, *files]).encode()).hexdigest()
     return cache / f"text-{key[:16]}.json"
-
-
-def _remembered(record: Path) -> Summary | None:
-    try:
-        content = read_json(record)
-        check_seal(content)
-        return from_json(Summary, content)
-    except (OSError, ValueError):
-        return None  # there is no record, or it is damaged

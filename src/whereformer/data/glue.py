@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError, shown
+from ..errors import LONGEST_NAME, InputError, shown, some_of
 from .fingerprint import TextHash
 from .hub import downloaded
-from .read import TableFile, open_table
+from .read import TableFile, open_table, reading
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -68,12 +68,7 @@ GLUE = {
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a table's rows, read anew in every pass.
-
-    Args:
-        table: the table.
-        columns: its text columns.
-        chosen: the numbers of the rows to read; None reads all.
+    """The texts of a table's rows, read anew in every pass, or those of the rows with ``chosen`` numbers.
 
     Raises:
         InputError: when it is read, if it holds something other than text.
@@ -123,14 +118,7 @@ class RowFacts:
 
 @dataclass(frozen=True)
 class Data:
-    """A task with its rows.
-
-    Args:
-        task: the task.
-        train: the rows to train on.
-        judged: the splits to judge by, keyed by the name that result tables use.
-        facts: where the rows come from.
-    """
+    """A task with its rows: those to train on, and those to judge by, keyed by the name that result tables use."""
 
     task: Task
     train: Split
@@ -152,19 +140,19 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
         names = tuple(GLUE)
     for name in names:
         if name not in GLUE:
-            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {name!r}")
-    if folder is not None and not folder.is_dir():
-        raise InputError("data", f"no such folder: {str(folder)!r}")
+            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}")
+    with reading("data", folder or Path()):
+        if folder is not None and not folder.is_dir():
+            raise InputError("data", f"no such folder: {shown(str(folder), LONGEST_NAME)}")
     return [_glue(GLUE[name], folder, train_rows) for name in names]
 
 
 def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
     place = (folder or downloaded(HUB, task.name)) / task.name
-    source = HUB if folder is None else str(place)
     files = {split: _file(place, split) for split in ("train", *(split for split, _ in task.judged))}
-    parts = [split for split, file in files.items() if file.stem.endswith("_subset")]
     tables = {split: open_table("data", file) for split, file in files.items()}
-    return _data(task, tables, source, parts, train_rows)
+    parts = [split for split, file in files.items() if file.stem.endswith("_subset")]
+    return _data(task, tables, HUB if folder is None else str(place), parts, train_rows)
 
 
 def _file(folder: Path, split: str) -> Path:
@@ -200,17 +188,20 @@ class OwnTask:
         """
         files = {"train": self.train, "validation": self.validation}
         tables = {split: open_table(split, file, self.texts) for split, file in files.items()}
-        classes = None if self.regression else self._classes(_labels(tables["train"], self.texts, self.label))
-        metrics = ("pearson", "spearman") if self.regression else ("accuracy", "matthews")
-        task = Task(self.train.stem, self.texts, classes, metrics, self.label)
-        return _data(task, tables, f"{self.train}, {self.validation}", [], train_rows, named=classes is not None)
+        source = f"{self.train}, {self.validation}"
+        if self.regression:
+            task = Task(self.train.stem, self.texts, None, ("pearson", "spearman"), self.label)
+            return _data(task, tables, source, [], train_rows)
+        classes = self._classes(_labels(tables["train"], self.texts, self.label))
+        task = Task(self.train.stem, self.texts, classes, ("accuracy", "matthews"), self.label)
+        return _data(task, tables, source, [], train_rows, named=True)
 
     def _classes(self, labels: Sequence[Any]) -> tuple[str, ...]:
         found = {str(value) for value in labels if not _is_missing(value)}
         # Numbers are sorted by value, so that 10 comes after 9.
         classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
         if len(classes) < 2:
-            raise InputError("label", f"expected at least two classes in {self.train}, got {list(classes)}")
+            raise InputError("label", f"expected at least two classes in {self.train}, got {some_of(classes)}")
         return classes
 
 
@@ -227,15 +218,11 @@ def _is_number(text: str) -> bool:
 
 
 def _labels(table: TableFile, texts: Sequence[str], label: str) -> list[Any]:
-    """Return the label of each row.
-
-    Raises:
-        InputError: if a column is missing, or there are no rows.
-    """
+    """Return the label of each row; check that there are rows, and all columns."""
     for name in (*texts, label):
         if name not in table.names:
-            known = ", ".join(table.names) or "none"
-            raise InputError(table.field, f"{table.file}: expected a column {name!r}, found {known}")
+            told = f"{table.file}: expected a column {shown(name)}, found {some_of(table.names)}"
+            raise InputError(table.field, told)
     found = table.column(label)
     if not found:
         raise InputError(table.field, f"{table.file}: expected at least one row, got none")
@@ -250,11 +237,7 @@ def _data(
     train_rows: int | None,
     named: bool = False,
 ) -> Data:
-    """Read all rows, check them, and keep the labels. With ``named``, labels are names of classes, not their numbers.
-
-    Raises:
-        InputError: if a column is missing, there are no rows, or a text or label has the wrong type.
-    """
+    """Read all rows, check them, and keep the labels: with ``named`` the names of classes, else their numbers."""
     splits: dict[str, Split] = {}
     found = TextHash()
     for name, table in tables.items():
@@ -265,7 +248,9 @@ def _data(
             labels = [None if _is_missing(label) else places.get(str(label), str(label)) for label in labels]
         chosen = None
         if name == "train" and train_rows is not None and train_rows < len(labels):
-            chosen = _sample(len(labels), train_rows)
+            # The same sample in every run.
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+            chosen = frozenset(order[:train_rows].tolist())
             parts = [*parts, *(["train"] if "train" not in parts else [])]
         kept = [label for row, label in enumerate(labels) if chosen is None or row in chosen]
         splits[name] = Split(Texts(table, task.texts, chosen), kept)
@@ -283,9 +268,9 @@ def _check_labels(labels: Sequence[Any], task: Task, table: TableFile, named: bo
     if task.classes is None:
         expected = f"a number of at most {LARGEST:g} in {task.label!r}"
     elif named:
-        expected = f"one of the training rows' classes, {', '.join(task.classes)}"
+        expected = f"one of the training rows' classes, {some_of(task.classes)}"
     else:
-        expected = f"a label of {', '.join(f'{place} ({name})' for place, name in enumerate(task.classes))}"
+        expected = f"a label of {some_of(f'{place} ({name})' for place, name in enumerate(task.classes))}"
     for number, label in enumerate(labels):
         is_whole = isinstance(label, int) and not isinstance(label, bool)
         if task.classes is None:
@@ -295,8 +280,3 @@ def _check_labels(labels: Sequence[Any], task: Task, table: TableFile, named: bo
         if not fits:
             got = "none" if label is None else shown(label)
             raise InputError(table.field, f"{table.file}, row {number}: expected {expected}, got {got}")
-
-
-def _sample(count: int, size: int) -> frozenset[int]:
-    """Return a random sample of the rows' numbers, the same one in every run."""
-    return frozenset(torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].tolist())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
-import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from ..errors import InputError, one_line, shown
+from ..errors import LONGEST_NAME, InputError, one_line, shown, some_of
+from ..files import check_regular
 
 JSON = (".jsonl", ".ndjson")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
-TABLE_SUFFIXES = (".parquet", *JSON)
-"""Tables of text to train on: a row is a document."""
+TABLE_SUFFIXES = (".parquet", *JSON, ".arrow")
+"""Tables of text to train on: a row is a document. Arrow files are those of data sets that are downloaded."""
 SUFFIXES = (".csv", ".tsv", *JSON, ".parquet")
 """Tables of labeled rows and of pairs."""
 BLOCK = 1 << 20
@@ -34,25 +35,8 @@ Document = Iterable[str]
 """A document as parts of its text, in order. The parts are read before the next document is asked for."""
 
 
-def check_file(field: str, file: Path) -> None:
-    """Check that a file is there and can be read again and again.
-
-    Raises:
-        InputError: if it is missing, or a folder, a pipe or a device.
-    """
-    try:
-        mode = file.stat().st_mode
-    except FileNotFoundError:
-        raise InputError(field, f"no such file: {str(file)!r}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(field, f"cannot read {str(file)!r}: {getattr(error, 'strerror', error)}") from None
-    if not stat.S_ISREG(mode):
-        found = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-        raise InputError(field, f"expected a file, which is read several times, got {found}: {str(file)!r}")
-
-
 @contextmanager
-def _reading(field: str, file: Path) -> Iterator[None]:
+def reading(field: str, file: Path) -> Iterator[None]:
     """Name the file in the errors of the operating system and of pyarrow."""
     try:
         yield
@@ -62,9 +46,11 @@ def _reading(field: str, file: Path) -> Iterator[None]:
         # pyarrow does not check the names of columns, nor the cells of Parquet files.
         raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
     except (pa.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
-        # Dates and durations that Python cannot express are ValueErrors.
-        reason = getattr(error, "strerror", None) or one_line(str(error)) or "damaged"
-        raise InputError(field, f"cannot read {str(file)!r}: {reason}") from None
+        # Dates and durations that Python cannot express are ValueErrors. Some errors of pyarrow quote whole rows.
+        reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or "damaged"
+        if "straddl" in reason:
+            reason = f"a row has more than {BLOCK:,} bytes; use a .jsonl or .parquet file"
+        raise InputError(field, f"cannot read {shown(str(file), LONGEST_NAME)}: {reason}") from None
 
 
 Stamp = tuple[str, int, int]
@@ -77,7 +63,7 @@ def stamp(field: str, file: Path) -> Stamp:
     Raises:
         InputError: if it is not there.
     """
-    with _reading(field, file):
+    with reading(field, file):
         status = file.stat()
     return str(file.absolute()), status.st_size, status.st_mtime_ns
 
@@ -93,21 +79,12 @@ def read_lines(field: str, file: Path) -> Iterator[str]:
     Raises:
         InputError: if the file can't be read or is not UTF-8; the message names the line.
     """
-    with _reading(field, file), file.open("rb") as data:
+    with reading(field, file), file.open("rb") as data:
         yield from lines_of(field, str(file), data)
 
 
 def lines_of(field: str, name: str, data: Iterable[bytes]) -> Iterator[str]:
-    """Yield the lines of a UTF-8 stream, without line ends.
-
-    Args:
-        field: the argument that an error names.
-        name: the file that an error names.
-        data: its lines, as a binary stream gives them.
-
-    Raises:
-        InputError: if a line is not UTF-8; it names the line.
-    """
+    """Yield the lines of a UTF-8 stream, as :func:`read_lines` does; ``name`` is what errors call it."""
     for number, line in enumerate(data, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -147,12 +124,6 @@ def _whole(cell: Any) -> Any:
     return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
 
 
-@lru_cache
-def _json_names(table: TableFile) -> list[str]:
-    """Return the names of all columns, which are known only at the end of the file."""
-    return list(dict.fromkeys(name for row in json_rows(table.field, table.file) for name in row))
-
-
 # --- tables
 
 
@@ -172,17 +143,22 @@ class TableFile:
     strings: tuple[str, ...]
     stamp: Stamp
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
-        """The names of its columns."""
-        return _json_names(self) if self._suffix in JSON else self.schema.names
+        """The names of its columns. Those of JSON Lines are known only at the end of the file."""
+        if self._suffix not in JSON:
+            return list(self.schema.names)
+        return list(dict.fromkeys(name for row in json_rows(self.field, self.file) for name in row))
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of a table that is not in JSON. Those of CSV and TSV follow from the first million bytes."""
-        with _reading(self.field, self.file):
+        with reading(self.field, self.file):
             if self._suffix == ".parquet":
                 found = parquet.read_schema(self.file)
+            elif self._suffix == ".arrow":
+                with pa.ipc.open_stream(str(self.file)) as first:
+                    found = first.schema
             else:
                 with csv.open_csv(self.file, parse_options=self._cells) as first:
                     found = first.schema
@@ -194,7 +170,7 @@ class TableFile:
         if self._suffix in (".csv", ".tsv"):
             types = dict.fromkeys(self.strings, pa.string())
             options = csv.ConvertOptions(column_types=types, include_columns=[name])
-            with _reading(self.field, self.file):
+            with reading(self.field, self.file):
                 table = csv.read_csv(self.file, parse_options=self._cells, convert_options=options)
                 return table[name].to_pylist()
         values = [value for (value,) in self.rows([name])]
@@ -209,11 +185,16 @@ class TableFile:
             for row in json_rows(self.field, self.file):
                 yield tuple(_whole(row.get(name)) for name in names)
             return
-        with _reading(self.field, self.file):
+        with reading(self.field, self.file):
             for batch in self._batches(list(dict.fromkeys(names))):
                 yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        if self._suffix == ".arrow":
+            with pa.memory_map(str(self.file)) as data:
+                for batch in pa.ipc.open_stream(data):
+                    yield from (batch.slice(start, ROWS) for start in range(0, len(batch), ROWS))
+            return
         if self._suffix == ".parquet":
             with parquet.ParquetFile(self.file) as table:
                 yield from table.iter_batches(ROWS, columns=names)
@@ -248,19 +229,10 @@ def open_table(field: str, file: Path, strings: Sequence[str] = ()) -> TableFile
     Raises:
         InputError: if there is no such file; when it is read, if it can't be, or has two columns of the same name.
     """
-    check_table(field, file)
-    return TableFile(field, file, tuple(strings), stamp(field, file))
-
-
-def check_table(field: str, file: Path) -> None:
-    """Check that there is a file, with one of the :data:`SUFFIXES`.
-
-    Raises:
-        InputError: if there is not.
-    """
     if file.suffix.lower() not in SUFFIXES:
-        raise InputError(field, f"expected a {', '.join(SUFFIXES)} file, got {str(file)!r}")
-    check_file(field, file)
+        raise InputError(field, f"expected a {', '.join(SUFFIXES)} file, got {shown(str(file), LONGEST_NAME)}")
+    check_regular(field, file)
+    return TableFile(field, file, tuple(strings), stamp(field, file))
 
 
 def check_once(field: str, file: Path, names: Sequence[str]) -> None:
@@ -269,9 +241,9 @@ def check_once(field: str, file: Path, names: Sequence[str]) -> None:
     Raises:
         InputError: if two have.
     """
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(field, f"{file} has more than one column {name!r}")
+    [(name, count), *_] = Counter(names).most_common(1) or [("", 0)]
+    if count > 1:
+        raise InputError(field, f"{file} has more than one column {shown(name)}")
 
 
 # --- documents
@@ -287,29 +259,22 @@ def documents_in(file: Path, column: str | None = None) -> Iterator[Document]:
     Raises:
         InputError: if the file can't be read or is not what its suffix says; the message names the file.
     """
-    is_table = file.suffix.lower() in TABLE_SUFFIXES
-    documents: Iterable[Document] = ([row] for row in _cells_of(file, column)) if is_table else [_text(file)]
-    for document in documents:
-        begun = _begun(document)
-        if begun is not None:
-            yield begun
-
-
-def _begun(document: Document) -> Document | None:
-    """Return the document, or None if it is empty or blank; a long document is read only up to its first text."""
-    parts = iter(document)
+    if file.suffix.lower() in TABLE_SUFFIXES:
+        yield from ([cell] for cell in _cells_of(file, column) if cell.strip())
+        return
+    parts = _text(file)
     blank: list[str] = []
     for part in parts:
         if part.strip():
-            return chain(blank, [part], parts)
+            yield chain(blank, [part], parts)
+            return
         blank.append(part)
-    return None
 
 
 def _text(file: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     read = 0
-    with _reading("data", file), file.open("rb") as data:
+    with reading("data", file), file.open("rb") as data:
         while True:
             block = data.read(BLOCK)
             if b"\0" in block:
@@ -328,8 +293,8 @@ def _text(file: Path) -> Iterator[str]:
 
 def _cells_of(file: Path, column: str | None) -> Iterator[str]:
     """Yield the text column of a table, without what is not text."""
-    if file.suffix.lower() == ".parquet":
-        table = open_table("data", file)
+    if file.suffix.lower() not in JSON:
+        table = TableFile("data", file, (), stamp("data", file))
         kinds = (pa.types.is_string, pa.types.is_large_string)
         strings = [each.name for each in table.schema if any(kind(each.type) for kind in kinds)]
         cells = (cell for (cell,) in table.rows([pick_column(strings, column, str(file))]))
@@ -366,8 +331,8 @@ def pick_column(strings: Sequence[str], column: str | None, where: str) -> str:
             return "text"
         if len(strings) == 1:
             return strings[0]
-        columns = ", ".join(strings) or "none"
-        raise InputError("data", f"{where}: which column is the text? name one with `column` (strings: {columns})")
+        told = f"{where}: which column is the text? name one with `column` (strings: {some_of(strings)})"
+        raise InputError("data", told)
     if column not in strings:
-        raise InputError("column", f"{where} has no string column {column!r}; it has {', '.join(strings) or 'none'}")
+        raise InputError("column", f"{where} has no string column {shown(column)}; it has {some_of(strings)}")
     return column

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ..models import EncoderConfig
 
-
 LOT = 1024
 """Number of rows that are tokenized at a time."""
 ID = 4
@@ -173,10 +172,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
     """
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
-        raise InputError(
-            "tokenizer",
-            f"it has ids up to {largest}, but the model has {vocab_size} tokens; it belongs to another model",
-        )
+        told = f"it has ids up to {largest}, but the model has {vocab_size} tokens; it belongs to another model"
+        raise InputError("tokenizer", told)
     if tokenizer.pad_token_id is None:
         raise InputError("tokenizer", "it has no padding token ([PAD] in BERT)")
     if tokenizer("text")["input_ids"][0] not in (tokenizer.cls_token_id, tokenizer.bos_token_id):

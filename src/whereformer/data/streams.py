@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ Item = TypeVar("Item")
 
 BLOCK = 1 << 20
 """Number of tokens that are read at a time when a whole stream is read."""
+_TYPES = {2: np.uint16, 4: np.int32}
 
 
 class Stream(Protocol):
@@ -30,7 +32,7 @@ class TokenFile:
     """A stream of ids in a file. A slice of it is read from the file and returned as int64.
 
     The file is not mapped into memory: mapped pages count as the process's memory, and a pass over the text would map
-    all of it.
+    all of it. Nor does it stay open, because an open file can't be shared with the processes of a data loader.
 
     Args:
         path: the file.
@@ -49,13 +51,11 @@ class TokenFile:
         start, stop, step = places.indices(self.length)
         if step != 1:
             raise ValueError(f"expected a slice without a step, got {step}")
-        # Opened for each read: a file that stays open can't be shared with the processes of a data loader.
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(start * self.width)
-            data = bytearray(file.read(max(0, stop - start) * self.width))
-        if len(data) != max(0, stop - start) * self.width:
+        count = max(0, stop - start)
+        found = np.fromfile(self.path, _TYPES[self.width], count, offset=start * self.width)
+        if len(found) != count:
             raise OSError(f"{self.path} is shorter than it was; run the same command again")
-        return torch.frombuffer(data, dtype=_DTYPES[self.width]).long() if data else torch.zeros(0, dtype=torch.long)
+        return torch.from_numpy(found.astype(np.int64))
 
     def counts(self, size: int) -> Tensor:
         """Return how often each of ``size`` ids occurs, (size,) int64."""
@@ -65,18 +65,14 @@ class TokenFile:
         return found
 
 
-_DTYPES = {2: torch.uint16, 4: torch.int32}
-_CODES = {2: "H", 4: "i"}
-
-
 def width_of(size: int) -> int:
     """Return the bytes per id of a vocabulary: 2 if all ids fit in them, else 4."""
     return 2 if size <= 1 << 16 else 4
 
 
-def packed(ids: Iterable[int], width: int) -> bytes:
+def packed(ids: Sequence[int], width: int) -> bytes:
     """Return ids as the bytes of a :class:`TokenFile`."""
-    return array(_CODES[width], ids).tobytes()
+    return np.array(ids, _TYPES[width]).tobytes()
 
 
 def open_stream(path: Path, width: int) -> TokenFile:
@@ -111,39 +107,23 @@ class RowFile:
         return replace(self, starts=self.starts[rows], lengths=self.lengths[rows])
 
 
-LENGTH = 4
-"""Bytes of a length in a file."""
-
-
 def write_rows(folder: Path, name: str, width: int, rows: Iterable[Sequence[Sequence[int]]]) -> None:
-    """Write rows to two files in a folder: their ids, and the lengths of their parts.
-
-    Args:
-        folder: the folder.
-        name: the name of the rows.
-        width: bytes per id.
-        rows: for each row its parts, and for each part its ids.
-    """
+    """Write rows, each a sequence of parts, to two files in a folder: their ids, and the lengths of their parts."""
     with (folder / f"{name}.ids").open("wb") as ids, (folder / f"{name}.lengths").open("wb") as lengths:
         for row in rows:
             ids.write(b"".join(packed(part, width) for part in row))
-            lengths.write(packed(map(len, row), LENGTH))
+            lengths.write(packed([*map(len, row)], 4))
 
 
 def open_rows(folder: Path, name: str, width: int, parts: int) -> RowFile:
     """Open the rows that :func:`write_rows` wrote, each of so many parts."""
-    lengths = open_stream(folder / f"{name}.lengths", LENGTH)[:].int().view(-1, parts)
+    lengths = open_stream(folder / f"{name}.lengths", 4)[:].int().view(-1, parts)
     tokens = lengths.sum(1)
     return RowFile(open_stream(folder / f"{name}.ids", width), tokens.cumsum(0) - tokens, lengths)
 
 
 def in_lots(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
     """Yield the items in lists of ``count``; the last list may be shorter."""
-    lot: list[Item] = []
-    for item in items:
-        lot.append(item)
-        if len(lot) == count:
-            yield lot
-            lot = []
-    if lot:
+    each = iter(items)
+    while lot := list(islice(each, count)):
         yield lot

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import LONGEST_NAME, InputError, one_line, shown
+from ..files import check_regular, check_regular_in
 from .streams import in_lots
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
 
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
 PAD, _, CLS, SEP, MASK = range(len(SPECIAL_TOKENS))
-
-
 ROLES = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
@@ -147,6 +144,14 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str], sep: int = SEP) -> 
     return torch.cat(parts)
 
 
+RARE = "\u0436 \ua66e \u4e2d \U00012000 \U0001fae8"
+"""Letters of several scripts. A tokenizer that lacks them needs a token for unknown ones, or fails at the first."""
+
+
+def _quoted(path: Path) -> str:
+    return shown(str(path), LONGEST_NAME)
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load a tokenizer from a folder that ``save_pretrained`` wrote, or from a tokenizer.json or a folder with one.
 
@@ -156,20 +161,30 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    file = path / "tokenizer.json" if path.is_dir() else path
-    described = path.is_dir() and (path / "tokenizer_config.json").exists()
-    if not described and not file.is_file():
-        raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {str(path)!r}")
     try:
+        folder = path.is_dir()
+        file = path / "tokenizer.json" if folder else path
+        described = folder and (path / "tokenizer_config.json").exists()
+        if not described and not file.exists():
+            raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {_quoted(path)}")
+        check_regular_in("tokenizer", path)
+        if not folder:
+            check_regular("tokenizer", path)
         tokenizer = (
             AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             if described
             else _described(Tokenizer.from_file(str(file)))
         )
+        fast = getattr(tokenizer, "is_fast", False)
+        if fast:
+            tokenizer.backend_tokenizer.encode(RARE)
+    except InputError:
+        raise
     except Exception as error:
         # For a broken file the libraries raise all kinds of errors, even a plain Exception.
-        raise InputError("tokenizer", f"cannot read {path}: {error}") from None
-    if not getattr(tokenizer, "is_fast", False):
+        reason = getattr(error, "strerror", None) or one_line(str(error))[:200]
+        raise InputError("tokenizer", f"cannot read {_quoted(path)}: {reason}") from None
+    if not fast:
         raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
     backend = tokenizer.backend_tokenizer
     # Later steps cut the text into windows and pad them.
@@ -195,11 +210,9 @@ def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    names = {}
-    for role, choices in ROLES.items():
-        found = next((name for name in choices if tokenizer.token_to_id(name) is not None), None)
-        if found is not None:
-            names[role] = found
+    known = tokenizer.get_vocab()
+    # Of two names for one role, the first counts.
+    names = {role: name for role, choices in ROLES.items() for name in reversed(choices) if name in known}
     if tokenizer.post_processor is None and {"cls_token", "sep_token"} <= names.keys():
         cls, sep = names["cls_token"], names["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -220,11 +233,10 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
     """
     ids = tokenizer.get_vocab().values()
     special = tuple(sorted(set(tokenizer.all_special_ids)))
-    if len(ids) - len(special) < 2:
-        raise InputError(
-            field,
-            f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}, got {len(ids) - len(special)}",
-        )
+    others = len(ids) - len(special)
+    if others < 2:
+        told = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}, got {others}"
+        raise InputError(field, told)
     return Vocabulary(
         max(ids) + 1,
         tokenizer.pad_token_id,

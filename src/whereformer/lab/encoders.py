@@ -43,12 +43,9 @@ def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
 
 
 def build_model(config: EncoderConfig, baseline: EncoderConfig, seed: int) -> EncoderForMaskedLM:
-    """Build an untrained model. With the same seed, all methods start from the same backbone weights.
+    """Build an untrained model. With the same seed, all methods start from the weights of ``baseline``.
 
-    Args:
-        config: the model's configuration.
-        baseline: the same with the method BASELINE, whose weights the model gets.
-        seed: the seed of both models' weights.
+    That is the same configuration with the method BASELINE.
     """
     torch.manual_seed(seed)
     backbone = EncoderForMaskedLM(baseline).state_dict()
@@ -62,12 +59,8 @@ def build_model(config: EncoderConfig, baseline: EncoderConfig, seed: int) -> En
 def check_methods(names: Sequence[str], **sizes: int) -> list[str]:
     """Return the distinct methods, each built once so that errors appear before any training.
 
-    Args:
-        names: the methods.
-        sizes: those of the encoder, as :func:`whereformer.build_position` takes them.
-
     Raises:
-        InputError: if a method is unknown, or does not fit these sizes.
+        InputError: if a method is unknown, or does not fit these sizes, those of :func:`whereformer.build_position`.
     """
     chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
     if not chosen:

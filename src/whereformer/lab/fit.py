@@ -86,21 +86,11 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mappin
 
 
 def check_finite(what: str, value: float, steps: int, learning_rate: float, advice: str = "") -> None:
-    """Check that a loss or another number of a training is finite.
-
-    Args:
-        what: the number's name.
-        value: the number.
-        steps: steps taken so far.
-        learning_rate: the peak learning rate; the message suggests a quarter of it.
-        advice: more advice, appended to the message.
+    """Check that a loss or another number, which is called ``what``, is finite after so many steps.
 
     Raises:
-        DivergedError: if the number is not finite.
+        DivergedError: if it is not. It advises a quarter of the peak learning rate, and ``advice``.
     """
     if not math.isfinite(value):
-        raise DivergedError(
-            "learning_rate",
-            f"{what} is not finite (NaN or inf) after {steps} steps; {learning_rate:g} is too high, "
-            f"try {learning_rate / 4:g}{advice}",
-        )
+        told = f"{what} is not finite (NaN or inf) after {steps} steps; {learning_rate:g} is too high, "
+        raise DivergedError("learning_rate", f"{told}try {learning_rate / 4:g}{advice}")

@@ -24,8 +24,8 @@ def open_folder(out: Path) -> AbstractContextManager[Any]:
     """
     if not is_main():
         return nullcontext()
-    check_folder("out", out)
     try:
+        check_folder("out", out)
         out.mkdir(parents=True, exist_ok=True)
         lock = _open_lock(out / ".lock")
     except OSError as error:

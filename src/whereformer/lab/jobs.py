@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,8 +27,6 @@ Work = Callable[[Task, Progress], Result]
 
 SECONDS = 5.0
 """How long to wait for the last reports of progress."""
-
-
 MOST_SMALL = 8
 """The most runs of small models at a time, unless somebody asks for more. Each process needs about half a GiB."""
 
@@ -102,7 +100,8 @@ def spread(
         try:
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=_failed):
+                # Finished results are kept first.
+                for future in sorted(done, key=lambda future: future.exception() is not None):
                     yield waiting.pop(future), future.result()
             messages.put(None)
             reader.join(SECONDS)
@@ -115,13 +114,7 @@ def spread(
             processes.shutdown(wait=False, cancel_futures=True)
 
 
-def _failed(future: Future[Any]) -> bool:
-    """Whether a task failed: finished results are kept first."""
-    return future.exception() is not None
-
-
 def _pass_on(messages: Any, progress: Progress) -> None:
-    """Report what the processes send, until the end."""
     while (message := messages.get()) is not None:
         name, arguments = message
         getattr(progress, name)(*arguments)
@@ -155,7 +148,6 @@ _this: dict[str, Any] = {}
 
 
 def _begin(work: Work[Any, Any], messages: Any, stopped: Any, number: Any, threads: int) -> None:
-    """Prepare a process."""
     # Ctrl-C reaches all processes; the first one stops the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

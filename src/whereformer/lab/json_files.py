@@ -7,13 +7,14 @@ import json
 import re
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import shown
-from ..files import write_atomically
+from ..files import check_regular, write_atomically
 
 Record = TypeVar("Record")
 
@@ -36,7 +37,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: if a number is not finite.
     """
-    return {**content, SEAL: _hash(content)}
+    return {**content, SEAL: hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()}
 
 
 def check_seal(content: Mapping[str, Any]) -> None:
@@ -45,12 +46,8 @@ def check_seal(content: Mapping[str, Any]) -> None:
     Raises:
         ValueError: if the content is not what was sealed.
     """
-    if SEAL in content and content[SEAL] != _hash({name: value for name, value in content.items() if name != SEAL}):
+    if SEAL in content and content[SEAL] != sealed({name: content[name] for name in content if name != SEAL})[SEAL]:
         raise ValueError("it was changed after it was written")
-
-
-def _hash(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -58,8 +55,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: if the file can't be read.
-        ValueError: if it is not JSON, or not an object.
+        ValueError: if it is not a regular file, not JSON, or not an object.
     """
+    if path.exists():
+        check_regular(None, path)
     try:
         found = json.loads(
             path.read_text(encoding="utf-8"), parse_int=_int, parse_float=_float, parse_constant=_no_number
@@ -128,8 +127,7 @@ def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
     Raises:
         ValueError: if a field without default is missing, or a value has the wrong type; the message names the place.
     """
-    if not isinstance(value, dict):
-        raise ValueError(f"{where or 'the file'}: expected an object, got {shown(value)}")
+    check_that(isinstance(value, dict), where or "the file", f"an object, got {shown(value)}")
     found = {}
     hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
     for each in fields(kind):  # type: ignore[arg-type]  # a dataclass
@@ -154,27 +152,23 @@ def _parsed(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        others = [each for each in arguments if each is not type(None)]
-        for other in others[:-1]:
-            try:
+        *others, last = (each for each in arguments if each is not type(None))
+        for other in others:
+            with suppress(ValueError):
                 return _parsed(other, value, where)
-            except ValueError:
-                continue
-        return _parsed(others[-1], value, where)
+        return _parsed(last, value, where)
     if is_dataclass(hint):
         return from_json(hint, value, where)  # type: ignore[arg-type]  # a class
     if origin in (dict, Mapping) and isinstance(value, dict):
         of_key, of_value = arguments
         return {_key(of_key, key, where): _parsed(of_value, each, f"{where}.{key}") for key, each in value.items()}
-    if origin in (list, Sequence) and isinstance(value, list):
-        return [_parsed(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
-    if origin is tuple and isinstance(value, list):
-        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+    if origin in (list, tuple, Sequence) and isinstance(value, list):
+        fixed = origin is tuple and arguments[1:] != (...,)
+        kinds = arguments if fixed else arguments[:1] * len(value)
         if len(kinds) == len(value):
-            return tuple(
-                _parsed(of, each, f"{where}[{index}]")
-                for index, (of, each) in enumerate(zip(kinds, value, strict=True))
-            )
+            parts = zip(kinds, value, strict=True)
+            found = [_parsed(kind, each, f"{where}[{index}]") for index, (kind, each) in enumerate(parts)]
+            return tuple(found) if origin is tuple else found
     if origin is Literal and value in arguments:
         return value
     if hint is float and type(value) in (int, float):

@@ -8,6 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from ..errors import InputError
+from ..files import check_regular
 from ..positions import METHODS
 
 
@@ -19,11 +20,12 @@ def load_plugin(path: Path | None) -> None:
     """
     if path is None:
         return
+    check_regular("plugin", path)
     path = path.resolve()
     name = f"whereformer_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return
-    spec = spec_from_file_location(name, path) if path.is_file() else None
+    spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
     before, module = dict(METHODS), module_from_spec(spec)

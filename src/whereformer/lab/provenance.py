@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from datetime import date
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..kernels.native.library import level
 from .json_files import write_json
-from .machine import machine
 
 
 @cache
@@ -48,6 +49,23 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Describe the machine: processor, instructions, threads, Python, torch, system and a CUDA device's GPU."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next(iter(re.findall("^model name.*?: *(.*)", info.read_text(), re.MULTILINE)), cpu).strip()
+    return {
+        "cpu": cpu,
+        "instructions": level() or torch.backends.cpu.get_cpu_capability().lower(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        **({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}),
+    }
 
 
 def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:

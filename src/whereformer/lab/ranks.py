@@ -44,16 +44,11 @@ def size() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process; 0 is the main process.
-
-    Raises:
-        InputError: as for :func:`size`.
-    """
+    """Return the number of this process; 0 is the main process. Errors are those of :func:`size`."""
     return _variable("RANK", 0, size() - 1) if size() > 1 else 0
 
 
 def _variable(name: str, low: int, high: int) -> int:
-    """Return the value of a launcher's variable, a whole number within bounds."""
     text = os.environ.get(name, "1")
     if not (text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
         raise InputError(None, f"expected {name} from {low} to {high}, got {shown(text)}; {LAUNCHER}")
@@ -61,16 +56,12 @@ def _variable(name: str, low: int, high: int) -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is the process that writes files and speaks."""
+    """Return whether this is the process that writes files and prints."""
     return rank() == 0
 
 
 def join(device: torch.device) -> None:
-    """Join the other processes. Each process on a machine gets its own GPU; on CPUs they use gloo.
-
-    Args:
-        device: the kind of device to train on.
-    """
+    """Join the other processes, for training on this kind of device. Each process on a machine gets its own GPU."""
     if size() == 1 or _joined:
         return
     import torch
@@ -124,13 +115,7 @@ def main_first() -> Iterator[None]:
 
 def from_main(make: Callable[[], Value]) -> Value:
     """Return what ``make`` returns in the main process, in all processes. Only the main process calls it."""
-    if size() == 1:
-        return make()
-    from torch import distributed
-
-    found: list[Any] = [make() if is_main() else None]
-    distributed.broadcast_object_list(found, src=0, group=_joined["group"])
-    return found[0]
+    return gather(make() if is_main() else None)[0]  # type: ignore[return-value]  # the first is the main process's
 
 
 def gather(value: Value) -> list[Value]:

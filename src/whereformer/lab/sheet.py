@@ -55,11 +55,6 @@ class Cell:
     swatch: Any = None
     link: str = ""
 
-    @property
-    def key(self) -> float | str:
-        """The value that a page's script sorts by; empty if there is none."""
-        return "" if self.order is None else self.order
-
 
 @dataclass(frozen=True)
 class Row:

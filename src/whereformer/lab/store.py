@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -60,8 +61,8 @@ class Results(Shown):
         Raises:
             InputError: if the file is not of this kind or format, is incomplete, or was changed.
         """
-        path = path / FILE if path.is_dir() else path
         try:
+            path = path / FILE if path.is_dir() else path
             content = read_json(path)
             if content.get("format") != cls.FORMAT:
                 raise ValueError(f"its format is not {cls.FORMAT!r}")
@@ -145,11 +146,7 @@ class RunResults(Results):
 
     def run(self, *key: Any) -> Any:
         """Return the finished run of a key, or None."""
-        runs: Any = self.runs
-        for part in key:
-            runs = {} if runs is None else runs
-            runs = runs.get(part)
-        return runs
+        return reduce(lambda runs, part: (runs or {}).get(part), key, self.runs)
 
     def with_run(self, key: Key, run: Any) -> Self:
         """Return these results with a finished run added."""
@@ -171,10 +168,7 @@ def _added(runs: Mapping[Any, Any], key: Key, run: Any) -> dict[Any, Any]:
 
 def _each(runs: Mapping[Any, Any], depth: int, before: Key) -> Iterator[tuple[Key, Any]]:
     for part, value in runs.items():
-        if depth == 1:
-            yield (*before, part), value
-        else:
-            yield from _each(value, depth - 1, (*before, part))
+        yield from _each(value, depth - 1, (*before, part)) if depth > 1 else [((*before, part), value)]
 
 
 def _ordered(runs: Mapping[Any, Any], parts: Sequence[Sequence[Any]]) -> dict[Any, Any]:
@@ -228,12 +222,9 @@ def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, A
         InputError: if one differs; it names the first.
     """
     for name, value in new.items():
-        if old.get(name) == value:
-            continue
-        if name == "text":
+        was = old.get(name)
+        if was != value and name == "text":
             raise InputError("out", f"{out} holds results for a different text; choose another folder")
-        raise InputError(
-            "out",
-            f"{out} holds results with {name} {shown(old.get(name))}, not {shown(value)}; "
-            "choose another folder, or use the same settings to continue",
-        )
+        if was != value:
+            told = f"{out} holds results with {name} {shown(was)}, not {shown(value)}; choose another folder, "
+            raise InputError("out", told + "or use the same settings to continue")

@@ -16,41 +16,25 @@ from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from ..errors import InputError, shown
 from .progress import Progress
 from .ranks import is_main
 
 if TYPE_CHECKING:
-    from .shown import Plan, Shown
+    from .shown import Shown
     from .store import Results
 
 
 class Job(Protocol):
-    """A study's work, already checked."""
+    """A study's work, already checked. With the option ``dry_run``, it also has ``plan(folder, progress)``.
+
+    That returns the :class:`~whereformer.lab.shown.Plan` of what ``run`` would do, and writes nothing.
+    """
 
     def run(self, folder: Path, progress: Progress) -> Results:
         """Do the runs that the folder lacks, and return the results of all."""
-        ...
-
-
-@runtime_checkable
-class Planned(Protocol):
-    """The work of a study with the option ``dry_run``."""
-
-    def plan(self, folder: Path, progress: Progress) -> Plan:
-        """Return what :meth:`Job.run` would do. The folder is read, if there is one, and nothing is written."""
         ...
 
 
@@ -129,9 +113,8 @@ def do(study: Study, progress: Progress) -> tuple[Shown, list[Path]]:
     """
     from .folder import open_folder
 
-    job = study.job()
+    job: Any = study.job()
     if getattr(study, "dry_run", False):
-        assert isinstance(job, Planned)
         return job.plan(study.out, progress), []
     with open_folder(study.out):
         results = job.run(study.out, progress)
@@ -146,6 +129,7 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
     ``quiet=True`` shows no progress.
     """
     options = {each.name: each for each in fields(study)}
+    hints = get_type_hints(study)
 
     def call(*, out: str | Path | None = None, quiet: bool = False, **given: Any) -> Shown:
         from .terminal import Bar, output
@@ -162,7 +146,6 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
             raise InputError("out", "expected a folder for the model, got None")
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()) if out is None else out)
-            hints = get_type_hints(study)
             named = {each: _option(options[each], hints[each], value) for each, value in given.items()}
             progress = Progress() if quiet else stack.enter_context(Bar(output()))
             results, _ = do(study(out=folder, **named), progress)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Terminal(Console):
     """A console that prints text as it stands: without markup, and with control characters escaped.
 
-    Names in checkpoints, tables and folders are written by strangers. Every string that is printed, in a table too,
+    Names in checkpoints, tables and folders are untrusted. Every string that is printed, in a table too,
     passes through :meth:`render_str`.
 
     Args:

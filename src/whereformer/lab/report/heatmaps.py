@@ -95,21 +95,23 @@ def heatmap(
     low, high = ends or limits(values, center)
     palette = "sequential" if center is None else "diverging"
     shades = np.clip((values - low) / (high - low) * COLORS, 0, COLORS - 1).astype(np.uint8)
-    length = len(matrix)
-    marks = MaxNLocator(4, integer=True, steps=[1, 2, 2.5, 5, 10]).tick_values(first, first + length - 1)
+    end = first + len(matrix)
+    ticks, marks = round_values(low, high), round_values(first, end - 1, integer=True)
     return Heatmap(
-        _png(shades, palette),
-        len(shades) >= FINE,
-        palette,
-        tuple((_percent(tick, low, high), plain(tick)) for tick in _ticks(low, high)),
-        low,
-        high,
-        tuple(
-            (_percent(mark + 0.5, first, first + length), plain(mark))
-            for mark in marks
-            if first <= mark < first + length
-        ),
+        image=_png(shades, palette),
+        fine=len(shades) >= FINE,
+        palette=palette,
+        ticks=tuple((_percent(tick, low, high), plain(tick)) for tick in ticks),
+        low=low,
+        high=high,
+        axis=tuple((_percent(mark + 0.5, first, end), plain(mark)) for mark in marks),
     )
+
+
+def round_values(low: float, high: float, *, integer: bool = False) -> list[float]:
+    """Return about four round values between two ends, to mark at an axis."""
+    ticks: Any = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=integer).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]
 
 
 def gradients() -> dict[str, str]:
@@ -121,18 +123,12 @@ def gradients() -> dict[str, str]:
     }
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    ticks: Any = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    return [float(tick) for tick in ticks if low <= tick <= high]
-
-
 def _percent(value: float, low: float, high: float) -> float:
     return round(100 * (value - low) / (high - low), 1)
 
 
 def _png(shades: NDArray[np.uint8], palette: str) -> str:
-    height, width = shades.shape
-    image = Image.frombytes("P", (width, height), shades.tobytes())
+    image = Image.frombytes("P", shades.shape[::-1], shades.tobytes())
     colors = PALETTES[palette](np.linspace(0, 1, COLORS), bytes=True)[:, :3]
     image.putpalette(np.ascontiguousarray(colors).tobytes())
     file = io.BytesIO()

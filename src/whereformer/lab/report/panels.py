@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import page
 from .figures import Series
-from .heatmaps import Heatmap
+from .heatmaps import Heatmap, round_values
 from .numbers import plain, signed
 
 Floats = NDArray[np.float64]
@@ -27,8 +27,6 @@ BINS = 64
 """Points on each side beyond ``SMALL``; each is the mean of several offsets."""
 ACROSS, DOWN = 2, 1000
 """Path units per offset, and per curve's whole range."""
-TOLERANCE = 2
-"""Path units by which a simplified path may miss a point."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,9 @@ class Range:
         """The distance from bottom to top; 1 if both are equal."""
         return (self.high - self.low) or 1.0
 
-    def ticks(self, count: int = 4) -> dict[float, str]:
+    def ticks(self) -> dict[float, str]:
         """Return round values to mark, with their text."""
-        found = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
-        return {float(tick): plain(tick) for tick in found if self.low <= tick <= self.high}
+        return {tick: plain(tick) for tick in round_values(self.low, self.high)}
 
 
 @dataclass(frozen=True)
@@ -162,26 +159,25 @@ def draw(
         ticks: heights to mark, with their text; by default round values.
     """
     where = np.asarray(offsets, dtype=np.float64)
-    across, middle = _sampled(where, where), _sampled(where, np.asarray(values, dtype=np.float64))
-    lines = [_sampled(where, np.asarray(line, dtype=np.float64)) for line in others]
-    bottom = top = middle
-    if spread is not None:
-        half = _sampled(where, np.asarray(spread, dtype=np.float64))
-        bottom, top = middle - half, middle + half
+    across, middle = _sampled(where, where), _sampled(where, values)
+    lines = [_sampled(where, line) for line in others]
+    half = 0 * middle if spread is None else _sampled(where, spread)
+    bottom, top = middle - half, middle + half
     own = Range.of(bottom, top, *lines)
     # For a curve that is flat next to others, units need not be finer than a line is thick.
     unit = max(own.span, shared.span / 50) / DOWN
-    down = [-height / unit for height in (bottom, middle, top)]
-    close = np.abs(across) <= NEAR
+    line = _path(across, -middle / unit)
+    edges = (0 * middle, middle) if spread is None else (bottom, top)
+    under, over = (_path(across[::step], -edge[::step] / unit) for step, edge in zip((-1, 1), edges, strict=True))
+    near = np.abs(across) <= NEAR
+    dots = zip(across[near, None], -middle[near, None] / unit, strict=True)
     reach = int(max(-where[0], where[-1]))
     views = [min(NEAR, reach), reach] if reach > NEAR else [reach]
     marks = own.ticks() if ticks is None else {tick: ticks[tick] for tick in ticks if own.low <= tick <= own.high}
     return Curve(
-        line=_path(across, down[1]),
-        area=_area(across, down[0], down[2]) if spread is not None else _area(across, down[1], 0 * down[1]),
-        dots="".join(
-            f"M{_whole(ACROSS * x)} {_whole(y)}h0" for x, y in zip(across[close], down[1][close], strict=True)
-        ),
+        line=line,
+        area=f"{over}L{under[1:]}z",
+        dots="".join(_path(*dot) for dot in dots),
         others=tuple(_path(across, -line / unit) for line in lines),
         small=_view(min(SMALL, reach), shared, unit, {}, label),
         large=tuple(
@@ -190,7 +186,7 @@ def draw(
     )
 
 
-def _sampled(offsets: Floats, values: Floats) -> Floats:
+def _sampled(offsets: Floats, values: ArrayLike) -> Floats:
     """Return every value near 0, and beyond that the means of bins."""
     farthest = np.abs(offsets).max() - SMALL
     size = max(1, int(-(-farthest // BINS)))
@@ -198,48 +194,14 @@ def _sampled(offsets: Floats, values: Floats) -> Floats:
     key = np.sign(offsets) * (np.minimum(np.abs(offsets), SMALL) + beyond)
     starts = np.flatnonzero(np.r_[True, np.diff(key) != 0])
     counts = np.diff(np.r_[starts, len(key)])
-    return np.asarray(np.add.reduceat(values, starts) / counts)
+    return np.asarray(np.add.reduceat(np.asarray(values, dtype=np.float64), starts) / counts)
 
 
 def _path(across: Floats, down: Floats) -> str:
-    points = [(_whole(ACROSS * across[i]), _whole(down[i])) for i in _needed(across, down)]
-    (x, y), *rest = points
-    if not rest:
-        return f"M{x} {y}h0"
-    steps = []
-    for to_x, to_y in rest:
-        steps += [to_x - x, to_y - y]
-        x, y = to_x, to_y
-    text = "".join(str(step) if step < 0 else f" {step}" for step in steps)
-    return f"M{points[0][0]} {points[0][1]}l{text.lstrip()}"
-
-
-def _area(across: Floats, bottom: Floats, top: Floats) -> str:
-    back = _path(across[::-1], bottom[::-1])
-    return f"{_path(across, top)}L{back[1:]}z"
-
-
-def _needed(across: Floats, down: Floats) -> list[int]:
-    """Return the indices of points to keep so that the line passes all within the tolerance (Douglas and Peucker)."""
-    kept = {0, len(across) - 1}
-    parts = [(0, len(across) - 1)]
-    while parts:
-        first, last = parts.pop()
-        if last - first < 2:
-            continue
-        inside = slice(first + 1, last)
-        share = (across[inside] - across[first]) / (across[last] - across[first])
-        miss = np.abs(down[inside] - down[first] - share * (down[last] - down[first]))
-        worst = int(miss.argmax())
-        if miss[worst] > TOLERANCE:
-            middle = first + 1 + worst
-            kept.add(middle)
-            parts += [(first, middle), (middle, last)]
-    return sorted(kept)
-
-
-def _whole(value: float) -> int:
-    return round(float(value))
+    """Return the path data of a line: its first point, then steps, without spaces before minus signs."""
+    points = np.rint(np.stack((ACROSS * across, down), 1)).astype(int)
+    (x, y), steps = points[0], np.diff(points, axis=0).flatten()
+    return f"M{x} {y}" + (f"l{' '.join(map(str, steps))}".replace(" -", "-") if len(steps) else "h0")
 
 
 def _view(reach: int, heights: Range, unit: float, ticks: dict[float, str], label: str) -> Plot:

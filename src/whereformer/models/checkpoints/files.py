@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
 from ...errors import InputError, one_line, shown
+from ...files import check_regular_in
 
 
 def find_config(path_or_id: str | Path) -> dict[str, Any]:
@@ -21,8 +22,9 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
 
     Raises:
         OSError: if there is no config.json.
-        InputError: if it holds something else.
+        InputError: if it holds something else, or the folder has a pipe or a device in it.
     """
+    check_regular_in("path_or_id", path_or_id)
     try:
         found = PreTrainedConfig.get_config_dict(path_or_id)[0]
     except OSError as error:

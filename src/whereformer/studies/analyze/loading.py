@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from ...errors import InputError
+from ...files import check_regular_in
 from ...lab.training.trainer import quiet_transformers
 from ...models import Encoder, load_pretrained
 from ...models.checkpoints.pretrained import read_config
@@ -59,6 +60,7 @@ def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
             reason = reason or "there is none next to it"
             continue
         try:
+            check_regular_in(None, place)
             with quiet_transformers():
                 return AutoTokenizer.from_pretrained(place, trust_remote_code=False), ""
         except Exception as error:

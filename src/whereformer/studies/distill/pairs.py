@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...data.read import open_table
-from ...errors import InputError
+from ...errors import InputError, shown, some_of
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ def read_pairs(file: Path, text: str | None, label: str | None) -> LikenessPairs
     """
     names = [part.strip() for part in (text or "").split(",") if part.strip()]
     if len(names) != 2:
-        raise InputError("text", f"expected two columns, such as a,b, got {text!r}")
+        raise InputError("text", f"expected two columns, such as a,b, got {shown(text)}")
     if label is None:
         raise InputError("label", "expected the column that says how similar the texts are, got none")
     table = open_table("pairs", file, names)
     for field, name in (("text", names[0]), ("text", names[1]), ("label", label)):
         if name not in table.names:
-            raise InputError(field, f"{file} has no column {name!r}; it has {', '.join(table.names)}")
+            raise InputError(field, f"{file} has no column {shown(name)}; it has {some_of(table.names)}")
     likeness = table.column(label)
     if len(likeness) < 2:
         raise InputError("pairs", f"expected at least 2 rows, {file} has {len(likeness)}")
     for row, value in enumerate(likeness):
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-            raise InputError("label", f"expected numbers, got {value!r} in row {row + 1} of {file}")
+            raise InputError("label", f"expected numbers, got {shown(value)} in row {row + 1} of {file}")
     texts = [[str(value or "") for value in table.column(name)] for name in names]
     return LikenessPairs(str(file), (texts[0], texts[1]), [float(value) for value in likeness])

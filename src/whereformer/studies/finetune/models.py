@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from ...errors import InputError
+from ...files import check_regular_in
 from ...lab.training.model_options import about_method
 from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForSequenceClassification, load_pretrained
@@ -26,6 +27,7 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
         InputError: if no tokenizer can be read.
     """
     field, where = ("model", model) if path is None else ("tokenizer", path)
+    check_regular_in(field, where)
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(where, trust_remote_code=False)

@@ -43,7 +43,7 @@ class PretrainJob(LongJob[PretrainResults]):
 
     def read(self, cache: Path, scratch: Path | None, progress: Progress) -> tuple[Text, SeenText]:
         with ranks.main_first():
-            paths = fetched(self.data, self.column, scratch or cache, progress)
+            paths = fetched(self.data, progress)
         text = Text(paths, self.column, progress, source_of(self.data))
         if self.data and ranks.is_main():
             progress.line(text.about_files)

@@ -13,10 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...data import subwords
 from ...data.fingerprint import SeenText
-from ...data.pairs import PARTS, ParallelText, open_or_encode
 from ...data.streams import RowFile
 from ...errors import InputError
 from ...models.seq2seq.smoothed import IGNORED
+from .parallel import PARTS, ParallelText, open_or_encode
 from .results import PairFacts, TranslationFacts
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def prepare(
         scratch: the folder to encode into; by default the cache.
 
     Raises:
-        InputError: if no pair is left, and as :func:`whereformer.data.pairs.open_or_encode` does.
+        InputError: if no pair is left, and as :func:`whereformer.studies.translate.parallel.open_or_encode` does.
     """
     encoded = open_or_encode(cache, text, seen, vocab_size, scratch)
     found: dict[str, RowFile] = {}

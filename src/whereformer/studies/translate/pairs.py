@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from ...data.pairs import ParallelText
-from ...data.parallel import Pair, PairFiles, Pairs, aligned, table_pairs
-from ...data.read import check_table, read_lines
+from ...data.read import open_table, read_lines
 from ...lab.progress import Progress
+from .parallel import Pair, PairFiles, Pairs, ParallelText, aligned, table_pairs
 from .settings import ParallelData, columns_of
 
 
@@ -49,7 +48,7 @@ def pair_files(data: ParallelData, progress: Progress) -> PairFiles:
     columns = columns_of(columns_field, data.columns)
     for file in data.data:
         if file.suffix.lower() != ".tsv":
-            check_table(field, file)
+            open_table(field, file)  # which checks that it is a table
 
     def read() -> Iterator[Pair]:
         return chain.from_iterable(table_pairs(field, columns_field, file, columns) for file in data.data)

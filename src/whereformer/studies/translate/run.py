@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from ...data.fingerprint import SeenText, look_at
-from ...data.pairs import ParallelText
 from ...lab.progress import Progress
 from ...lab.training.long_run import LongJob
 from .examples import prepare
 from .model import build_config
 from .pairs import open_text
+from .parallel import ParallelText
 from .results import TranslationResults
 from .settings import ParallelData, TranslationSettings
 from .training import TranslatorTraining

@@ -15,6 +15,7 @@ from transformers import DynamicCache, EncoderDecoderCache, LogitsProcessor
 
 from ...data import batches, subwords
 from ...errors import InputError
+from ...files import check_regular_in
 from ...lab.training.trainer import quiet_transformers
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.checkpoints.files import find_weights, read_header
@@ -190,6 +191,7 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
         elif (folder / "results.json").exists():
             raise InputError("model", f"the training in {model} is not finished; run its command again to continue it")
     try:
+        check_regular_in("model", model)
         # Without trust_remote_code=False, transformers would ask whether to run code from the folder, and would read
         # the answer from standard input, where the lines to translate come from.
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)

@@ -1,24 +1,36 @@
-"""Parallel text for translation: pairs of lines in two languages, from aligned files or tables, read as a stream."""
+"""Parallel text: pairs of lines in two languages, read as a stream from files or tables, and encoded once.
+
+The cache has a folder for each text and size of vocabulary, with ``tokenizer.json``, the vocabulary of both languages,
+and the rows of both parts of the text. A pair is a row of two parts, the source and the target. It has no tokens if one
+of its lines is empty, so the rows also tell how many pairs the text has and how many are empty.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import starmap, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import InputError, shown
-from ..lab.progress import Progress
-from .read import check_once, open_table, read_lines
-from .streams import in_lots
+from ...data import subwords
+from ...data.encode import Cache, Facts
+from ...data.fingerprint import SeenText, Summary, TextHash, check_unchanged, remember
+from ...data.read import check_once, open_table, read_lines
+from ...data.streams import RowFile, in_lots, open_rows, width_of, write_rows
+from ...errors import InputError, shown, some_of
+from ...files import check_regular, write_atomically
+from ...lab.progress import Progress
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PARTS = ("training", "held_out")
 HELD_OUT = 2000
 """The most pairs that are held out if there is no validation text; of a small text, one pair in twenty is held out."""
-LOT = 1024
-"""Number of pairs after which the progress is told."""
 
 Pair = tuple[str, str]
 """A line and its translation."""
@@ -28,13 +40,7 @@ Pick = Callable[[Sequence[str]], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs that fit in memory.
-
-    Args:
-        source: the source lines, as they are in the file.
-        target: their translations, one per source line.
-        name: where they come from, for people to read.
-    """
+    """Pairs that fit in memory: the source lines, their translations, and where they come from, for people to read."""
 
     source: list[str]
     target: list[str]
@@ -74,7 +80,7 @@ class PairFiles:
 
     def __iter__(self) -> Iterator[Pair]:
         source = target = False
-        for lot in in_lots(self.read(), LOT):
+        for lot in in_lots(self.read(), subwords.LOT):
             self.progress.step(sum(len(one) + len(other) for one, other in lot))
             source = source or any(one.strip() for one, _ in lot)
             target = target or any(other.strip() for _, other in lot)
@@ -147,12 +153,9 @@ def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targ
 
 
 def check_aligned(field: str, source: Path, sources: Sequence[str], target: Path, targets: Sequence[str]) -> None:
-    """Check that two files have the same number of lines.
-
-    Raises:
-        InputError: as :func:`aligned` does.
-    """
-    deque(aligned(field, source, sources, target, targets), maxlen=0)
+    """Check that two files have the same number of lines; the errors are those of :func:`aligned`."""
+    for _ in aligned(field, source, sources, target, targets):
+        pass
 
 
 def table_pairs(field: str, columns_field: str, file: Path, named: tuple[str, str] | None) -> Iterator[Pair]:
@@ -169,13 +172,11 @@ def table_pairs(field: str, columns_field: str, file: Path, named: tuple[str, st
     def pick(found: Sequence[str]) -> tuple[str, str]:
         if named is None:
             if len(found) != 2:
-                raise InputError(
-                    columns_field, f"{file} has columns {', '.join(found)}; name two of them, such as en,de"
-                )
+                raise InputError(columns_field, f"{file} has columns {some_of(found)}; name two of them, such as en,de")
             return found[0], found[1]
         for name in named:
             if name not in found:
-                raise InputError(columns_field, f"{file} has no column {name!r}; it has {', '.join(found)}")
+                raise InputError(columns_field, f"{file} has no column {shown(name)}; it has {some_of(found)}")
         return named
 
     if file.suffix.lower() == ".tsv":
@@ -218,3 +219,125 @@ def _tab_separated(field: str, file: Path, named: tuple[str, str] | None, pick: 
             yield row[places[0]], row[places[1]]
     if places is None:
         raise InputError(field, f"no text in {file}")
+
+
+class ParallelText:
+    """Parallel text to train on and to judge by, read anew in every pass.
+
+    Args:
+        pairs: the pairs to train on. Without ``validation``, some of them are held out to judge by.
+        validation: pairs to judge by.
+        progress: is told the number of characters as they are read.
+
+    Raises:
+        InputError: if a file is not there, or can't be read again and again, as a pipe.
+    """
+
+    def __init__(self, pairs: PairFiles, validation: PairFiles | None, progress: Progress) -> None:
+        self.pairs, self.validation, self.progress = pairs, validation, progress
+        self.field = pairs.field
+        for each in (pairs, validation or pairs):
+            for field, file in zip(each.fields, each.files, strict=True):
+                check_regular(field, file)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, in the order in which they are read."""
+        return [*self.pairs.files, *(self.validation.files if self.validation else ())]
+
+    @property
+    def names(self) -> list[str]:
+        """What decides, besides the files, which text it is."""
+        return ["pairs", self.pairs.columns or "", *self.sources]
+
+    @property
+    def sources(self) -> list[str]:
+        """Where each of the :data:`PARTS` comes from, for people to read."""
+        return [self.pairs.name, (self.validation or self.pairs).name]
+
+    @cached_property
+    def parts(self) -> tuple[Iterable[Pair], Iterable[Pair]]:
+        """The :data:`PARTS`: the pairs to train on and those to judge by."""
+        if self.validation is not None:
+            return self.pairs, self.validation
+        self.progress.begin("holding pairs out")
+        return hold_out(self.field, self.pairs)
+
+    def summarize(self) -> Summary:
+        """Read all of it and summarize it: the hash of each part's sources, their number, its targets and theirs."""
+        found, counts, characters = TextHash(), [], 0
+        size = sum(file.stat().st_size for file in self.files)
+        self.progress.start(size * (4 if self.validation is None else 2))
+        parts = self.parts
+        self.progress.begin("reading the text")
+        for part in parts:
+            for side in (0, 1):
+                count = 0
+                for pair in part:
+                    characters += found.add([pair[side]])
+                    count += 1
+                found.add([str(count)])
+            counts.append(count)
+        return Summary(found.short(), counts[0], characters)
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """A parallel text in a cache.
+
+    Args:
+        training, held_out: the pairs, each a row of two parts, source and target; lines include their ends.
+        tokenizer: the tokenizer of both languages.
+    """
+
+    training: RowFile
+    held_out: RowFile
+    tokenizer: PreTrainedTokenizerFast
+
+
+def open_or_encode(
+    cache: Path, text: ParallelText, seen: SeenText, vocab_size: int, scratch: Path | None = None
+) -> EncodedPairs:
+    """Open the encoded pairs if the cache has them, else encode them there, or in ``scratch`` if it is given.
+
+    The vocabulary is learned from the training pairs. Only one process may encode at a time.
+
+    Args:
+        cache: the folder of all caches.
+        text: the text; its progress is told what happens.
+        seen: the same text, as it was read before.
+        vocab_size: size of the vocabulary.
+        scratch: a folder to encode into, if the cache is not to change.
+
+    Raises:
+        InputError: if the text changes meanwhile, the folder can't be written, or another process is writing to it.
+    """
+
+    def fill(folder: Path) -> Facts:
+        parts = text.parts
+        # Once to learn the vocabulary, and once to encode.
+        text.progress.start(2 * seen.summary.characters)
+        text.progress.begin("learning the vocabulary")
+        lines = (line for pair in parts[0] if has_text(*pair) for line in pair)
+        tokenizer = subwords.fit(lines, vocab_size)
+        write_atomically(folder / "tokenizer.json", tokenizer.backend_tokenizer.to_str())
+        text.progress.begin("encoding the text")
+        for name, pairs in zip(PARTS, parts, strict=True):
+            write_rows(folder, name, width_of(len(tokenizer)), _encoded(tokenizer, pairs))
+        check_unchanged(text, seen)
+        return {}
+
+    key = [seen.summary.fingerprint, str(seen.summary.documents), str(vocab_size)]
+    folder, _ = Cache(cache, scratch, text.progress).entry("pairs", key, fill)
+    if scratch is None:
+        remember(text, seen, cache)
+    tokenizer = subwords.load(folder / "tokenizer.json")
+    training, held_out = (open_rows(folder, name, width_of(len(tokenizer)), 2) for name in PARTS)
+    return EncodedPairs(training, held_out, tokenizer)
+
+
+def _encoded(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair]) -> Iterator[Sequence[list[int]]]:
+    """Yield the ids of each pair's source and target."""
+    for lot in in_lots(pairs, subwords.LOT):
+        lines = iter(subwords.encode(tokenizer, [line for pair in lot if has_text(*pair) for line in pair]))
+        yield from ((next(lines), next(lines)) if has_text(*pair) else ([], []) for pair in lot)

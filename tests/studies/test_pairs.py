@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
-from tests.data.test_parallel import held_out_in_memory
 from tests.data.told import Told
 from tests.studies.parallel_text import pairs as some_pairs
-from whereformer.data import fingerprint, parallel, subwords
-from whereformer.data import pairs as caches
+from tests.studies.test_parallel import held_out_in_memory
+from whereformer.data import fingerprint, subwords
 from whereformer.data.fingerprint import look_at
 from whereformer.errors import InputError
+from whereformer.studies.translate import parallel
 from whereformer.studies.translate.pairs import open_text
 from whereformer.studies.translate.settings import ParallelData
 
@@ -48,7 +48,7 @@ def made(data, cache, validation=None, vocabulary=VOCABULARY, scratch=None):
     """The encoded pairs, and what the progress was told."""
     told = Told()
     text = open_text(data, validation, told)
-    return caches.open_or_encode(cache, text, look_at(text, cache), vocabulary, scratch), told
+    return parallel.open_or_encode(cache, text, look_at(text, cache), vocabulary, scratch), told
 
 
 def listed(rows):
@@ -227,7 +227,7 @@ def test_no_more_of_a_text_is_read_than_is_asked_for(data):
 def test_what_can_be_read_only_once_is_refused(data, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     pipe = ParallelData(source=data.source, target=tmp_path / "pipe")
-    with pytest.raises(InputError, match=r"^target: expected a file, which is read several times, got a pipe"):
+    with pytest.raises(InputError, match=r"^target: expected a file, got a named pipe"):
         open_text(pipe, None, Told())
     missing = ParallelData(data=(data.source, tmp_path / "no.tsv"))
     with pytest.raises(InputError, match=r"^data: expected a .csv, .tsv"):

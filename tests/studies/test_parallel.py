@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from whereformer.data import parallel
 from whereformer.data.read import lines_of, read_lines
 from whereformer.errors import InputError
+from whereformer.studies.translate import parallel
 from whereformer.studies.translate.pairs import load_pairs
 from whereformer.studies.translate.settings import ParallelData, ValidationData
 

@@ -1,0 +1,128 @@
+"""Tables that nobody meant well with: read, or refused in one short line that names the option."""
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from whereformer.data import corpus, glue
+from whereformer.errors import InputError, one_line
+from whereformer.studies.distill.pairs import read_pairs
+from whereformer.studies.translate.pairs import load_pairs
+from whereformer.studies.translate.settings import ParallelData
+
+READ = {
+    "a NUL": b"a,b,label\nx\0,y,0\nz,w,1\n",
+    "a mark": b"\xef\xbb\xbfa,b,label\nx,y,0\nz,w,1\n",
+    "old line ends": b"a,b,label\rx,y,0\rz,w,1\r",
+    "many quotes": b'a,b,label\n"' + b'""' * 100_000 + b'",y,0\nz,w,1\n',
+    "line ends in a cell": b'a,b,label\n"' + b"\n" * 100_000 + b'.",y,0\nz,w,1\n',
+    "a formula": b"a,b,label\n=cmd|' /C calc'!A0,\x1b[31my,0\nz,w,1\n",
+}
+REFUSED = {
+    "nothing": b"",
+    "blank lines": b"\n\n\n",
+    "a header alone": b"a,b,label\n",
+    "an open quote": b'a,b,label\n"x,y,0\nz,w,1\n',
+    "a short row": b"a,b,label\nx,y,0\nz,w\n",
+    "a long row": b"a,b,label\nx,y,0,9\n",
+    "another encoding": "a,b,label\nx,y,0\nz,w,1\n".encode("utf-16"),
+    "Latin cells": "a,b,label\nf\xfcnf,y,f\xfcnf\nz,w,1\n".encode("latin-1"),
+    "a Latin header": "a,b,l\xfc,label\nf,y,f,0\nz,w,1,1\n".encode("latin-1"),
+    "one name twice": b"a,a,b,label\nx,x,y,0\n",
+    "one name often": (",".join(["name"] * 50_000) + "\n").encode(),
+    "many columns": (",".join(f"c{n}" for n in range(5000)) + "\n" + ",".join("x" * 5000) + "\n").encode(),
+    "a huge cell": b"a,b,label\n" + b"x" * 3_000_000 + b",y,0\nz,w,1\n",
+    "a huge header": b"a,b,label," + b"n" * 2_000_000 + b"\nx,y,0,1\nz,w,1,1\n",
+    "no labels": b"a,b,label\nx,y,\nz,w,\n",
+    "no numbers": b"a,b,label\nx,y,nan\nz,w,inf\n",
+    "dates": b"a,b,label\nx,y,2020-01-01\nz,w,9999-01-01\n",
+    "long classes": b"a,b,label\n" + b"".join(b"x,y,%s%d\n" % (b"c" * 3000, n) for n in range(50)),
+}
+
+
+def readers(file, good):
+    return [
+        glue.OwnTask(file, good, ("a", "b"), "label", regression=False).load,
+        glue.OwnTask(file, good, ("a", "b"), "label", regression=True).load,
+        glue.OwnTask(good, file, ("a", "b"), "label", regression=False).load,
+        lambda: read_pairs(file, "a,b", "label"),
+    ]
+
+
+@pytest.fixture
+def good(tmp_path):
+    file = tmp_path / "good.csv"
+    file.write_text("a,b,label\nx,y,0\nz,w,1\n")
+    return file
+
+
+def written(folder, content, suffix):
+    file = folder / f"table{suffix}"
+    file.write_bytes(content.replace(b",", b"\t") if suffix == ".tsv" else content)
+    return file
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("content", READ.values(), ids=READ)
+def test_what_can_be_read_is_read(content, suffix, tmp_path, good):
+    for read in readers(written(tmp_path, content, suffix), good):
+        read()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("content", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read_is_one_short_line(content, suffix, tmp_path, good):
+    for read in readers(written(tmp_path, content, suffix), good):
+        with pytest.raises(InputError) as error:
+            read()
+        assert error.value.field in ("train", "validation", "label", "pairs", "text")
+        assert len(str(error.value)) < 1200
+        assert len(one_line(str(error.value))) <= 1003
+
+
+def test_a_row_that_is_too_long_says_what_to_do(tmp_path, good):
+    file = written(tmp_path, REFUSED["a huge cell"], ".csv")
+    with pytest.raises(InputError, match=r"train: .* a row has more than 1,048,576 bytes; use a \.jsonl or \.parquet"):
+        readers(file, good)[0]()
+
+
+def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
+    file = tmp_path / "twice.parquet"
+    schema = pa.schema([("text", pa.string()), ("x", pa.int64()), ("x", pa.string()), ("label", pa.int64())])
+    columns = [pa.array(["a"]), pa.array([1]), pa.array(["b"]), pa.array([1])]
+    parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+    folder = tmp_path / "glue" / "cola"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        (folder / f"{split}.parquet").write_bytes(file.read_bytes())
+    for field, read in (
+        ("data", lambda: corpus.load_documents([file])),
+        ("data", lambda: corpus.load_documents([file], "text")),
+        ("train", glue.OwnTask(file, file, ("text",), "label", regression=False).load),
+        ("data", lambda: glue.load_glue(["cola"], folder.parent)),
+        ("pairs", lambda: read_pairs(file, "text,x", "label")),
+        ("data", lambda: load_pairs(ParallelData(data=(file,), columns="text,x"))),
+    ):
+        with pytest.raises(InputError, match=f"^{field}: .*has more than one column 'x'"):
+            read()
+
+
+@pytest.mark.parametrize("length", [300, 4000])
+def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
+    name = "n" * length
+    lines = good.with_suffix(".jsonl")
+    lines.write_text('{"a": "b"}')
+    for field, read in (
+        ("data", lambda: corpus.Text([name])),
+        ("data", lambda: corpus.Text([f"{name}*"])),
+        ("data", lambda: glue.load_glue(["cola"], tmp_path / name)),
+        ("train", glue.OwnTask(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False).load),
+        ("train", glue.OwnTask(good, good, (name,), "label", regression=False).load),
+        ("column", lambda: corpus.load_documents([lines], name)),
+        ("columns", lambda: load_pairs(ParallelData(data=(good,), columns=f"{name},b"))),
+        ("text", lambda: read_pairs(good, f"{name},b", "label")),
+    ):
+        with pytest.raises(InputError) as error:
+            read()
+        assert error.value.field == field
+        assert len(str(error.value)) < 700

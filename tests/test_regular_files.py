@@ -1,0 +1,115 @@
+"""Pipes, devices and sockets in place of files: one line, for every command that would read them."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.failing import fails
+from whereformer import EncoderConfig, EncoderForMaskedLM
+from whereformer.data.tokenizers import fit_tokenizer
+from whereformer.errors import InputError
+from whereformer.files import check_regular, check_regular_in
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    path = tmp_path / "pipe.txt"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    config = EncoderConfig(
+        vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=16, blocks="1", position="learned"
+    )
+    EncoderForMaskedLM(config).save_pretrained(folder)
+    fit_tokenizer(["some text to learn from"], 64).save_pretrained(folder)
+    return folder
+
+
+def test_what_is_no_regular_file_is_named(tmp_path, pipe, monkeypatch):
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(tmp_path)  # the name of a socket has to be short
+        server.bind("s")
+        (tmp_path / "link").symlink_to(pipe)
+        for path, kind in (
+            (pipe, "a named pipe"),
+            (tmp_path / "s", "a socket"),
+            (Path("/dev/null"), "a device"),
+            (tmp_path, "a folder"),
+            (tmp_path / "link", "a named pipe"),
+        ):
+            with pytest.raises(InputError, match=f"^data: expected a file, got {kind}: "):
+                check_regular("data", path)
+        with pytest.raises(InputError, match="model: expected a file, got"):
+            check_regular_in("model", tmp_path)
+    with pytest.raises(InputError, match="no such file: "):
+        check_regular(None, tmp_path / "none")
+    with pytest.raises(InputError, match=r"cannot read .*: File name too long"):
+        check_regular(None, tmp_path.parent / ("n" * 300))
+    check_regular_in(None, "bert-base-uncased")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare --data {}",
+        "pretrain --data {}",
+        "analyze {model} --data {}",
+        "distill-positions {model} --data {}",
+        "translate train --source {} --target {}",
+        "translate train --data {}",
+        "compare --train {} --validation {} --text text --label label",
+        "finetune --model {model} --train {} --validation {} --text text --label label",
+        "compare --plugin {}",
+        "pretrain --tokenizer {}",
+    ],
+)
+def test_a_pipe_is_not_read(command, pipe, model, tmp_path, capsys):
+    table = pipe.rename(pipe.with_suffix(".jsonl")) if "--train" in command or "train --data" in command else pipe
+    words = [word.format(table, model=model) for word in command.split()]
+    line = fails(capsys, *words, "--out", str(tmp_path / "out"))
+    assert "expected a file, got a named pipe" in line
+    assert line.split(": ")[1].removeprefix("--") in command
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+@pytest.mark.parametrize("command", ["analyze {}", "export {} --to onnx", "finetune --model {} --task rte --data {}"])
+def test_a_pipe_in_a_model_is_not_read(name, command, model, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    out = ["--out", str(tmp_path / ("out.onnx" if "export" in command else "out"))]
+    assert "named pipe" in fails(capsys, *(word.format(copy) for word in command.split()), *out)
+
+
+def test_a_tokenizer_beside_the_target_of_an_export_is_not_read(model, tmp_path, capsys):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    line = fails(capsys, "export", str(model), "--to", "torch", "--out", str(tmp_path / "m.pt2"))
+    assert "expected a file or a new name, got a named pipe" in line
+
+
+@pytest.mark.parametrize("command", ["compare", "probe", "bench"])
+def test_results_that_are_a_pipe_are_not_read(command, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    os.mkfifo(out / "results.json")
+    line = fails(capsys, command, "--out", str(out))
+    assert "expected a file, got a named pipe" in line
+
+
+@pytest.mark.parametrize("name", ["settings.json", "results.json"])
+def test_the_settings_of_a_long_run_that_are_a_pipe_are_not_read(name, tmp_path, capsys):
+    out, text = tmp_path / "out", tmp_path / "a.txt"
+    text.write_text("words and words. " * 4000)
+    out.mkdir()
+    os.mkfifo(out / name)
+    assert "out: " in fails(capsys, "pretrain", "--data", str(text), "--vocab-size", "64", "--out", str(out))
