@@ -42,7 +42,7 @@ def measure_attention(
         length: the number of tokens in a window.
         on_part: called with the share that is done.
     """
-    windows, ends = _windows(pages, tokenizer, encoder, length, options.tokens, path)
+    windows, ends = text_windows(pages, tokenizer, encoder, length, options.tokens, path)
     body = windows.shape[1] - 2 * ends
     statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
     part = slice(ends, ends + body)
@@ -63,7 +63,7 @@ def measure_attention(
     )
 
 
-def _windows(
+def text_windows(
     pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, encoder: Encoder, length: int, tokens: int, path: str
 ) -> tuple[Tensor, int]:
     """Return about ``tokens`` tokens of text in windows ``[CLS] text [SEP]`` of ``length``, shorter for less text.
