@@ -1,6 +1,7 @@
 """Position methods in transformers' own models: outputs, gradients, files, and the model afterwards as before."""
 
 import copy
+import json
 import logging
 import pickle
 
@@ -8,12 +9,14 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
+from whereformer.errors import InputError
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import LAYERS, SIZES, of_both_stacks
@@ -670,6 +673,48 @@ def test_loading_what_was_not_attached(tmp_path):
     model.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"has no 'whereformer.amplitude' of shape \(3, 2, 5\)$"):
         load_attached(tmp_path / "other", transformers.AutoModel)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "roberta"}, "model_type: expected 'bert' of a BertModel, got 'roberta'"),
+        ({"num_labels": 10**9}, "num_labels: expected a number from 0 to 1048576, got 1000000000"),
+        ({"hidden_size": 16.0}, "path_or_id: its config.json describes no model (StrictDataclass"),
+        ({"hidden_size": [[[]]]}, "path_or_id: its config.json describes no model (StrictDataclass"),
+        (
+            {"whereformer": {"position": "tisa", "keep_absolute": "no", "options": {}}},
+            "keep_absolute: expected True or False, got 'no'",
+        ),
+    ],
+)
+def test_a_configuration_of_other_hands_is_refused(fields, message, tmp_path):
+    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    with pytest.raises(InputError) as caught:
+        load_attached(tmp_path, transformers.AutoModel)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("name", ["whereformer.amplitude", "encoder.layer.0.attention.self.query.weight"])
+def test_weights_in_other_numbers_are_refused(name, dtype, tmp_path):
+    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    weights[name] = weights[name].to(dtype)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(InputError, match=rf"^checkpoint: '{name}' is {dtype}, expected floating-point numbers of 16"):
+        load_attached(tmp_path, transformers.AutoModel)
+
+
+def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):
+    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: each for name, each in load_file(file).items() if ".query." not in name}, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"^path_or_id: the checkpoint has no 'encoder.layer.0.*, so it is of another"):
+        load_attached(tmp_path, transformers.AutoModel)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

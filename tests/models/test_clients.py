@@ -177,3 +177,104 @@ def test_decoders_return_their_weights(name):
     assert len(weights) == 3
     for each in weights:
         torch.testing.assert_close(each.sum(-1), torch.ones_like(each[..., 0]))
+
+
+def classifier(position="tisa"):
+    torch.manual_seed(0)
+    return EncoderForSequenceClassification(EncoderConfig(**OURS, position=position, num_labels=2))
+
+
+def labeled():
+    return torch.randint(4, len(WORDS), (4, 6)), torch.tensor([0, 1, 0, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the program's own
+def test_peft_adapts_saves_and_merges(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS", init_lora_weights=False)
+    model, (ids, labels) = peft.get_peft_model(classifier(), config), labeled()
+    model(input_ids=ids, labels=labels).loss.backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    model.eval().save_pretrained(tmp_path)
+    adapted = model(input_ids=ids).logits
+    assert (adapted - classifier().eval()(ids).logits).abs().max() > 1e-5
+    loaded = peft.PeftModel.from_pretrained(classifier(), tmp_path).eval()
+    torch.testing.assert_close(loaded(input_ids=ids).logits, adapted)
+    torch.testing.assert_close(loaded.merge_and_unload()(input_ids=ids).logits, adapted, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the program's own
+def test_lightning_trains():
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = classifier()
+
+        def training_step(self, batch, _):
+            return self.model(batch[0], labels=batch[1]).loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    module, data = Module(), torch.utils.data.TensorDataset(*labeled())
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", **quiet)
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=2))
+    assert trainer.global_step == 6
+    before = dict(classifier().named_parameters())
+    changed = {name for name, each in module.model.named_parameters() if not torch.equal(each, before[name])}
+    assert {"encoder.position.amplitude", "classifier.out.weight"} <= changed
+
+
+@pytest.mark.slow
+def test_captum_s_attributions_add_up():
+    attr = pytest.importorskip("captum.attr", reason="captum is not installed")
+    model, (ids, _) = classifier().eval().double(), labeled()
+
+    def logit(tokens):
+        return model(tokens).logits[:, 1]
+
+    method = attr.LayerIntegratedGradients(logit, model.encoder.embeddings.word)
+    found = method.attribute(ids, torch.zeros_like(ids), n_steps=60)
+    expected = logit(ids) - logit(torch.zeros_like(ids))
+    torch.testing.assert_close(found.sum((1, 2)), expected, atol=1e-8, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the program's own
+def test_bertviz_shows_the_weights():
+    bertviz = pytest.importorskip("bertviz", reason="bertviz is not installed")
+    model, (ids, _) = Encoder(EncoderConfig(**OURS, position="tisa")).eval(), labeled()
+    tokens = [WORDS[token] for token in ids[0]]
+    page = bertviz.head_view(model(ids[:1], output_attentions=True).attentions, tokens, html_action="return")
+    assert all(token in page.data for token in tokens)
+
+
+@pytest.mark.slow
+def test_optuna_studies_methods():
+    optuna = pytest.importorskip("optuna", reason="optuna is not installed")
+    ids, labels = labeled()
+    names = ["tisa", "alibi", "none"]
+
+    def loss(trial):
+        return float(classifier(trial.suggest_categorical("position", names)).eval()(ids, labels=labels).loss.detach())
+
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"position": names}))
+    study.optimize(loss)
+    assert {trial.params["position"] for trial in study.trials} == set(names)
+    assert study.best_value == min(trial.value for trial in study.trials)
+
+
+@pytest.mark.slow
+def test_a_data_set_trains(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    ids, labels = labeled()
+    data = datasets.Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist(), "other": ["x"] * 4})
+    options = transformers.TrainingArguments(tmp_path, max_steps=3, report_to=[], use_cpu=True, disable_tqdm=True)
+    model = classifier()
+    transformers.Trainer(model, options, train_dataset=data).train()
+    assert not torch.equal(model.encoder.position.amplitude, classifier().encoder.position.amplitude)

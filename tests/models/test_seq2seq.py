@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, MarianConfig, MarianMTModel
 
@@ -426,3 +427,15 @@ def test_presets_have_the_papers_sizes():
         assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == millions
     with pytest.raises(ValueError, match="preset: expected one of base, big, small, got 'huge'"):
         Seq2SeqConfig.preset("huge")
+
+
+def test_a_checkpoint_without_embeddings_is_not_complete(tmp_path):
+    build(dtype=torch.float32).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["words.weight"]
+    save_file(weights, file, {"format": "pt"})
+    model, found = Seq2SeqForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert "words.weight" in found["missing_keys"]
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    assert model.encoder.words.weight is model.decoder.words.weight is model.head.weight is model.words.weight

@@ -181,3 +181,18 @@ def test_a_damaged_header_is_an_error_of_one_kind(tmp_path_factory, position, by
         assert str(error).startswith(f"path_or_id: {file} is not safetensors")  # noqa: PT017  # as above
     else:
         assert all(each.is_meta for each in header.values())
+
+
+def test_weights_of_8_bits_are_refused(folder):
+    state = load_file(folder / "model.safetensors")
+    state["embeddings.word.weight"] = state["embeddings.word.weight"].to(torch.float8_e4m3fn)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"^checkpoint: 'embeddings.word.weight' is torch.float8_e4m3fn, expected"):
+        load_pretrained(folder)
+
+
+def test_the_number_of_labels_is_bounded_before_they_are_named(folder):
+    change(folder, num_labels=10**9)
+    for load in (load_pretrained, Encoder.from_pretrained):
+        with pytest.raises(InputError, match=r"^num_labels: expected a number from 0 to 1048576, got 1000000000$"):
+            load(folder)

@@ -28,7 +28,7 @@ def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
     parsed = []
     for part in str(blocks).split("-"):
         # More digits than Python reads would be an error of another kind.
-        match = re.fullmatch(r"([1-9][0-9]{0,20})(?:x([1-9][0-9]{0,20}))?", part.strip())
+        match = re.fullmatch(r"([1-9][0-9]{0,20})(?:x([1-9][0-9]{0,20}))?", part)
         if match is None:
             raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {shown(blocks)}")
         parsed.append(Block(int(match[1]), int(match[2] or 1)))

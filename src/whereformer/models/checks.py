@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
+from ..kernels.choose import BACKENDS
 from ..kernels.tracing import can_look
 from ..positions import check_name, describe, method_names
 
@@ -44,6 +45,9 @@ MOST_WIDTH = 2**20
 """The largest width and number of heads. Beyond it, torch could not hold the number of a weight's bytes."""
 MOST_IDS = 2**31 - 1
 """The largest number of tokens, positions or types, which 32 bits still count."""
+
+MOST_LABELS = 2**20
+"""The most labels of a classifier. transformers gives each a name, so a file could take any amount of memory."""
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", dict: "a dictionary"}
 
@@ -182,6 +186,31 @@ def check_choices(config: Any, choices: Mapping[str, Collection[str]]) -> None:
         if getattr(config, name) not in known:
             expected = " or ".join(repr(choice) for choice in known)
             raise InputError(name, f"expected {expected}, got {shown(getattr(config, name))}")
+
+
+def check_labels(entries: Mapping[str, Any]) -> None:
+    """Raise an InputError unless the number of labels among a configuration's entries is one that a model can have.
+
+    transformers calls a method of the number, or makes as many names, before it looks at anything else.
+    """
+    count = entries.get("num_labels")
+    if count is None:
+        return
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise InputError("num_labels", f"expected a whole number, got {shown(count)}")
+    if not 0 <= count <= MOST_LABELS:
+        raise InputError("num_labels", f"expected a number from 0 to {MOST_LABELS}, got {shown(count)}")
+
+
+def check_implementation(extra: Mapping[str, Any]) -> None:
+    """Raise an InputError if one of transformers' attention functions is asked for, which our models do not call."""
+    asked = extra.get("attn_implementation")
+    if asked not in (None, "eager"):
+        raise InputError(
+            "attn_implementation",
+            f"these models compute attention themselves, got {shown(asked)}; "
+            f"say attention_backend= with one of {', '.join(BACKENDS)}",
+        )
 
 
 def check_activation(config: Any, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from transformers import PreTrainedConfig
 
 from ..errors import InputError, shown
+from ..kernels.choose import BACKENDS
 from .blocks import parse_blocks
 from .checks import (
     LOADED,
@@ -18,7 +19,9 @@ from .checks import (
     check_bounds,
     check_choices,
     check_fields,
+    check_implementation,
     check_kinds,
+    check_labels,
     check_position,
     set_unknown_apart,
     width_of_heads,
@@ -36,6 +39,7 @@ CHOICES = {
     "lm_head": ("bert", "tied"),
     "feed_forward": ("plain", "gated"),
     "norm_type": ("layer", "rms"),
+    "attention_backend": BACKENDS,
 }
 """The allowed values of fields that take one of a few."""
 
@@ -196,13 +200,14 @@ class EncoderConfig(PreTrainedConfig):
         check_fields(self, kwargs)
         kwargs |= loaded
         check_kinds(self, kwargs)
+        check_labels(kwargs)
+        check_implementation(kwargs)
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
         check_bounds(self, BOUNDS)
         # That of padding is a row of the table.
-        if self.pad_token_id is not None:
-            check_bounds(self, {"pad_token_id": (-self.vocab_size, self.vocab_size - 1)})
+        check_bounds(self, {"pad_token_id": (0, self.vocab_size - 1)})
         check_activation(self, "hidden_act")
         check_activation(self, "classifier_act")
         self.head_dim = width_of_heads(self)

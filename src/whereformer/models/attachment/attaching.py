@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
 from .found import AttentionCall, around, by_stack, record_calls, set_implementation
@@ -65,6 +65,8 @@ def attach(
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(position, str):
         raise TypeError(f"position: expected the name of a method, got {type(position).__name__}")
+    if not isinstance(keep_absolute, bool):
+        raise InputError("keep_absolute", f"expected True or False, got {shown(keep_absolute)}")
     if is_attached(model):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     undo = Undo()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...errors import InputError, shown
-from ..checkpoints.files import find_weights, read_header, read_tensors
-from ..checkpoints.loading import check_header, check_weights
+from ...errors import InputError, one_line, shown
+from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
+from ..checkpoints.loading import check_dtype, check_header, check_weights
 from .attaching import attach
 from .hooks import NAME
 
@@ -44,7 +45,12 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     hub = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
     hub_options = {name: options[name] for name in hub if name in options}
     files = find_weights(path_or_id, **hub_options)
-    _check_sizes(path_or_id, model_class, read_header(files), hub_options)
+    described = find_config(path_or_id, **hub_options)
+    settings = _settings_of(path_or_id, described)
+    _check_kind(described)
+    header = read_header(files)
+    _check_numbers(header)
+    _check_sizes(path_or_id, model_class, header, hub_options)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report would list what is loaded below
     try:
@@ -54,11 +60,6 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
-    settings = getattr(model.config, NAME, None)
-    if settings is None:
-        raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
-    if not isinstance(settings, dict) or not settings.keys() >= SETTINGS or not isinstance(settings["options"], dict):
-        raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
     attach(model, settings["position"], keep_absolute=settings["keep_absolute"], **settings["options"])
     saved = read_tensors(files, part=f"{NAME}.")
     check_weights(saved)
@@ -66,6 +67,8 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     prefix = f"{model.base_model_prefix}."
     saved = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
     state = model.state_dict()
+    # Positions that were switched off are in neither.
+    _check_complete(model, found["missing_keys"] & state.keys())
     with torch.no_grad():
         for name, tensor in state.items():
             if f"{NAME}." in name:
@@ -95,11 +98,52 @@ def saved_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
     return found
 
 
+def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model's config.json says of what was attached."""
+    settings = config.get(NAME)
+    if settings is None:
+        raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
+    if not isinstance(settings, dict) or not settings.keys() >= SETTINGS or not isinstance(settings["options"], dict):
+        raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
+    return settings
+
+
+def _check_kind(config: Mapping[str, Any]) -> None:
+    """Raise an InputError if a config.json names a class of transformers and another kind of model."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    saved = getattr(transformers, name, None) if isinstance(name, str) else None
+    own = getattr(getattr(saved, "config_class", None), "model_type", None)
+    if own is not None and config.get("model_type") != own:
+        raise InputError("model_type", f"expected {own!r} of a {name}, got {shown(config.get('model_type'))}")
+
+
+def _check_numbers(header: Mapping[str, Tensor]) -> None:
+    """Raise an InputError for weights in numbers that a model does not compute with; buffers may hold whole ones."""
+    for name, tensor in header.items():
+        if name.endswith("weight") or f"{NAME}." in name:
+            check_dtype(name, tensor)
+
+
+def _check_complete(model: PreTrainedModel, missing: Collection[str]) -> None:
+    """Raise an InputError if the checkpoint has nothing of a layer of the model, which is then of another kind."""
+    body = {f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    lost = sorted(name for name in missing if any(name.startswith(layers) for layers in body))
+    if lost:
+        kind = type(model).__name__
+        raise InputError("path_or_id", f"the checkpoint has no {lost[0]!r}, so it is of another model than {kind}")
+
+
 def _check_sizes(
     path_or_id: str | Path, model_class: Any, header: Mapping[str, Tensor], hub: Mapping[str, Any]
 ) -> None:
     """Compare the sizes in a checkpoint's configuration with its weights, before the model is built."""
-    config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub)
+    try:
+        config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub)
+    except (StrictDataclassError, TypeError, AttributeError, ArithmeticError) as error:
+        # In an untrusted file, anything can stand anywhere.
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
     for name, value in config.to_dict().items():
         if re.search(r"layers?$", name) and type(value) is int and value > len(header):
             raise InputError(name, f"the checkpoint has {len(header)} tensors, too few for {value} layers")

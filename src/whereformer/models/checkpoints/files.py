@@ -15,10 +15,15 @@ from transformers.utils import cached_file
 
 from ...errors import InputError, one_line, shown
 from ...files import check_regular_in
+from ..checks import check_labels
 
 
-def find_config(path_or_id: str | Path) -> dict[str, Any]:
+def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
     """Read the config.json of a checkpoint of any model.
+
+    Args:
+        path_or_id: a folder, or an id on the Hugging Face Hub.
+        hub: options of the Hub, such as ``revision``.
 
     Raises:
         OSError: if there is no config.json.
@@ -26,7 +31,7 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
     """
     check_regular_in("path_or_id", path_or_id)
     try:
-        found = PreTrainedConfig.get_config_dict(path_or_id)[0]
+        found = PreTrainedConfig.get_config_dict(path_or_id, **hub)[0]
     except OSError as error:
         # The original message explains the rules for names on the Hub, even if a folder was meant.
         raise OSError(
@@ -40,6 +45,7 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise InputError("path_or_id", f"expected an object in the config.json of {path_or_id}, got {shown(found)}")
+    check_labels(found)
     return found
 
 

@@ -88,10 +88,7 @@ def fill(
                 of_labels.add(name)
                 continue
             raise misfit(checkpoint.names.get(name, name), name.removeprefix(BODY), tensor, own[name], model.config)
-        if not tensor.is_floating_point():
-            # A copy would lose the imaginary parts of complex numbers and the scales of quantized ones.
-            known = checkpoint.names.get(name, name)
-            raise InputError("checkpoint", f"{known!r} is {tensor.dtype}, expected floating-point numbers")
+        check_dtype(checkpoint.names.get(name, name), tensor)
     state = {name: tensor for name, tensor in state.items() if name not in of_labels}
     # A tensor with two names, such as tied embeddings, needs to be there under only one of them.
     given = {id(own[name]) for name in state}
@@ -181,6 +178,19 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
         found = bare.get(name.removeprefix(prefix), own)
         if found.shape != own.shape:
             raise misfit(name, name.removeprefix(prefix), found, own, model.config)
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Check that a weight is in numbers that a model computes with.
+
+    A copy would lose the imaginary parts of complex numbers and the scales of quantized ones.
+
+    Raises:
+        InputError: if not; it names the tensor.
+    """
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        reason = "expected floating-point numbers of 16 bits or more"
+        raise InputError("checkpoint", f"{name!r} is {tensor.dtype}, {reason}")
 
 
 LARGEST = 1e10

@@ -15,7 +15,9 @@ from ..checks import (
     check_bounds,
     check_choices,
     check_fields,
+    check_implementation,
     check_kinds,
+    check_labels,
     check_position,
     set_unknown_apart,
     width_of_heads,
@@ -127,11 +129,13 @@ class Seq2SeqConfig(PreTrainedConfig):
         check_fields(self, kwargs)
         kwargs |= loaded
         check_kinds(self, kwargs)
+        check_labels(kwargs)
+        check_implementation(kwargs)
         check_position(self, "position", self.encoder_layers, self.decoder_layers)
         check_position(self, "cross_position", self.decoder_layers)
         check_bounds(self, BOUNDS)
         self.head_dim = width_of_heads(self)
-        check_choices(self, {"norm": CHOICES["norm"]})
+        check_choices(self, {name: CHOICES[name] for name in ("norm", "attention_backend")})
         check_activation(self, "hidden_act")
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)

@@ -57,7 +57,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
+        elif module is self.words:
             nn.init.normal_(module.weight, 0.0, self.config.hidden_size**-0.5)
             if module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])

@@ -52,7 +52,9 @@ class _Stack(nn.Module):
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding, layers: int, *, causal: bool) -> None:
         super().__init__()
         self.config = config
-        self.words = embeddings
+        # A module of its own, tied later: transformers would not see that a checkpoint lacks a shared one's table.
+        tokens, width = embeddings.weight.shape
+        self.words = nn.Embedding(tokens, width, embeddings.padding_idx, _weight=embeddings.weight)
         self.position = _position(config, config.position, config.position_options, layers, causal=causal)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
