@@ -34,7 +34,7 @@ LIBRARIES = {
     "models": {"torch", *HUGGING_FACE},
     "analysis": {"torch", *HUGGING_FACE},
     "exporting": {"torch", "onnx", "onnxruntime", *HUGGING_FACE},
-    "data": {"torch", "datasets", "pyarrow", *HUGGING_FACE},
+    "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
     "lab": {"torch", "psutil", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "studies": {"torch", "psutil", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
