@@ -78,6 +78,8 @@ def test_what_only_torchs_attention_can_do_is_left_to_it(native):
     torch.testing.assert_close(torch.func.vmap(one)(query, key, value), expected)
     with torch.autocast("cpu", torch.bfloat16):
         one(query[0], key[0], value[0])
+        # A layer's projections are what autocast makes them already.
+        assert explain(query.bfloat16(), key.bfloat16(), value.bfloat16()).backend == "native"
     compiled = torch.compile(attention, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(query, key, value), expected)
     assert chosen == ["fused", "fused"]

@@ -175,8 +175,8 @@ def attention(
             - "triton": fused kernels for NVIDIA GPUs of sm_80 and above, O(n) memory.
             - "auto": "native" on the CPU, "triton" on a GPU that has it, and "blockwise" elsewhere. Calls without terms
               go to torch's ``scaled_dot_product_attention`` on a GPU, where "native" cannot take them, for a few
-              queries in float32, and in compiled and exported programs, transforms, subclasses of tensors and autocast.
-              :func:`explain` tells which backend a call gets, and why.
+              queries in float32, in compiled and exported programs, transforms and subclasses of tensors, and where
+              autocast casts the inputs. :func:`explain` tells which backend a call gets, and why.
 
             Only "reference" has second and forward-mode derivatives and, for calls with terms, the derivatives of
             ``torch.func``; "auto" chooses it for them.

@@ -162,9 +162,9 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch would run the call eagerly, on plain tensors and without autocast."""
+        """Whether torch would run the call eagerly, on plain tensors that autocast would not cast."""
         tensors = [each for each in (self.query, self.key, self.value) if each is not None]
-        return all(map(is_plain, tensors)) and autocast_dtype(self.device) is None
+        return all(map(is_plain, tensors)) and autocast_dtype(self.device) in (None, self.dtype)
 
     @property
     def decodes(self) -> bool:

@@ -94,7 +94,7 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     if not call.has_terms and call.head_dim is not None and call.is_ordinary:
         if call.is_packed and not on_cpu and not taken and _no_triton(call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
-        # Programs, transforms, subclasses of tensors and autocast know torch's own attention.
+        # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
         if not_native is not None or not call.is_plain:
             return "fused", "no terms, so torch's own attention computes it"
         if call.decodes and call.dtype == torch.float32:
