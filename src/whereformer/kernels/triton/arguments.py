@@ -176,8 +176,6 @@ class TableSums(NamedTuple):
     between them, in pieces, so that those of a tile are neighbors in memory: (batch, heads, pieces, rows, SUMS_WIDTH).
     """
 
-    bias_ends: Any
-    bias_rows: Any  # with explicit positions
     key_table_ends: Any
     key_table_rows: Any
     value_table_ends: Any  # these are of weights
@@ -229,18 +227,23 @@ class KeyGradients(NamedTuple):
     query_table: KeyRowSums
 
 
-class DiagonalSums(NamedTuple):
-    """Sums of the scores' gradient by key index - query index, from the last query's first key on."""
+class OffsetSums(NamedTuple):
+    """Sums of the scores' gradient for the gradient of a bias, as whole numbers: the same in any order of additions.
 
-    data: Any  # (batch, heads, n_q + n_k - 1 and a margin at both ends); None if not needed
-    margin: Any  # a compile-time constant: the most queries or keys in a tile
+    If the strides of positions are the same, a row of ``data`` has the sums by key index - query index, from the last
+    query's first key on, with a margin of LARGEST_BLOCK at both ends. Otherwise it has the sums by column of the table,
+    and then for each key what is at or beyond the left end, and the right end.
+    """
+
+    data: Any  # (batch, heads, length), int64; None if not needed
+    unit: Any  # what a gradient of 1 is as a whole number
 
 
 class SharedSums(NamedTuple):
-    """The zeros, in float32, to which the programs of the one-pass kernel add."""
+    """The zeros to which several programs add."""
 
-    query: RowMatrix
-    diagonals: DiagonalSums
+    query: RowMatrix  # in float32; without data in the deterministic kernels
+    offsets: OffsetSums
 
 
 SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
@@ -465,11 +468,6 @@ def _covers(problem: Problem, first: int, length: int) -> bool:
     return problem.query_positions is None and first <= low and high < first + length
 
 
-def bias_covers(problem: Problem) -> bool:
-    """Whether no pair of the problem reads beyond the ends of its table of numbers."""
-    return problem.bias is not None and _covers(problem, problem.first[0], problem.bias.shape[1])
-
-
 def _bias_table(problem: Problem) -> BiasTable:
     """Return the table of numbers, in units of log2."""
     bias = problem.bias
@@ -493,8 +491,6 @@ def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> 
 def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
     """Split the problem into runs of queries small enough for their products with tables of vectors; mostly one run."""
     lengths = [table.shape[1] for table in (problem.key_table, problem.value_table) if table is not None]
-    if problem.query_positions is not None and problem.bias is not None:
-        lengths.append(problem.bias.shape[1])  # its gradient is then also summed by rows
     longest, n_q = max(lengths, default=1), problem.n_q
     room = n_q * ROW_TABLE_NUMBERS
     size = n_q if n_q * longest <= room else max(FEWEST_TABLE_ROWS, room // longest)

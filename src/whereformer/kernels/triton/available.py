@@ -8,11 +8,16 @@ import os
 import torch
 
 from ..call import Call
+from ..terms import Positions
 from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NARROWEST, _WIDEST = 16, 256
+_MOST_OFFSET = 2**30
 _MOST_QUERY_OFFSETS = 1024  # the kernels keep a product of each key with each of these, so memory grows with both
+LARGEST_BLOCK = 128
+"""The most queries or keys in a tile."""
+
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -34,10 +39,20 @@ def _unavailable(call: Call, device: torch.device) -> str | None:
         return f"needs FactorPairs of at most {_WIDEST} factors, got {call.factors}"
     if call.query_offsets > _MOST_QUERY_OFFSETS:
         return f"needs OffsetQueries of at most {_MOST_QUERY_OFFSETS} offsets, got {call.query_offsets}"
-    span = call.offset_range
-    if span is not None and max(-span[0], span[1]) >= 2**30:
-        return f"needs offsets below 2**30, got {span[0]} to {span[1]}"
+    farthest = _farthest(call)
+    if farthest is not None and farthest >= _MOST_OFFSET:
+        return f"needs offsets below 2**30, also in tiles that reach beyond the ends, got {farthest}"
     return None
+
+
+def _farthest(call: Call) -> int | None:
+    """Return the largest offset, of either sign, in the tiles of a call; None if positions are explicit."""
+    queries, keys = call.query_positions, call.key_positions
+    if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
+        return None
+    # A tile at the end, and the start of the next.
+    before, after = ((at.length + 2 * LARGEST_BLOCK) * at.stride for at in (queries, keys))
+    return max(abs(keys.start - queries.start - before), abs(keys.start - queries.start + after))
 
 
 @constant_when_compiled

@@ -15,9 +15,7 @@ import torch
 
 from ..problem import Problem
 from . import available
-
-LARGEST_BLOCK = 128
-"""The most queries or keys in a tile."""
+from .available import LARGEST_BLOCK as LARGEST_BLOCK
 
 _ON_TENSOR_CORES = 64
 """The widest heads whose products of float32 are computed on tensor cores."""
@@ -43,14 +41,14 @@ _PLAIN = {
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 4, 1)),
-    "tile": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    "dense": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
     "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # GPUs of compute capability 9 and 10 multiply 64 rows at once.
 _PLAIN_64_ROWS = {
@@ -58,14 +56,14 @@ _PLAIN_64_ROWS = {
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "all": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 3)),
-    "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
+    "dense": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 _RICH_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # With a bias in a soft cap.
 _CAPPED = {
@@ -81,13 +79,13 @@ _VECTORS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
-    "tile": _RICH["tile"],
+    "dense": _RICH["dense"],
 }
 _VECTORS_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 64, 4, 1), Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
-    "tile": _RICH_64_ROWS["tile"],
+    "dense": _RICH_64_ROWS["dense"],
 }
 # Products of float32 on tensor cores keep both parts of their rows in registers, other products of float32 whole rows.
 _FLOAT = {
@@ -95,14 +93,14 @@ _FLOAT = {
     "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
     "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
     "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
     "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 # On compute capability 9, for the heads of _ON_TENSOR_CORES.
 _FLOAT_64_ROWS = {
@@ -110,14 +108,14 @@ _FLOAT_64_ROWS = {
     "query": (Blocks(128, 32, 8, 1), *_FLOAT["query"][1:]),
     "key": (Blocks(32, 128, 8, 1), *_FLOAT["key"][1:]),
     "all": (Blocks(32, 128, 8, 1), *_FLOAT["all"][1:]),
-    "tile": (Blocks(64, 64, 8, 1), *_FLOAT["tile"][1:]),
+    "dense": (Blocks(64, 64, 8, 1), *_FLOAT["dense"][1:]),
 }
 _RICH_FLOAT_64_ROWS = {
     "forward": (Blocks(128, 16, 8, 1), *_RICH_FLOAT["forward"][1:]),
     "query": (Blocks(64, 16, 4, 1), *_RICH_FLOAT["query"][1:]),
     "key": (Blocks(16, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
     "all": (Blocks(16, 64, 4, 1), *_RICH_FLOAT["all"][1:]),
-    "tile": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["tile"][1:]),
+    "dense": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["dense"][1:]),
 }
 # With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
 # instructions, and of those these need the fewest instructions for each score.
@@ -129,14 +127,14 @@ _BY_KEY_FLOAT_64_ROWS = {
 _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
     "query": Blocks(16, 32, 4, 1),
-    "key": Blocks(32, 16, 4, 1),
+    "key": Blocks(16, 32, 4, 1),
     "all": Blocks(16, 32, 4, 1),
-    "tile": Blocks(16, 16, 4, 1),
+    "dense": Blocks(16, 16, 4, 1),
 }
 
 
 def blocks_of(kernel: str, problem: Problem) -> Blocks:
-    """Return the tile sizes of a problem in the kernel "forward", "query", "key", "all" or "tile"."""
+    """Return the tile sizes of a problem in the kernel "forward", "query", "key", "all" or "dense"."""
     if available.interpreted():
         return _INTERPRETED[kernel]
     rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
