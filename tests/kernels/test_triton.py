@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,7 +43,10 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from tests.kernels import interpreter  # it imports Triton
 
 interpreter.mend()
-arguments, backend = (importlib.import_module(f"whereformer.kernels.triton.{name}") for name in ("arguments", "launch"))
+arguments, available, backend, blocks = (
+    importlib.import_module(f"whereformer.kernels.triton.{name}")
+    for name in ("arguments", "available", "launch", "blocks")
+)
 
 
 IN_SHORT = {
@@ -265,9 +269,6 @@ QUICK_TILES = [("bias", 9), ("window", 8)]
 )
 def test_tiles_of_real_sizes(case, capability, monkeypatch):
     """The interpreter's own tiles are small."""
-    blocks, available = (
-        importlib.import_module(f"whereformer.kernels.triton.{name}") for name in ("blocks", "available")
-    )
     small = blocks.blocks_of
 
     def real(kernel, problem):
@@ -308,10 +309,35 @@ def test_says_which_tables_of_queries_are_too_long():
     assert "triton" not in explain(*shorter, [term]).unavailable
 
 
-def test_needs_a_cuda_device_unless_interpreted(monkeypatch):
+@pytest.mark.parametrize("kind", ["cpu", "mps", "xpu"])
+def test_needs_a_cuda_device_unless_interpreted(kind, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="needs a CUDA device, got cpu"):
-        attention(*[torch.zeros(1, 2, 4, 16)] * 3, backend="triton")
+    call = make_call(*[torch.zeros(1, 2, 4, 16)] * 3)
+    expected = f"'triton' needs a CUDA device, got {kind}; use backend='blockwise'"
+    assert available.unavailable(call, torch.device(kind)) == expected
+
+
+GPUS = {
+    "needs an NVIDIA GPU, got one of AMD's": {"hip": "6.4"},
+    "needs Triton 3.6, got 3.5.1": {"version": "3.5.1"},
+    "needs compute capability 8.0, got 7.5": {"capability": (7, 5)},
+    "needs 99 KiB of shared memory for a block, got 64": {"shared": 64},
+    "needs 227 KiB of shared memory for a block, got 99": {"capability": (9, 0)},
+    "": {"version": "3.10.0"},
+}
+
+
+@pytest.mark.parametrize("expected", GPUS)
+def test_says_which_gpus_it_cannot_use(expected, monkeypatch):
+    gpu = {"hip": None, "version": "3.6.0", "capability": (8, 9), "shared": 99, **GPUS[expected]}
+    properties = SimpleNamespace(shared_memory_per_block_optin=gpu["shared"] * 1024)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "hip", gpu["hip"])
+    monkeypatch.setattr(available, "_version", lambda: gpu["version"])
+    reason = available.unavailable(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
+    assert reason == (f"'triton' {expected}; use backend='blockwise'" if expected else None)
 
 
 def test_needs_positions_that_fit():

@@ -60,7 +60,7 @@ class BiasTable(NamedTuple):
     """A table of numbers over offsets."""
 
     log2: Any  # (heads, length), in units of log2; None if a call has no such table
-    first: Any  # the offset of the first column
+    end: Any  # the offset after the last column: in a table of every offset it divides by 16 where the lengths do
     length: Any
 
 
@@ -314,8 +314,17 @@ def shared_by(problem: Problem) -> int:
     return problem.heads // problem.value.shape[1]
 
 
+def new_norm(like: Tensor) -> Tensor:
+    """Allocate a (1 or 2, batch, heads, n_q) norm for the kernels, whose parts are contiguous.
+
+    Each begins at a multiple of 16 bytes: kernels are compiled anew for tensors that do not.
+    """
+    numbers = like[0].numel()
+    return like.new_empty(len(like), cdiv(numbers, 4) * 4)[:, :numbers].unflatten(1, like.shape[1:])
+
+
 def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
-    """Describe a contiguous (1 or 2, batch, heads, n_q) norm to the kernels."""
+    """Describe a norm of :func:`new_norm` to the kernels."""
     return Norm(norm[0], norm[1] if len(norm) > 1 else None, delta)
 
 
@@ -425,9 +434,9 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
         scale=_scale_of(problem),
         span=TableSpan(first, last),
         bias=_bias_table(problem),
-        key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
-        query_table=_vector_table(query_products, problem.query_table, problem.first[2]),
-        value_table=_vector_table(value_products, problem.value_table, problem.first[3]),
+        key_table=_vector_table(problem, key_products, problem.key_table, problem.first[1]),
+        query_table=_vector_table(problem, query_products, problem.query_table, problem.first[2]),
+        value_table=_vector_table(problem, value_products, problem.value_table, problem.first[3]),
         levels=Levels(level_matrix(problem.query_levels, batch), level_matrix(problem.key_levels, batch)),
         dense=pair_matrix(problem.dense, batch),
     )
@@ -476,15 +485,18 @@ def _bias_table(problem: Problem) -> BiasTable:
     # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     lowest = torch.finfo(bias.dtype).min / 4
     bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
-    return BiasTable(bias.contiguous(), problem.first[0], bias.shape[1])
+    return BiasTable(bias.contiguous(), problem.first[0] + bias.shape[1], bias.shape[1])
 
 
-def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
+def _vector_table(problem: Problem, products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
     if table is None:
         return VectorTable(None, None, None, None)
     length = table.shape[1]
     if length > LONGEST_COMPILED:
         return VectorTable(products, first, length, None)
+    if _covers(problem, first, length):
+        # In short sequences tables end where offsets do: kernels would be compiled for every length.
+        return VectorTable(products, first, length, constant(padded(length)))
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import lru_cache
 
 import torch
 
@@ -17,6 +18,10 @@ _MOST_OFFSET = 2**30
 _MOST_QUERY_OFFSETS = 1024  # the kernels keep a product of each key with each of these, so memory grows with both
 LARGEST_BLOCK = 128
 """The most queries or keys in a tile."""
+
+_OLDEST = (3, 6)
+_SHARED_KIB = (99, 227)
+"""The shared memory that the largest tiles need: in general, and on compute capability 9 and 10."""
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -69,10 +74,24 @@ def _unavailable_on(device: torch.device) -> str | None:
         return f"needs a CUDA device, got {device.type}"
     if torch.version.hip is not None:
         return "needs an NVIDIA GPU, got one of AMD's"
+    version = _version()
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        return f"needs Triton {_OLDEST[0]}.{_OLDEST[1]}, got {version}"
     major, minor = capability(device)
     if major < 8:
         return f"needs compute capability 8.0, got {major}.{minor}"
+    needed = _SHARED_KIB[major in (9, 10)]
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin // 1024
+    if shared < needed:
+        return f"needs {needed} KiB of shared memory for a block, got {shared}"
     return None
+
+
+@lru_cache(1)
+def _version() -> str:
+    import triton  # not every build of torch has it, and it takes long
+
+    return str(triton.__version__)
 
 
 def capability(device: torch.device) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from .arguments import (
     key_table_rows,
     level_matrix,
     new_ends,
+    new_norm,
     new_rows,
     norm_of,
     pair_matrix,
@@ -124,15 +125,15 @@ class Backward:
                 self._dense_gradients(part)
 
     def _part(self, problem: Problem, rows: slice) -> _QueryPart:
-        d_out = self.d_out[:, :, rows]
-        norm = norm_of(self.norm[..., rows].contiguous(), self.delta[:, :, rows].contiguous())
+        d_out, norm = self.d_out[:, :, rows], self.norm[..., rows]
+        known_norm = norm_of(new_norm(norm).copy_(norm), self.delta[:, :, rows].contiguous())
         dropout_seeds = None if self.dropout_seeds is None else self.dropout_seeds[:, :, rows].contiguous()
         return _QueryPart(
             problem,
             rows,
             d_out,
             inputs_of(problem),
-            Known(row_matrix(d_out), norm),
+            Known(row_matrix(d_out), known_norm),
             terms_of(problem, d_out),
             pairs_of(problem, dropout_seeds),
         )

@@ -65,6 +65,22 @@ _RICH_64_ROWS = {
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1)),
     "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
+# With a bias, whose gradient is summed beside those of keys.
+_BIASED = {
+    **_PLAIN,
+    "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), _PLAIN["key"][2]),
+}
+# With 99 KiB of shared memory, wide heads leave room for one program, which should have more warps.
+_SMALL = {
+    **_PLAIN,
+    "forward": (_PLAIN["forward"][0], Blocks(128, 32, 8, 2), _PLAIN["forward"][2]),
+}
+_SMALL_BIASED = {
+    "forward": (_PLAIN["forward"][0], Blocks(128, 64, 8, 2), _PLAIN["forward"][2]),
+    "query": (Blocks(128, 32, 8, 2), *_PLAIN["query"][1:]),
+    "key": (Blocks(32, 64, 4, 1), *_BIASED["key"][1:]),
+    **{kernel: _PLAIN[kernel] for kernel in ("all", "dense")},
+}
 # With a bias in a soft cap.
 _CAPPED = {
     **_PLAIN,
@@ -140,7 +156,7 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
     rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
     by_rows = (problem.key_table, problem.query_table, problem.value_table, problem.query_levels)
     vectors = any(tensor is not None for tensor in by_rows)
-    capability = available.capability(problem.value.device)[0]
+    capability, minor = available.capability(problem.value.device)
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
         if capability == 9:
             by_key = problem.query_table is not None or problem.key_levels is not None
@@ -151,7 +167,10 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         plain = _CAPPED_64_ROWS if problem.softcap_terms else _PLAIN_64_ROWS
         sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
-        plain = _CAPPED if problem.softcap_terms else _PLAIN
+        small = capability == 12 or (capability == 8 and minor in (6, 9))
+        biased = problem.bias is not None
+        plain = (_SMALL_BIASED if biased else _SMALL) if small else _BIASED if biased else _PLAIN
+        plain = _CAPPED if problem.softcap_terms else plain
         sizes = _RICH if rich else _VECTORS if vectors else plain
     widest = _widest(problem)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]

@@ -23,6 +23,7 @@ from ..terms import FactorPair, position_values
 from .arguments import (
     dropout_seeds_of,
     inputs_of,
+    new_norm,
     new_rows,
     norm_of,
     pairs_of,
@@ -182,7 +183,7 @@ def _fill(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Ten
         at_offset = new_rows(out, heads, problem.n_q, problem.value_table.shape[1])
         # Weights are rounded to the values' dtype too, so that tensor cores multiply them.
         values = problem.value_table.to(problem.value.dtype).unsqueeze(0).expand(batch, heads, -1, -1)
-    rows_norm = torch.empty_like(norm, memory_format=torch.contiguous_format)
+    rows_norm = new_norm(norm)
     forward[(batch * heads * cdiv(problem.n_q, blocks.rows),)](
         inputs_of(problem),
         row_matrix(out),

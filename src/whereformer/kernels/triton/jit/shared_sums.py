@@ -94,7 +94,7 @@ def _add_pairs(sums, d_scores, unit, tile, terms, pairs, AREA: tl.constexpr):
     elif AREA == RIGHT:
         _add_whole(left + pairs.n_k, tl.sum(d_scores, 1), unit, here)
     else:
-        column = offsets_of(tile, pairs) - table.first
+        column = offsets_of(tile, pairs) - (table.end - table.length)
         _add_whole(left, tl.sum(tl.where(column <= 0, d_scores, 0.0), 1), unit, here)
         beyond = column >= tl.maximum(last, 1)
         _add_whole(left + pairs.n_k, tl.sum(tl.where(beyond, d_scores, 0.0), 1), unit, here)
