@@ -1,5 +1,6 @@
 """Every benchmark runs, in a setting that takes seconds, and its file says where its numbers come from."""
 
+import importlib
 import json
 import re
 import runpy
@@ -182,6 +183,16 @@ def gpu_check(run, tmp_path):
     else:
         with pytest.raises(SystemExit, match="needs an NVIDIA GPU, found none"):
             run("gpu_check", "--quick", f"--out={out}")
+        pytest.importorskip("triton")
+        # What it would check on a GPU, in short and in the interpreter.
+        check = runpy.run_path(str(FOLDER / "gpu_check.py"))
+        check["table"].__globals__["DEVICE"] = "cpu"
+        interpreter = importlib.import_module("tests.kernels.interpreter")
+        interpreter.mend()
+        for name, option in (("none", ""), ("shaw", "causal"), ("full", "one pass"), ("t5", "window"), ("full", "ids")):
+            found = check["correct"](name, option, 20, dim=16)
+            assert found["ok"], found
+            assert found["same bits ten times"] or option == "one pass"
 
 
 def gpu_static(run, tmp_path):

@@ -81,9 +81,9 @@ def _unavailable_on(device: torch.device) -> str | None:
     if major < 8:
         return f"needs compute capability 8.0, got {major}.{minor}"
     needed = _SHARED_KIB[major in (9, 10)]
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin // 1024
-    if shared < needed:
-        return f"needs {needed} KiB of shared memory for a block, got {shared}"
+    shared = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
+    if shared is not None and shared < needed * 1024:
+        return f"needs {needed} KiB of shared memory for a block, got {shared // 1024}"
     return None
 
 
