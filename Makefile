@@ -29,7 +29,7 @@ CHECKED := tests/kernels tests/positions tests/test_shapes.py \
 	$(addprefix tests/models/test_,encoder.py funnel.py heads.py inputs.py pooling.py electra.py seq2seq.py golden_funnel.py attach.py)
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format \
+.PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format test-tritons \
 	native sanitize sanitize-threads test-emulated
 
 help:  ## List the targets
@@ -100,6 +100,15 @@ test-emulated: $(VENV)/.dev  ## The tests of attention with the highest instruct
 
 native: $(VENV)/.train $(BUILT)  ## Compile the kernel for the CPU if it has changed, and say what is used here
 	$(VENV)/bin/python -m whereformer.kernels.native
+
+# What the kernels for GPUs compile to differs between versions of Triton: the oldest, the usual one and the newest.
+TRITONS := 3.6.0 3.7.1 3.9.0
+test-tritons: $(VENV)/.dev  ## The tests of what GPU kernels compile to, with several versions of Triton; options: ARGS
+	for version in $(TRITONS); do \
+		folder=$(CURDIR)/$(VENV)/triton-$$version; \
+		test -d $$folder || $(VENV)/bin/pip install --quiet --no-deps --target $$folder triton==$$version || exit 1; \
+		echo "== triton $$version"; PYTHONPATH=$$folder $(PYTEST) $(or $(ARGS),tests/kernels/test_compiled.py) || exit 1; \
+	done
 
 test-lowest: $(LOWEST)/.dev $(BUILT)  ## The quick tests with the oldest versions of what is needed; options: ARGS
 	$(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)

@@ -1,107 +1,513 @@
-"""Run everything that needs a GPU: tests, correctness at real sizes, timings and memory.
+"""Check the GPU kernels on a GPU, in three parts of less than eight minutes each.
 
-    python benchmarks/gpu_check.py --out gpu.json
+    python benchmarks/gpu_check.py --part first --out first.json   # whether it is right; a minute says most
+    python benchmarks/gpu_check.py --part speed --out speed.json   # times beside those of other kernels
+    python benchmarks/gpu_check.py --part tests --out tests.json   # the tests of the kernels
 
-If a part fails, its error goes into the JSON and the other parts still run. Ratios are medians over rounds of
-``plain / this``, where plain is flash attention without any bias in the same round, so 0.9 is 90% of its speed.
+They need torch, Triton, NumPy and pytest, and the source of this project, which need not be installed. What was found
+is printed and written as it comes; if a step fails, its error is written and the others still run.
 """
 
+# ruff: noqa: E402 - the source lies beside this file, installed or not
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
+from whereformer import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+    attention,
+    attention_varlen,
+)
 from whereformer.lab.provenance import write_results
 
 DEVICE = "cuda"
-HEADS = 12
-SHAPES = [(16, 1024, 64), (4, 4096, 64), (8, 1024, 128), (2, 4096, 128)]  # batch, length, head_dim
-QUICK_SHAPES = [(1, 128, 64)]
-DEADLINE = 460.0  # seconds for everything
+SECONDS = 450.0
+"""For a part; steps that begin later are left out."""
 
+SHAPES = [(16, 1024, 64), (4, 4096, 64), (8, 1024, 128), (2, 4096, 128)]
+"""Batch, length and width of a head of what is timed."""
+
+HEADS = 12
+
+Report = dict[str, Any]
 Step = Callable[[], Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=list(PARTS), default="first")
     parser.add_argument("--out", type=Path, required=True, help="where to write the JSON")
-    parser.add_argument("--skip-tests", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="only check that it runs: one small shape, no tests")
-    arguments = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="only the first step of the part")
+    parser.add_argument("--compile", metavar="WORKER/WORKERS", help=argparse.SUPPRESS)
+    given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("gpu_check: needs an NVIDIA GPU, found none")
-    started = time.monotonic()
-    report: dict[str, Any] = {}
-
-    def part(name: str, function: Callable[..., Any], *inputs: Any) -> None:
-        if time.monotonic() - started > DEADLINE:
+    if given.compile:
+        compile_share(*map(int, given.compile.split("/")))
+        return
+    started, report = time.monotonic(), {}
+    for name, step in PARTS[given.part]():
+        begun = time.monotonic()
+        if begun - started > SECONDS:
             report[name] = {"error": "out of time"}
         else:
-            begun = time.monotonic()
             try:
-                report[name] = function(*inputs)
+                report[name] = step()
             except Exception:
-                report[name] = {"error": traceback.format_exc()}
-            print(
-                f"{name}: {time.monotonic() - begun:.0f} s {json.dumps(report[name], default=str)[:1500]}", flush=True
-            )
-        write_results(arguments.out, report, "cuda")
+                report[name] = {"error": traceback.format_exc()[-3000:]}
+        print(f"{name}: {time.monotonic() - begun:.1f} s {json.dumps(report[name], default=str)[:1500]}", flush=True)
+        write_results(given.out, report, DEVICE)
         torch.cuda.empty_cache()
-
-    part("counts", counts)
-    shapes = QUICK_SHAPES if arguments.quick else SHAPES
-    if not (arguments.skip_tests or arguments.quick):
-        part("tests", tests, 200.0)
-    part("correct", correct, torch.bfloat16, shapes[0][1], 64)
-    for shape in shapes[:2]:
-        part(f"speed {shape}", speed, *shape)
-    if arguments.quick:
-        return
-    part("correct n=4096", correct, torch.bfloat16, 4096, 64)
-    part("memory", memory)
-    part("correct d=128", correct, torch.bfloat16, 1024, 128, ("full", "shaw"))
-    for shape in SHAPES[2:]:
-        part(f"speed {shape}", speed, *shape)
-    for dtype in (torch.float16, torch.float32):
-        part(f"correct {dtype}", correct, dtype, 1024, 64, ("t5", "shaw"))
+        if given.quick:
+            break
 
 
-def tests(seconds: float) -> dict[str, Any]:
-    """Run the test file in several processes, because compiling its many kernels takes long."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    where: dict[str, Any] = {"cwd": Path(__file__).parents[1], "env": environment, "text": True}
-    listed = subprocess.run(
-        [*pytest, "tests/kernels/test_triton.py", "--collect-only", "-q", "-o", "addopts="],
-        **where,
-        capture_output=True,
-        check=False,
+# --- what is computed
+
+
+def table(*shape: int) -> Tensor:
+    return (torch.randn(shape, device=DEVICE) * 0.3).requires_grad_()
+
+
+def terms_of(name: str, batch: int, heads: int, length: int, dim: int) -> tuple[list[Any], list[Tensor]]:
+    """Return the terms with this name, and their tensors."""
+    every = 2 * length - 1
+    rows = (batch, heads, length)
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "none": [],
+        "full": [(heads, every)],
+        "t5": [(heads, 183)],
+        "shaw": [(1, 33, dim), (1, 33, dim)],
+        "queries": [(1, 33, dim)],
+        "factors": [(*rows, 16), (*rows, 16)],
+        "decay": [rows, rows],
+        "dense": [(1, heads, length, length)],
+    }
+    tensors = [table(*shape) for shape in shapes[name]]
+    return rebuilt(name, tensors), tensors
+
+
+def rebuilt(name: str, tensors: list[Tensor]) -> list[Any]:
+    """Return the terms with this name of these tensors."""
+    match name:
+        case "none":
+            return []
+        case "shaw":
+            return [OffsetKeys(tensors[0], -16), OffsetValues(tensors[1], -16)]
+        case "queries":
+            return [OffsetQueries(tensors[0], -16)]
+        case "factors":
+            return [FactorPair(*tensors)]
+        case "decay":
+            return [DistanceDecay(*tensors)]
+        case "dense":
+            return [DenseBias(tensors[0])]
+        case _:
+            return [OffsetBias(tensors[0], -(tensors[0].shape[1] // 2))]
+
+
+def content(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, key_heads: int = 0) -> list[Tensor]:
+    # (batch, length, heads, dim) in memory, the layout that projections produce.
+    sizes = [(batch, length, number, dim) for number in (heads, key_heads or heads, key_heads or heads)]
+    return [torch.randn(size, device=DEVICE, dtype=dtype).transpose(1, 2).detach().requires_grad_() for size in sizes]
+
+
+def documents(length: int) -> Report:
+    ids = (torch.arange(length, device=DEVICE) // max(length // 5, 1)).unsqueeze(0)
+    return {"query_documents": ids, "key_documents": ids}
+
+
+OPTIONS: dict[str, Callable[[int], Report]] = {
+    "": lambda length: {},
+    "causal": lambda length: {"causal": True},
+    "window": lambda length: {"window": (length // 3, length // 7)},
+    "padding": lambda length: {"key_mask": (torch.arange(length, device=DEVICE) < length * 0.8).unsqueeze(0)},
+    "packed": documents,
+    "ids": lambda length: dict.fromkeys(("query_positions", "key_positions"), torch.arange(length, device=DEVICE)),
+    "stride 2": lambda length: dict.fromkeys(("query_positions", "key_positions"), Positions(3, 2, length)),
+    "soft cap": lambda length: {"softcap": 5.0},
+    "dropout": lambda length: {"dropout_p": 0.2},
+    "one pass": lambda length: {"deterministic": False},
+    "one pass causal": lambda length: {"deterministic": False, "causal": True},
+}
+
+CASES = [
+    *((name, "") for name in ("none", "full", "t5", "shaw", "queries", "factors", "decay", "dense")),
+    *(("full", option) for option in OPTIONS if option),
+    *((name, option) for name in ("none", "t5") for option in ("causal", "window", "packed", "one pass")),
+    ("shaw", "causal"),
+]
+"""Terms and options whose numbers are checked."""
+
+
+# --- part "first"
+
+
+def first() -> Iterator[tuple[str, Step]]:
+    for name in ("none", "full"):
+        yield f"smoke {name}", lambda name=name: correct(name, "", 256)
+    yield "compiled beforehand", compile_beforehand
+    for length in (1000, 4097):
+        for name, option in CASES:
+            label = f"{name} {option}".strip()
+            yield f"correct {label} n={length}", lambda case=(name, option), n=length: correct(*case, n)
+    for dtype, dim in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float16, 64), (torch.float32, 64)):
+        for name in ("full", "shaw"):
+            label = f"correct {name} {str(dtype)[6:]} head {dim}"
+            yield label, lambda name=name, dtype=dtype, dim=dim: correct(name, "", 1000, dtype, dim)
+    for way in WAYS:
+        yield way, lambda way=way: same_in(way)
+    yield "more than 2**31 numbers", beyond_32_bits
+    for length in (16384, 131072):
+        for name in ("none", "full", "t5", "shaw"):
+            yield f"memory {name} n={length}", lambda name=name, n=length: memory(name, n)
+    for name in ("full", "shaw"):
+        yield f"compute-sanitizer {name}", lambda name=name: sanitized(name)
+
+
+def results_of(
+    kind: torch.dtype, inputs: list[Tensor], name: str, tensors: list[Tensor], d_out: Tensor, **options: Any
+) -> list[Tensor]:
+    """Return the output and all gradients in a dtype."""
+    wide = torch.promote_types(kind, torch.float32)
+    leaves = [tensor.detach().to(kind).requires_grad_() for tensor in inputs]
+    own = [tensor.detach().to(wide).requires_grad_() for tensor in tensors]
+    torch.manual_seed(3)  # of dropout
+    out = attention(*leaves, rebuilt(name, own), **options)
+    return [out.detach(), *torch.autograd.grad(out, [*leaves, *own], d_out.to(out.dtype))]
+
+
+def errors(found: list[Tensor], truth: list[Tensor]) -> list[float]:
+    """Return the relative error of each tensor."""
+    pairs = zip(found, truth, strict=True)
+    return [float((one.double() - two).norm() / two.norm().clamp_min(1e-30)) for one, two in pairs]
+
+
+def correct(name: str, option: str, length: int, dtype: torch.dtype = torch.bfloat16, dim: int = 64) -> Report:
+    """Compare with float64, beside blockwise attention in the same dtype; and ten runs with one another."""
+    torch.manual_seed(0)
+    inputs = content(1, 2, length, dim, dtype)
+    _, tensors = terms_of(name, 1, 2, length, dim)
+    d_out, options = torch.randn_like(inputs[0]), OPTIONS[option](length)
+    run = functools.partial(results_of, inputs=inputs, name=name, tensors=tensors, d_out=d_out, **options)
+    found = run(dtype, backend="triton")
+    truth = run(torch.float64, backend="reference")
+    got, plain = errors(found, truth), errors(run(dtype, backend="blockwise"), truth)
+    same = all(
+        all(torch.equal(*pair) for pair in zip(found, run(dtype, backend="triton"), strict=True)) for _ in range(9)
     )
+    return {
+        "errors": [error if math.isfinite(error) else str(error) for error in got],
+        "blockwise": plain,
+        "ok": max(got) <= 2 * max(plain),
+        "same bits ten times": same,
+    }
+
+
+def compile_beforehand() -> Report:
+    """Compile the kernels of all cases in parallel; Triton keeps them on disk."""
+    workers = max(1, min(16, len(os.sched_getaffinity(0))))
+    command = [sys.executable, __file__, "--out=unused"]
+    running = [subprocess.Popen([*command, f"--compile={worker}/{workers}"]) for worker in range(workers)]
+    return {"workers": workers, "failed": sum(process.wait() != 0 for process in running)}
+
+
+def compile_share(worker: int, workers: int) -> None:
+    """Compile every case whose turn it is, for lengths that divide by 16 and others."""
+    cases = [(*case, length) for case in CASES for length in (1024, 1000, 4097)]
+    for name, option, length in cases[worker::workers]:
+        inputs = content(1, 2, length, 64, torch.bfloat16)
+        tensors = terms_of(name, 1, 2, length, 64)[1]
+        options = OPTIONS[option](length)
+        results_of(torch.bfloat16, inputs, name, tensors, inputs[0], backend="triton", **options)
+
+
+WAYS = ("a CUDA graph", "torch.compile", "a second stream", "autocast", "sequences without padding", "shared keys")
+
+
+def same_in(way: str) -> Report:
+    """Compute a call in another way than plainly, and compare."""
+    torch.manual_seed(0)
+    length = 1000
+    inputs = content(1, 4, length, 64, torch.bfloat16, key_heads=2 if way == "shared keys" else 4)
+    bias = table(4, 2 * length - 1)
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention(query, key, value, [OffsetBias(bias, 1 - length)], backend="triton")
+
+    plain = call(*inputs)
+    d_out = torch.randn_like(plain)
+    expected = [plain, *torch.autograd.grad(plain, [*inputs, bias], d_out)]
+    step = call
+    outside: Any = nullcontext()
+    match way:
+        case "torch.compile":
+            step = torch.compile(call)
+        case "a second stream":
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            outside = torch.cuda.stream(stream)
+        case "autocast":
+            outside = torch.autocast("cuda", torch.bfloat16)
+        case "sequences without padding":
+            cu_seqlens = torch.tensor([0, length], dtype=torch.int32, device=DEVICE)
+
+            def step(*rows: Tensor) -> Tensor:
+                flat = [row.squeeze(0).transpose(0, 1) for row in rows]
+                terms = [OffsetBias(bias, 1 - length)]
+                out = attention_varlen(*flat, terms, cu_seqlens_q=cu_seqlens, backend="triton")
+                return out.transpose(0, 1).unsqueeze(0)
+
+        case "shared keys":
+
+            def step(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                return call(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1))
+
+        case "a CUDA graph":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = call(*inputs)
+                found = [out, *torch.autograd.grad(out, [*inputs, bias], d_out)]
+            graph.replay()
+            torch.cuda.synchronize()
+            return {"errors": errors(found, [each.double() for each in expected])}
+    with outside:
+        out = step(*inputs)
+        found = [out, *torch.autograd.grad(out, [*inputs, bias], d_out)]
+    torch.cuda.synchronize()
+    return {"errors": errors(found, [each.double() for each in expected])}
+
+
+def beyond_32_bits() -> Report:
+    """The last head of tensors with more than 2**31 numbers is what it is alone."""
+    batch, length = 11, 16384
+    torch.manual_seed(0)
+    with torch.no_grad():
+        inputs = [torch.randn(batch, HEADS * 16, length, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
+        query, key = inputs
+        bias = table(HEADS * 16, 33).detach()
+        whole = attention(query, key, key, [OffsetBias(bias, -16)], window=256, backend="triton")[-1:, -1:]
+        last = query[-1:, -1:], key[-1:, -1:], key[-1:, -1:]
+        alone = attention(*last, [OffsetBias(bias[-1:], -16)], window=256, backend="triton")
+    return {"numbers": query.numel(), "equal": torch.equal(whole, alone)}
+
+
+def memory(name: str, length: int) -> Report:
+    """Measure a training step's peak memory beyond its inputs, in MiB, and in the size of its queries."""
+    inputs = content(1, HEADS, length, 64, torch.bfloat16)
+    terms, tensors = terms_of(name, 1, HEADS, length, 64)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = attention(*inputs, terms, backend="triton")
+    torch.autograd.grad(out, [*inputs, *tensors], torch.ones_like(out))
+    used = torch.cuda.max_memory_allocated() - before
+    return {"MiB": round(used / 2**20, 1), "queries": round(used / (inputs[0].numel() * 2), 2)}
+
+
+def sanitized(name: str) -> Report:
+    """Run one small call under NVIDIA's compute-sanitizer, where it is installed."""
+    if (tool := shutil.which("compute-sanitizer")) is None:
+        return {"skipped": "compute-sanitizer is not installed"}
+    program = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); import gpu_check as g; "
+    program += f"g.correct({name!r}, '', 200)"
+    done = subprocess.run([tool, sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    return {"returned": done.returncode, "output": (done.stdout + done.stderr)[-1500:]}
+
+
+# --- part "speed"
+
+
+def speed() -> Iterator[tuple[str, Step]]:
+    yield "counts", counts
+    for shape in SHAPES:
+        yield f"times {shape}", lambda shape=shape: times(*shape)
+
+
+def counts() -> list[Report]:
+    """Count instructions for this GPU, to hold the times against them."""
+    major, minor = torch.cuda.get_device_capability()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "counts.json"
+        command = [sys.executable, str(Path(__file__).with_name("gpu_static.py")), f"--gpus={10 * major + minor}"]
+        options = ["--dtypes=bfloat16", "--dims=64", "--terms=plain,bias,t5", f"--out={out}"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        kernels: list[Report] = json.loads(out.read_text())["kernels"]
+        return kernels
+
+
+def ways_to_attend(batch: int, length: int, dim: int) -> Iterator[tuple[str, Callable[[], Tensor], list[Tensor]]]:
+    """Yield what is timed: a name, the forward pass, and what has gradients."""
+    inputs = content(batch, HEADS, length, dim, torch.bfloat16)
+    kinds = torch.nn.attention.SDPBackend
+    for causal in (False, True):
+        ending = " causal" if causal else ""
+        others = {
+            "flash": kinds.FLASH_ATTENTION,
+            "cudnn": kinds.CUDNN_ATTENTION,
+            "efficient": kinds.EFFICIENT_ATTENTION,
+        }
+        for name, kind in others.items():
+
+            def fused(kind: Any = kind, causal: bool = causal) -> Tensor:
+                with torch.nn.attention.sdpa_kernel(kind):
+                    return functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+
+            yield f"{name}{ending}", fused, inputs
+        for name in ("none", "full", "t5", "shaw"):
+            for kept in (True, False):
+                terms, tensors = terms_of(name, batch, HEADS, length, dim)
+                label = f"ours {name}{'' if kept else ' one pass'}{ending}"
+                options = {"causal": causal, "deterministic": kept, "backend": "triton"}
+                yield label, functools.partial(attention, *inputs, terms, **options), [*inputs, *tensors]
+    numbers = table(HEADS, 2 * length - 1)
+    at = torch.arange(length, device=DEVICE)
+    columns = at[None, :] - at[:, None] + length - 1
+
+    def dense() -> Tensor:
+        mask = numbers.to(torch.bfloat16)[:, columns][None]
+        return functional.scaled_dot_product_attention(*inputs, attn_mask=mask)
+
+    yield "dense bias", dense, [*inputs, numbers]
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention)
+    for learned in (True, False):
+        own = numbers if learned else numbers.detach()
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, own: Tensor = own) -> Tensor:
+            return score + own[h, j - i + length - 1]
+
+        label = "flex, table learned" if learned else "flex, table fixed"
+        yield label, functools.partial(compiled, *inputs, score_mod=modify), [*inputs, own] if learned else inputs
+
+
+def times(batch: int, length: int, dim: int) -> Report:
+    """Time the GPU alone, in a CUDA graph, and the host alone; milliseconds, forward and backward with all gradients.
+
+    ``speed`` is the median over rounds of the time of torch's flash attention, in the same round, by this time.
+    """
+    found: Report = {}
+    graphs: dict[str, list[Any]] = {}
+    for name, forward, leaves in ways_to_attend(batch, length, dim):
+        try:
+            graphs[name], found[name] = _prepared(forward, leaves)
+        except Exception:
+            found[name] = {"error": traceback.format_exc()[-800:]}
+    for place, way in enumerate(("forward", "train")):
+        taken: dict[str, list[float]] = {name: [] for name in graphs}
+        for _ in range(7):
+            for name, captured in graphs.items():
+                taken[name].append(_on_gpu(captured[place].replay))
+        for name, seconds in taken.items():
+            base = taken.get("flash causal" if name.endswith("causal") else "flash", seconds)
+            ratio = statistics.median(one / two for one, two in zip(base, seconds, strict=True))
+            found[name][way] = {"ms": round(statistics.median(seconds), 4), "speed": round(ratio, 3)}
+    return found
+
+
+def _prepared(forward: Callable[[], Tensor], leaves: list[Tensor]) -> tuple[list[Any], Report]:
+    """Return graphs of the forward pass and of training, and the host's milliseconds of both."""
+    d_out = torch.randn_like(forward().detach())
+
+    def only_forward() -> None:
+        with torch.no_grad():
+            forward()
+
+    def train() -> None:
+        torch.autograd.grad(forward(), leaves, d_out)
+
+    captured, host = [], {}
+    for name, step in (("host forward", only_forward), ("host train", train)):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        host[name] = round(statistics.median(_on_host(step) for _ in range(9)), 4)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        captured.append(graph)
+    return captured, host
+
+
+def _on_host(step: Step) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    step()
+    return (time.perf_counter() - begun) * 1e3
+
+
+def _on_gpu(step: Step, repeats: int = 5) -> float:
+    """Return milliseconds of the GPU for a step, after one to warm up."""
+    step()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(repeats):
+        step()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / repeats
+
+
+# --- part "tests"
+
+
+def tests() -> Iterator[tuple[str, Step]]:
+    for name, seconds in (("test_one_pass", 150.0), ("test_triton", 260.0)):
+        yield name, lambda name=name, seconds=seconds: run_tests(f"tests/kernels/{name}.py", seconds)
+
+
+def run_tests(file: str, seconds: float) -> Report:
+    """Run the tests of a file in several processes, because compiling their many kernels takes long."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT / "src")
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts="]
+    where: Report = {"cwd": ROOT, "env": environment, "text": True}
+    listed = subprocess.run([*pytest, file, "--collect-only", "-q"], **where, capture_output=True)
     names = [line for line in listed.stdout.splitlines() if "::" in line]
     if not names:
         return {"error": "no tests", "output": (listed.stdout + listed.stderr)[-3000:]}
-    workers = max(1, min(12, os.cpu_count() or 1))
+    workers = max(1, min(12, len(os.sched_getaffinity(0))))
     deadline = time.monotonic() + seconds
     running = []
     for worker in range(workers):
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it must stay open after the loop
-        command = [*pytest, "--tb=short", "-v", "-o", "addopts=", *names[worker::workers]]
+        command = [*pytest, "--tb=short", "-v", *names[worker::workers]]
         running.append((subprocess.Popen(command, **where, stdout=log, stderr=subprocess.STDOUT), log))
     passed, unfinished, failures = 0, 0, []
     for process, log in running:
@@ -120,227 +526,7 @@ def tests(seconds: float) -> dict[str, Any]:
     return {"tests": len(names), "passed": passed, "processes that ran out of time": unfinished, "failures": failures}
 
 
-# --- what the kernels compile to
-
-
-def counts() -> list[dict[str, Any]]:
-    """Count registers, spills and instructions for this GPU, to compare them with the times."""
-    major, minor = torch.cuda.get_device_capability()
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "counts.json"
-        command = [sys.executable, str(Path(__file__).with_name("gpu_static.py")), f"--gpus={10 * major + minor}"]
-        subprocess.run([*command, "--dtypes=bfloat16", "--dims=64", f"--out={out}"], check=True, capture_output=True)
-        kernels: list[dict[str, Any]] = json.loads(out.read_text())["kernels"]
-        return kernels
-
-
-# --- the variants
-
-
-def terms_of(name: str, tables: list[Tensor]) -> list[Any]:
-    if name == "shaw":
-        return [OffsetKeys(tables[0], -16), OffsetValues(tables[1], -16)]
-    return [OffsetBias(tables[0], -(tables[0].shape[1] // 2))] if tables else []
-
-
-def tables_of(name: str, length: int, head_dim: int) -> list[Tensor]:
-    shapes: dict[str, list[tuple[int, ...]]] = {
-        "none": [],
-        "full": [(HEADS, 2 * length - 1)],
-        "t5": [(HEADS, 183)],
-        "tisa": [(HEADS, 61)],
-        "shaw": [(1, 33, head_dim), (1, 33, head_dim)],
-    }
-    return [(torch.randn(shape, device=DEVICE) * 0.3).requires_grad_() for shape in shapes[name]]
-
-
-def content(batch: int, length: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
-    # (batch, length, heads, head_dim) in memory, the layout that projections produce.
-    shape = (batch, length, HEADS, head_dim)
-    return [torch.randn(shape, device=DEVICE, dtype=dtype).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
-
-
-# --- correctness
-
-
-def correct(
-    dtype: torch.dtype, length: int, head_dim: int, names: tuple[str, ...] = ("none", "full", "t5", "shaw")
-) -> dict[str, Any]:
-    """Measure errors against float64, next to those of plain fused attention in the same dtype."""
-    found: dict[str, Any] = {}
-    torch.manual_seed(0)
-    global HEADS
-    heads, HEADS = HEADS, 2  # the reference materializes everything in float64
-    try:
-        inputs = content(1, length, head_dim, dtype)
-        d_out = torch.randn_like(inputs[0])
-
-        def gradients(kind: torch.dtype, function: Callable[..., Tensor], tables: list[Tensor]) -> list[Tensor]:
-            leaves = [tensor.detach().to(kind).requires_grad_() for tensor in inputs]
-            own = [tensor.detach().to(torch.promote_types(kind, torch.float32)).requires_grad_() for tensor in tables]
-            out = function(*leaves, own)
-            return [out.detach(), *torch.autograd.grad(out, [*leaves, *own], d_out.to(kind))]
-
-        def errors(ours: list[Tensor], truth: list[Tensor]) -> list[float]:
-            return [
-                float((one.double() - two).norm() / two.norm().clamp_min(1e-30))
-                for one, two in zip(ours, truth, strict=True)
-            ]
-
-        for causal in (False, True):
-
-            def plain(query: Tensor, key: Tensor, value: Tensor, tables: list[Tensor], causal: bool = causal) -> Tensor:
-                return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-
-            baseline = max(errors(gradients(dtype, plain, []), gradients(torch.float64, plain, [])))
-            for name in names:
-                tables = tables_of(name, length, head_dim)
-
-                def ours(
-                    query: Tensor,
-                    key: Tensor,
-                    value: Tensor,
-                    tables: list[Tensor],
-                    backend: str = "triton",
-                    name: str = name,
-                    causal: bool = causal,
-                ) -> Tensor:
-                    return attention(query, key, value, terms_of(name, tables), causal=causal, backend=backend)
-
-                def reference(*arguments: Any, function: Callable[..., Tensor] = ours) -> Tensor:
-                    return function(*arguments, backend="reference")
-
-                first, second = (gradients(dtype, ours, tables) for _ in range(2))
-                got = errors(first, gradients(torch.float64, reference, tables))
-                found[f"{name}{' causal' if causal else ''}"] = {
-                    "errors": [error if math.isfinite(error) else str(error) for error in got],
-                    "plain": baseline,
-                    "ok": max(got) <= 2 * baseline,
-                    "deterministic": all(torch.equal(*pair) for pair in zip(first, second, strict=True)),
-                }
-    finally:
-        HEADS = heads
-    return found
-
-
-# --- speed
-
-
-def speed(batch: int, length: int, head_dim: int) -> dict[str, Any]:
-    """Measure speed ratios to flash attention without bias, forward and training, in bfloat16."""
-    dtype = torch.bfloat16
-    torch.manual_seed(0)
-    query, key, value = content(batch, length, head_dim, dtype)
-    d_out = torch.randn(batch, length, HEADS, head_dim, device=DEVICE, dtype=dtype).transpose(1, 2)
-    results: dict[str, Any] = {}
-    steps: dict[str, tuple[Step, Step]] = {}
-
-    def pair(function: Callable[[], Tensor], leaves: list[Tensor]) -> tuple[Step, Step]:
-        def forward() -> None:
-            with torch.no_grad():
-                function()
-
-        def train() -> None:
-            torch.autograd.grad(function(), leaves, d_out)
-
-        return forward, train
-
-    def add(name: str, function: Callable[[], Tensor], leaves: list[Tensor]) -> None:
-        try:
-            ways = pair(function, leaves)
-            for step in ways:
-                step()
-            torch.cuda.synchronize()
-            steps[name] = ways
-        except Exception:
-            results[name] = {"error": traceback.format_exc()[-1500:]}
-
-    content_leaves = [query, key, value]
-    for causal in (False, True):
-        suffix = " causal" if causal else ""
-
-        def plain(causal: bool = causal) -> Tensor:
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-                return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-
-        add(f"plain{suffix}", plain, content_leaves)
-        for name in ("none", "full", "t5", "tisa", "shaw"):
-            tables = tables_of(name, length, head_dim)
-
-            def ours(name: str = name, tables: list[Tensor] = tables, causal: bool = causal) -> Tensor:
-                return attention(query, key, value, terms_of(name, tables), causal=causal, backend="triton")
-
-            add(f"{name}{suffix}", ours, content_leaves + tables)
-
-    table = tables_of("full", length, head_dim)[0]
-    offsets = torch.arange(length, device=DEVICE)
-    columns = offsets[None, :] - offsets[:, None] + length - 1
-
-    def dense() -> Tensor:
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=table.to(dtype)[:, columns][None])
-
-    if batch * HEADS * length * length * 2 < 40e9:
-        add("dense learnable bias", dense, [*content_leaves, table])
-
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compiled = torch.compile(flex_attention)
-
-    def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + table[h, j - i + length - 1]
-
-    def flex() -> Tensor:
-        return compiled(query, key, value, score_mod=modify)
-
-    add("flex learnable table", flex, [*content_leaves, table])
-
-    for way, index in (("forward", 0), ("train", 1)):
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(9):
-            for name, ways in steps.items():
-                times[name].append(timed(ways[index]))
-        for name, seconds in times.items():
-            base = times["plain causal" if name.endswith("causal") else "plain"]
-            ratio = statistics.median(one / two for one, two in zip(base, seconds, strict=True))
-            results.setdefault(name, {})[way] = {"ms": round(statistics.median(seconds), 4), "speed": round(ratio, 3)}
-    return results
-
-
-def timed(step: Step, repeats: int = 5) -> float:
-    """Return milliseconds per step, by CUDA events, after one warm-up step."""
-    step()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(repeats):
-        step()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / repeats
-
-
-def memory() -> dict[str, Any]:
-    """Measure a training step's peak memory beyond its inputs, in MiB, at growing lengths."""
-    found: dict[str, Any] = {}
-    for length in (2048, 4096, 8192, 16384):
-        inputs = content(1, length, 64, torch.bfloat16)
-        for name in ("plain", "full", "t5", "shaw"):
-            try:
-                tables = [] if name == "plain" else tables_of(name, length, 64)
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
-                before = torch.cuda.memory_allocated()
-                torch.cuda.reset_peak_memory_stats()
-                if name == "plain":
-                    out = functional.scaled_dot_product_attention(*inputs)
-                else:
-                    out = attention(*inputs, terms_of(name, tables), backend="triton")
-                torch.autograd.grad(out, [*inputs, *tables], torch.ones_like(out))
-                del out
-                found[f"{name} n={length}"] = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-            except Exception:
-                found[f"{name} n={length}"] = traceback.format_exc()[-600:]
-    return found
-
+PARTS: dict[str, Callable[[], Iterator[tuple[str, Step]]]] = {"first": first, "speed": speed, "tests": tests}
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
 
 # Triton reads this when it is imported: without a GPU, its kernels run in its interpreter.
 if not torch.cuda.is_available():
@@ -21,11 +20,16 @@ if os.environ.get("WHEREFORMER_TEST_POISON") == "1":
 
     poison()
 
-from . import shapes  # noqa: E402 - it imports the package, and so Triton
 from .every import EVERY  # noqa: E402
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
-settings.load_profile("repeatable")
+try:
+    from hypothesis import settings
+except ImportError:
+    # A bare GPU machine runs tests that draw no examples.
+    pass
+else:
+    settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+    settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     if os.environ.get("WHEREFORMER_TEST_SHAPES") == "1":
         # The modules that tests use are imported now, and what they import later finds checked functions there.
+        from . import shapes
+
         shapes.install()
     # Trainings collect garbage, and what was imported and collected is most of what is looked through.
     gc.collect()

@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,7 +43,10 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from tests.kernels import interpreter  # it imports Triton
 
 interpreter.mend()
-arguments, backend = (importlib.import_module(f"whereformer.kernels.triton.{name}") for name in ("arguments", "launch"))
+arguments, available, backend, blocks = (
+    importlib.import_module(f"whereformer.kernels.triton.{name}")
+    for name in ("arguments", "available", "launch", "blocks")
+)
 
 
 IN_SHORT = {
@@ -206,6 +210,79 @@ def test_parts_merge_into_the_whole():
     assert_same(merge_attention(*zip(*parts, strict=True)), whole, [query, key, value, table])
 
 
+# --- the gradient of a bias, which is summed in whole numbers
+
+
+@pytest.mark.parametrize("magnitude", [1e-25, 1e25])
+def test_gradients_of_a_bias_at_any_magnitude(magnitude):
+    leaves = leaves_of(*content(20, 33), random(HEADS, 9))
+    grads = []
+    for name in ("triton", "reference"):
+        out = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], backend=name)
+        grads.append(torch.autograd.grad(out, leaves[3], output_gradient(out).float() * magnitude)[0] / magnitude)
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of the interpreter
+def test_gradients_of_a_bias_are_never_finite_by_mistake(number):
+    leaves = leaves_of(*content(20, 33), random(HEADS, 9))
+    out = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], backend="triton")
+    d_out = torch.ones_like(out)
+    d_out[0, :, 3] = number
+    assert not torch.autograd.grad(out, leaves[3], d_out)[0].isfinite().any()
+
+
+def test_gradients_of_a_bias_are_the_same_bits_whatever_the_order():
+    """Of additions, here of the batch; rows of a batch differ in magnitude."""
+    leaves = leaves_of(*content(40, 40), random(HEADS, 79))
+    leaves[2] = (leaves[2].detach() * torch.tensor([1.0, 1e3], device=DEVICE)[:, None, None, None]).requires_grad_()
+    grads = []
+    for order in ([0, 1], [1, 0]):
+        inputs = [leaf[order] for leaf in leaves[:3]]
+        out = attention(*inputs, [OffsetBias(leaves[3], -39)], backend="triton")
+        d_out = torch.arange(out.numel(), device=DEVICE).float().sin().view_as(out)[order]
+        grads.append(torch.autograd.grad(out, leaves[3], d_out)[0])
+    assert torch.equal(*grads)
+
+
+REAL_TILES = {
+    "bias": (["bias_for_all_offsets"], {}),
+    "T5 by rows of 64": (["bias"], {"causal": True}),
+    "window": (["bias"], {"window": (40, 7)}),
+    "one pass": (["bias_for_all_offsets"], {"deterministic": False}),
+    "ids": (["bias"], {"query_positions": torch.arange(140, device=DEVICE) * 7 % 11}),
+    "strides": (["bias"], {"query_positions": Positions(3, 2, 140)}),
+    "vectors": (["keys", "values"], {}),
+}
+QUICK_TILES = [("bias", 9), ("window", 8)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs always have real tiles")
+@pytest.mark.parametrize(
+    ("case", "capability"),
+    [
+        pytest.param(case, capability, marks=() if (case, capability) in QUICK_TILES else pytest.mark.slow)
+        for case in REAL_TILES
+        for capability in (8, 9)
+    ],
+)
+def test_tiles_of_real_sizes(case, capability, monkeypatch):
+    """The interpreter's own tiles are small."""
+    small = blocks.blocks_of
+
+    def real(kernel, problem):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(available, "interpreted", lambda: False)
+            patched.setattr(available, "capability", lambda device: (capability, 0))
+            return small(kernel, problem)
+
+    for name in ("launch", "backward"):
+        monkeypatch.setattr(importlib.import_module(f"whereformer.kernels.triton.{name}"), "blocks_of", real)
+    names, options = REAL_TILES[case]
+    check("triton", content(140, 150, batch=1), terms_of(names, 140, 150), **options)
+
+
 # --- what it cannot take
 
 
@@ -232,16 +309,52 @@ def test_says_which_tables_of_queries_are_too_long():
     assert "triton" not in explain(*shorter, [term]).unavailable
 
 
-def test_needs_a_cuda_device_unless_interpreted(monkeypatch):
+@pytest.mark.parametrize("kind", ["cpu", "mps", "xpu"])
+def test_needs_a_cuda_device_unless_interpreted(kind, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="needs a CUDA device, got cpu"):
-        attention(*[torch.zeros(1, 2, 4, 16)] * 3, backend="triton")
+    call = make_call(*[torch.zeros(1, 2, 4, 16)] * 3)
+    expected = f"'triton' needs a CUDA device, got {kind}; use backend='blockwise'"
+    assert available.unavailable(call, torch.device(kind)) == expected
+
+
+GPUS = {
+    "needs an NVIDIA GPU, got one of AMD's": {"hip": "6.4"},
+    "needs Triton 3.6, got 3.5.1": {"version": "3.5.1"},
+    "needs compute capability 8.0, got 7.5": {"capability": (7, 5)},
+    "needs 99 KiB of shared memory for a block, got 64": {"shared": 64},
+    "needs 227 KiB of shared memory for a block, got 99": {"capability": (9, 0)},
+    "": {"version": "3.10.0"},
+}
+
+
+@pytest.mark.parametrize("expected", GPUS)
+def test_says_which_gpus_it_cannot_use(expected, monkeypatch):
+    gpu = {"hip": None, "version": "3.6.0", "capability": (8, 9), "shared": 99, **GPUS[expected]}
+    properties = SimpleNamespace(shared_memory_per_block_optin=gpu["shared"] * 1024)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "hip", gpu["hip"])
+    monkeypatch.setattr(available, "_version", lambda: gpu["version"])
+    reason = available.unavailable(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
+    assert reason == (f"'triton' {expected}; use backend='blockwise'" if expected else None)
 
 
 def test_needs_positions_that_fit():
     tensors = [torch.zeros(1, 2, 4, 16, device=DEVICE)] * 3
     with pytest.raises(ValueError, match=r"needs offsets below 2\*\*30"):
         attention(*tensors, key_positions=Positions(2**31, 1, 4), backend="triton")
+
+
+@pytest.mark.parametrize("stride", [2**22, 2**24, 2**29])
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
+def test_tiles_that_reach_beyond_32_bits_are_refused(stride, options):
+    """The offsets of four positions fit, but not those of the 128 in a tile."""
+    tensors, at = [torch.zeros(1, 2, 4, 16, device=DEVICE)] * 3, Positions(0, stride, 4)
+    with pytest.raises(
+        ValueError, match=r"needs offsets below 2\*\*30, also in tiles that reach beyond the ends, got \d+;"
+    ):
+        attention(*tensors, query_positions=at, key_positions=at, backend="triton", **options)
 
 
 def test_importing_needs_no_triton():

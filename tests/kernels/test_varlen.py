@@ -18,6 +18,7 @@ from whereformer import (
     attention,
     attention_varlen,
 )
+from whereformer.kernels import varlen
 
 DIM = 8
 SEQUENCES = {
@@ -354,3 +355,21 @@ def test_an_unknown_option_is_refused():
     for name in ("dropout", "always_within"):
         with pytest.raises(TypeError, match=f"^{name}: attention_varlen has no such argument"):
             attention_varlen(rows(), rows(), rows(), cu_seqlens_q=seqlens([4]), **{name: 0.1})
+
+
+def test_triton_knows_positions_where_offsets_are_those_of_the_row():
+    """Its kernels mask pairs and load positions only where they must."""
+    rows, lengths = [torch.zeros(20, 2, 16)] * 3, torch.tensor([0, 7, 20], dtype=torch.int32)
+    positions = torch.arange(20)
+
+    def known(cu_seqlens_k=None, affine=True, **options):
+        given = varlen.as_batch(*rows, (), lengths, cu_seqlens_k, options, affine)
+        assert torch.equal(given.options["query_documents"], (positions >= 7).long().unsqueeze(0))
+        return "key_positions" not in given.options
+
+    assert known()
+    assert known(lengths, window=3)
+    assert not known(affine=False)
+    assert not known(torch.tensor([0, 9, 20], dtype=torch.int32))
+    assert not known(window=3, sink_tokens=1)
+    assert not known(query_positions=positions)

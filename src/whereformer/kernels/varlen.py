@@ -47,11 +47,16 @@ def as_batch(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None,
     options: Mapping[str, Any],
+    affine: bool = False,
 ) -> Arguments:
     """Check arguments of :func:`whereformer.attention_varlen` and return those of attention: a row of documents, or a
     batch if all sequences are known to have one length.
 
     The output of either is brought back by :func:`as_rows`.
+
+    Args:
+        affine: let documents have the positions of the row where offsets are the same then, which Triton's kernels know
+            without loading them. Other backends keep the order of their sums only with positions of their own.
 
     Raises:
         TypeError, ValueError: if the sequences do not fit the tensors, or for an option that has no meaning for them.
@@ -65,6 +70,7 @@ def as_batch(
         if isinstance(term, TABLES) and term.step != 1:
             raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
     _check_options(options, n_q, n_k)
+    affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q) and not options.get("sink_tokens")
     if cu_seqlens_k is None:
         if n_q != n_k:
             raise ValueError(f"cu_seqlens_k: needed, because query has {n_q} rows and value has {n_k}")
@@ -78,7 +84,7 @@ def as_batch(
     given = Arguments(query, key, value, terms, dict(options))
     if q_lengths and k_lengths and len({*q_lengths}) == len({*k_lengths}) == 1:
         return _batch(given, len(q_lengths), q_lengths[0], k_lengths[0])
-    return _documents(given, cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64))
+    return _documents(given, cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64), affine)
 
 
 def as_rows(output: Tensor) -> Tensor:
@@ -86,20 +92,23 @@ def as_rows(output: Tensor) -> Tensor:
     return output.transpose(1, 2).flatten(0, 1)
 
 
-def _documents(given: Arguments, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Arguments:
-    """Return the sequences as documents of one row."""
+def _documents(given: Arguments, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, affine: bool) -> Arguments:
+    """Return the sequences as documents of one row; see :func:`as_batch`."""
     value = given.value
     n_q, n_k = (value if given.query is None else given.query).shape[2], value.shape[2]
     query_rows, key_rows = (torch.arange(n, device=value.device) for n in (n_q, n_k))
     of_query, of_key = _sequence_of(query_rows, cu_seqlens_q), _sequence_of(key_rows, cu_seqlens_k)
+    documents = {"query_documents": of_query.unsqueeze(0), "key_documents": of_key.unsqueeze(0)}
+    names = ("query_positions", "key_positions")
+    if affine and all(given.options.get(name) is None for name in names):
+        return given._replace(options={**given.options, **documents})
     # The last query has the position of the last key.
     lengths = cu_seqlens_k[of_query + 1] - cu_seqlens_k[of_query]
     positions = {
         "query_positions": query_rows - cu_seqlens_q[of_query + 1] + lengths,
         "key_positions": key_rows - cu_seqlens_k[of_key],
     }
-    chosen = {name: where for name in positions if (where := given.options.get(name)) is not None}
-    documents = {"query_documents": of_query.unsqueeze(0), "key_documents": of_key.unsqueeze(0)}
+    chosen = {name: where for name in names if (where := given.options.get(name)) is not None}
     return given._replace(options={**given.options, **positions, **chosen, **documents})
 
 

@@ -60,7 +60,7 @@ class BiasTable(NamedTuple):
     """A table of numbers over offsets."""
 
     log2: Any  # (heads, length), in units of log2; None if a call has no such table
-    first: Any  # the offset of the first column
+    end: Any  # the offset after the last column: in a table of every offset it divides by 16 where the lengths do
     length: Any
 
 
@@ -176,8 +176,6 @@ class TableSums(NamedTuple):
     between them, in pieces, so that those of a tile are neighbors in memory: (batch, heads, pieces, rows, SUMS_WIDTH).
     """
 
-    bias_ends: Any
-    bias_rows: Any  # with explicit positions
     key_table_ends: Any
     key_table_rows: Any
     value_table_ends: Any  # these are of weights
@@ -229,18 +227,23 @@ class KeyGradients(NamedTuple):
     query_table: KeyRowSums
 
 
-class DiagonalSums(NamedTuple):
-    """Sums of the scores' gradient by key index - query index, from the last query's first key on."""
+class OffsetSums(NamedTuple):
+    """Sums of the scores' gradient for the gradient of a bias, as whole numbers: the same in any order of additions.
 
-    data: Any  # (batch, heads, n_q + n_k - 1 and a margin at both ends); None if not needed
-    margin: Any  # a compile-time constant: the most queries or keys in a tile
+    If the strides of positions are the same, a row of ``data`` has the sums by key index - query index, from the last
+    query's first key on, with a margin of LARGEST_BLOCK at both ends. Otherwise it has the sums by column of the table,
+    and then for each key what is at or beyond the left end, and the right end.
+    """
+
+    data: Any  # (batch, heads, length), int64; None if not needed
+    unit: Any  # what a gradient of 1 is as a whole number
 
 
 class SharedSums(NamedTuple):
-    """The zeros, in float32, to which the programs of the one-pass kernel add."""
+    """The zeros to which several programs add."""
 
-    query: RowMatrix
-    diagonals: DiagonalSums
+    query: RowMatrix  # in float32; without data in the deterministic kernels
+    offsets: OffsetSums
 
 
 SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
@@ -311,8 +314,17 @@ def shared_by(problem: Problem) -> int:
     return problem.heads // problem.value.shape[1]
 
 
+def new_norm(like: Tensor) -> Tensor:
+    """Allocate a (1 or 2, batch, heads, n_q) norm for the kernels, whose parts are contiguous.
+
+    Each begins at a multiple of 16 bytes: kernels are compiled anew for tensors that do not.
+    """
+    numbers = like[0].numel()
+    return like.new_empty(len(like), cdiv(numbers, 4) * 4)[:, :numbers].unflatten(1, like.shape[1:])
+
+
 def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
-    """Describe a contiguous (1 or 2, batch, heads, n_q) norm to the kernels."""
+    """Describe a norm of :func:`new_norm` to the kernels."""
     return Norm(norm[0], norm[1] if len(norm) > 1 else None, delta)
 
 
@@ -422,9 +434,9 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
         scale=_scale_of(problem),
         span=TableSpan(first, last),
         bias=_bias_table(problem),
-        key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
-        query_table=_vector_table(query_products, problem.query_table, problem.first[2]),
-        value_table=_vector_table(value_products, problem.value_table, problem.first[3]),
+        key_table=_vector_table(problem, key_products, problem.key_table, problem.first[1]),
+        query_table=_vector_table(problem, query_products, problem.query_table, problem.first[2]),
+        value_table=_vector_table(problem, value_products, problem.value_table, problem.first[3]),
         levels=Levels(level_matrix(problem.query_levels, batch), level_matrix(problem.key_levels, batch)),
         dense=pair_matrix(problem.dense, batch),
     )
@@ -465,11 +477,6 @@ def _covers(problem: Problem, first: int, length: int) -> bool:
     return problem.query_positions is None and first <= low and high < first + length
 
 
-def bias_covers(problem: Problem) -> bool:
-    """Whether no pair of the problem reads beyond the ends of its table of numbers."""
-    return problem.bias is not None and _covers(problem, problem.first[0], problem.bias.shape[1])
-
-
 def _bias_table(problem: Problem) -> BiasTable:
     """Return the table of numbers, in units of log2."""
     bias = problem.bias
@@ -478,23 +485,24 @@ def _bias_table(problem: Problem) -> BiasTable:
     # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     lowest = torch.finfo(bias.dtype).min / 4
     bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
-    return BiasTable(bias.contiguous(), problem.first[0], bias.shape[1])
+    return BiasTable(bias.contiguous(), problem.first[0] + bias.shape[1], bias.shape[1])
 
 
-def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
+def _vector_table(problem: Problem, products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
     if table is None:
         return VectorTable(None, None, None, None)
     length = table.shape[1]
     if length > LONGEST_COMPILED:
         return VectorTable(products, first, length, None)
+    if _covers(problem, first, length):
+        # In short sequences tables end where offsets do: kernels would be compiled for every length.
+        return VectorTable(products, first, length, constant(padded(length)))
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
 def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
     """Split the problem into runs of queries small enough for their products with tables of vectors; mostly one run."""
     lengths = [table.shape[1] for table in (problem.key_table, problem.value_table) if table is not None]
-    if problem.query_positions is not None and problem.bias is not None:
-        lengths.append(problem.bias.shape[1])  # its gradient is then also summed by rows
     longest, n_q = max(lengths, default=1), problem.n_q
     room = n_q * ROW_TABLE_NUMBERS
     size = n_q if n_q * longest <= room else max(FEWEST_TABLE_ROWS, room // longest)

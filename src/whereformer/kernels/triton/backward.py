@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..problem import GRADIENTS, Problem
-from . import one_pass
+from . import bias_gradient, one_pass
 from .arguments import (
-    DiagonalSums,
     Inputs,
     KeyGradients,
     KeyRowSums,
     Known,
+    OffsetSums,
     PairRules,
     QueryGradients,
     SharedSums,
     TableSums,
     Terms,
-    bias_covers,
     by_column,
-    constant,
     dropout_seeds_of,
     inputs_of,
     key_table_rows,
     level_matrix,
     new_ends,
+    new_norm,
     new_rows,
     norm_of,
     pair_matrix,
@@ -39,11 +37,11 @@ from .arguments import (
     shared_by,
     terms_of,
 )
-from .blocks import LARGEST_BLOCK, blocks_of, cdiv
+from .blocks import blocks_of, cdiv
 
-_SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "bias", "key_table", "value_table")
+_SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
 
-_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors")
+_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors", "bias")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,8 @@ class Backward:
             # The derivatives of a row's log of its sum of exponentials are its weights.
             self.delta -= d_lse
         self.parts = list(parts_of(problem))
-        self.sums = {name: self._place(name) for name in GRADIENTS if name != "dense"}
+        self.sums = {name: self._place(name) for name in GRADIENTS if name not in ("bias", "dense")}
+        self.sums["bias"] = None
 
     def needs(self, *names: str) -> bool:
         """Whether any of these gradients is needed."""
@@ -91,7 +90,7 @@ class Backward:
         tensor: Tensor | None = getattr(self.problem, name)
         if tensor is None:
             return None
-        if name in ("bias", "key_table", "query_table", "value_table"):
+        if name in ("key_table", "query_table", "value_table"):
             return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
         of_keys = name in ("key", "value", "key_factors", "key_levels")
         in_float = name.endswith(("factors", "levels")) or (name == "query" and self.problem.key_table is not None)
@@ -122,21 +121,19 @@ class Backward:
                 self._query_gradients(part)
             if self.needs(*_SUMS_OVER_QUERIES):
                 self._key_gradients(part)
-            if self.needs("bias") and problem.query_positions is None:
-                self._diagonal_gradients(part)
             if self.needs("dense"):
                 self._dense_gradients(part)
 
     def _part(self, problem: Problem, rows: slice) -> _QueryPart:
-        d_out = self.d_out[:, :, rows]
-        norm = norm_of(self.norm[..., rows].contiguous(), self.delta[:, :, rows].contiguous())
+        d_out, norm = self.d_out[:, :, rows], self.norm[..., rows]
+        known_norm = norm_of(new_norm(norm).copy_(norm), self.delta[:, :, rows].contiguous())
         dropout_seeds = None if self.dropout_seeds is None else self.dropout_seeds[:, :, rows].contiguous()
         return _QueryPart(
             problem,
             rows,
             d_out,
             inputs_of(problem),
-            Known(row_matrix(d_out), norm),
+            Known(row_matrix(d_out), known_norm),
             terms_of(problem, d_out),
             pairs_of(problem, dropout_seeds),
         )
@@ -162,19 +159,32 @@ class Backward:
 
         problem = part.problem
         blocks, shared = blocks_of("all", problem), shared_by(problem)
-        d_query, diagonals = one_pass.shared_sums(problem, self.needs("bias"))
+        assert problem.query is not None
+        d_query = torch.zeros(problem.query.shape, dtype=torch.float32, device=problem.query.device)
+        offsets = self._offset_sums(part)
         all_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
             self._key_places(None, None),
-            SharedSums(row_matrix(d_query), DiagonalSums(diagonals, constant(LARGEST_BLOCK))),
+            SharedSums(row_matrix(d_query), offsets),
             part.terms,
             part.pairs,
             **blocks.launch,
         )
-        self.sums["query"] = d_query * problem.scale
-        if diagonals is not None:
-            self.sums["bias"] = one_pass.by_offset(problem, diagonals)
+        torch.mul(d_query, problem.scale, out=self.gradients["query"])
+        self.sums["query"] = self.gradients["query"]
+        self._add_bias_gradient(part, offsets)
+
+    def _offset_sums(self, part: _QueryPart) -> OffsetSums:
+        """Allocate the sums of the bias's gradient, if it is needed."""
+        if not self.needs("bias"):
+            return OffsetSums(None, None)
+        return bias_gradient.new_sums(part.problem, part.d_out, self.delta[:, :, part.rows])
+
+    def _add_bias_gradient(self, part: _QueryPart, offsets: OffsetSums) -> None:
+        if offsets.data is not None:
+            found, before = bias_gradient.to_table(part.problem, offsets), self.sums["bias"]
+            self.sums["bias"] = found if before is None else before + found
 
     def _key_places(self, ends: Tensor | None, rows: Tensor | None) -> KeyGradients:
         """Describe the memory of the keys' gradients to the kernels."""
@@ -197,13 +207,10 @@ class Backward:
         def rows_of(table: Tensor | None, needed: bool) -> Tensor | None:
             return None if table is None or not needed else new_rows(d_out, self.heads, problem.n_q, table.shape[1])
 
-        needs_bias = self.needs("bias") and not bias_covers(problem)
-        bias_rows = rows_of(problem.bias, needs_bias and problem.query_positions is not None)
         key_rows = rows_of(problem.key_table, self.needs("key_table", "key_table_factors", "query"))
         value_rows = rows_of(problem.value_table, self.needs("value_table"))
-        bias_ends, key_ends, value_ends = (
-            new_ends(d_out, self.heads, problem.n_q) if needed else None
-            for needed in (needs_bias, key_rows is not None, value_rows is not None)
+        key_ends, value_ends = (
+            None if rows is None else new_ends(d_out, self.heads, problem.n_q) for rows in (key_rows, value_rows)
         )
         d_query, d_factors, d_levels = (self.sums[name] for name in ("query", "query_factors", "query_levels"))
         query_gradients[(self.batch * self.heads * cdiv(problem.n_q, blocks.rows),)](
@@ -213,20 +220,13 @@ class Backward:
                 query=row_matrix(None if d_query is None else d_query[:, :, rows]),
                 factors=row_matrix(None if d_factors is None else d_factors[:, :, rows]),
                 levels=level_matrix(None if d_levels is None else d_levels[:, :, rows], self.batch),
-                tables=TableSums(bias_ends, bias_rows, key_ends, key_rows, value_ends, value_rows),
+                tables=TableSums(key_ends, key_rows, value_ends, value_rows),
             ),
             part.terms,
             part.pairs,
             **blocks.launch,
         )
-        d_bias, d_key_table, d_value_table = (self.sums[name] for name in ("bias", "key_table", "value_table"))
-        if d_bias is not None and bias_ends is not None:
-            if bias_rows is not None:
-                d_bias += by_column(bias_ends, bias_rows, d_bias.shape[1]).sum((0, 2))
-            else:
-                left, right = bias_ends.sum((0, 3)).unbind(1)
-                d_bias[:, 0] += left
-                d_bias[:, -1] += right
+        d_key_table, d_value_table = self.sums["key_table"], self.sums["value_table"]
         key_table = problem.key_table
         if key_ends is not None and key_rows is not None and d_key_table is not None and key_table is not None:
             found = by_column(key_ends, key_rows, key_table.shape[1])
@@ -249,15 +249,18 @@ class Backward:
         if table is not None and self.needs("query_table", "query_table_factors"):
             ends = new_ends(part.d_out, self.heads, problem.n_k)
             rows = new_rows(part.d_out, self.heads, problem.n_k, table.shape[1])
+        offsets = self._offset_sums(part)
         key_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
             self._key_places(ends, rows),
+            SharedSums(row_matrix(None), offsets),
             part.terms,
             part.pairs,
             ADD=len(self.parts) > 1,
             **blocks.launch,
         )
+        self._add_bias_gradient(part, offsets)
         d_table, d_factors = self.sums["query_table"], self.sums["query_table_factors"]
         if ends is not None and rows is not None and table is not None and d_table is not None:
             assert d_factors is not None
@@ -265,73 +268,11 @@ class Backward:
             d_factors += found @ table
             d_table += _fold(found.mT @ query_table_rows(problem), d_table)
 
-    def _diagonal_gradients(self, part: _QueryPart) -> None:
-        """Compute the bias's gradient between its ends, for affine positions; with the ends if each is one offset."""
-        from .jit.tile_gradients import diagonal_gradients, sum_diagonals
-
-        problem, pairs, d_out = part.problem, part.pairs, part.d_out
-        d_bias = self.sums["bias"]
-        assert d_bias is not None
-        blocks = blocks_of("tile", problem)
-        size, length, first = blocks.rows, d_bias.shape[1], problem.first[0]
-        query_start, query_stride, key_start, key_stride = problem.affine
-        start = key_start - query_start
-        divisor = math.gcd(query_stride, key_stride)
-        row_blocks, key_blocks = cdiv(problem.n_q, size), cdiv(problem.n_k, size)
-        # Take the diagonals of tiles that read one of these columns.
-        begin, end = (0, length) if bias_covers(problem) else (1, length - 1)
-        low, high = first + begin - start, first + end - 1 - start
-        low = low if problem.min_offset is None else max(low, problem.min_offset - start)
-        high = high if problem.max_offset is None else min(high, problem.max_offset - start)
-        step = size * divisor
-        first_diagonal = max(cdiv(low - key_stride * (size - 1), step), -(query_stride // divisor) * (row_blocks - 1))
-        last_diagonal = min((high + query_stride * (size - 1)) // step, key_stride // divisor * (key_blocks - 1))
-        diagonals = last_diagonal - first_diagonal + 1
-        if low > high or diagonals < 1:
-            return
-        splits = _splits(d_out.device, self.heads * diagonals, self.batch * min(row_blocks, key_blocks))
-        sums = d_out.new_empty(self.heads, diagonals, splits, size, size, dtype=torch.float32)
-        diagonal_gradients[(self.heads * diagonals * splits,)](
-            part.inputs,
-            part.known,
-            sums,
-            part.terms,
-            pairs,
-            self.batch,
-            first_diagonal,
-            diagonals,
-            splits,
-            ROW_STEP=key_stride // divisor,
-            KEY_STEP=query_stride // divisor,
-            BLOCK=size,
-            num_warps=blocks.warps,
-            num_stages=blocks.stages,
-        )
-        between = torch.zeros_like(d_bias)
-        columns = 32
-        sum_diagonals[(self.heads * cdiv(length, columns),)](
-            sums,
-            between,
-            first,
-            length,
-            start + first_diagonal * step,
-            step,
-            diagonals,
-            splits,
-            begin,
-            end,
-            pairs.query_stride,
-            pairs.key_stride,
-            BLOCK=size,
-            BLOCK_T=columns,
-        )
-        d_bias += between
-
     def _dense_gradients(self, part: _QueryPart) -> None:
         """Compute the gradient of dense scores."""
-        from .jit.tile_gradients import dense_gradients
+        from .jit.dense_gradients import dense_gradients
 
-        blocks = blocks_of("tile", part.problem)
+        blocks = blocks_of("dense", part.problem)
         size = blocks.rows
         gradient = self.gradients["dense"][:, :, part.rows]
         tiles = cdiv(part.problem.n_q, size) * cdiv(part.problem.n_k, size)
@@ -351,11 +292,3 @@ class Backward:
 def _fold(found: Tensor, table: Tensor) -> Tensor:
     """Sum a gradient per batch row and head to the shape of ``table``."""
     return found.sum(0) if table.shape[0] == found.shape[1] else found.sum((0, 1)).unsqueeze(0)
-
-
-def _splits(device: torch.device, programs: int, steps: int) -> int:
-    """Return how many parts to split the ``steps`` of each program into, so that few programs keep a GPU busy."""
-    if device.type != "cuda":
-        return min(2, steps)
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(cdiv(4 * processors, programs), cdiv(steps, 4)))

@@ -15,9 +15,7 @@ import torch
 
 from ..problem import Problem
 from . import available
-
-LARGEST_BLOCK = 128
-"""The most queries or keys in a tile."""
+from .available import LARGEST_BLOCK as LARGEST_BLOCK
 
 _ON_TENSOR_CORES = 64
 """The widest heads whose products of float32 are computed on tensor cores."""
@@ -43,14 +41,14 @@ _PLAIN = {
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 4, 1)),
-    "tile": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    "dense": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
     "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # GPUs of compute capability 9 and 10 multiply 64 rows at once.
 _PLAIN_64_ROWS = {
@@ -58,14 +56,30 @@ _PLAIN_64_ROWS = {
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "all": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 3)),
-    "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
+    "dense": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 _RICH_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+}
+# With a bias, whose gradient is summed beside those of keys.
+_BIASED = {
+    **_PLAIN,
+    "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), _PLAIN["key"][2]),
+}
+# With 99 KiB of shared memory, wide heads leave room for one program, which should have more warps.
+_SMALL = {
+    **_PLAIN,
+    "forward": (_PLAIN["forward"][0], Blocks(128, 32, 8, 2), _PLAIN["forward"][2]),
+}
+_SMALL_BIASED = {
+    "forward": (_PLAIN["forward"][0], Blocks(128, 64, 8, 2), _PLAIN["forward"][2]),
+    "query": (Blocks(128, 32, 8, 2), *_PLAIN["query"][1:]),
+    "key": (Blocks(32, 64, 4, 1), *_BIASED["key"][1:]),
+    **{kernel: _PLAIN[kernel] for kernel in ("all", "dense")},
 }
 # With a bias in a soft cap.
 _CAPPED = {
@@ -81,13 +95,13 @@ _VECTORS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
-    "tile": _RICH["tile"],
+    "dense": _RICH["dense"],
 }
 _VECTORS_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 64, 4, 1), Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
-    "tile": _RICH_64_ROWS["tile"],
+    "dense": _RICH_64_ROWS["dense"],
 }
 # Products of float32 on tensor cores keep both parts of their rows in registers, other products of float32 whole rows.
 _FLOAT = {
@@ -95,14 +109,14 @@ _FLOAT = {
     "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
     "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
     "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
     "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 # On compute capability 9, for the heads of _ON_TENSOR_CORES.
 _FLOAT_64_ROWS = {
@@ -110,14 +124,14 @@ _FLOAT_64_ROWS = {
     "query": (Blocks(128, 32, 8, 1), *_FLOAT["query"][1:]),
     "key": (Blocks(32, 128, 8, 1), *_FLOAT["key"][1:]),
     "all": (Blocks(32, 128, 8, 1), *_FLOAT["all"][1:]),
-    "tile": (Blocks(64, 64, 8, 1), *_FLOAT["tile"][1:]),
+    "dense": (Blocks(64, 64, 8, 1), *_FLOAT["dense"][1:]),
 }
 _RICH_FLOAT_64_ROWS = {
     "forward": (Blocks(128, 16, 8, 1), *_RICH_FLOAT["forward"][1:]),
     "query": (Blocks(64, 16, 4, 1), *_RICH_FLOAT["query"][1:]),
     "key": (Blocks(16, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
     "all": (Blocks(16, 64, 4, 1), *_RICH_FLOAT["all"][1:]),
-    "tile": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["tile"][1:]),
+    "dense": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["dense"][1:]),
 }
 # With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
 # instructions, and of those these need the fewest instructions for each score.
@@ -129,20 +143,20 @@ _BY_KEY_FLOAT_64_ROWS = {
 _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
     "query": Blocks(16, 32, 4, 1),
-    "key": Blocks(32, 16, 4, 1),
+    "key": Blocks(16, 32, 4, 1),
     "all": Blocks(16, 32, 4, 1),
-    "tile": Blocks(16, 16, 4, 1),
+    "dense": Blocks(16, 16, 4, 1),
 }
 
 
 def blocks_of(kernel: str, problem: Problem) -> Blocks:
-    """Return the tile sizes of a problem in the kernel "forward", "query", "key", "all" or "tile"."""
+    """Return the tile sizes of a problem in the kernel "forward", "query", "key", "all" or "dense"."""
     if available.interpreted():
         return _INTERPRETED[kernel]
     rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
     by_rows = (problem.key_table, problem.query_table, problem.value_table, problem.query_levels)
     vectors = any(tensor is not None for tensor in by_rows)
-    capability = available.capability(problem.value.device)[0]
+    capability, minor = available.capability(problem.value.device)
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
         if capability == 9:
             by_key = problem.query_table is not None or problem.key_levels is not None
@@ -153,7 +167,10 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         plain = _CAPPED_64_ROWS if problem.softcap_terms else _PLAIN_64_ROWS
         sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
-        plain = _CAPPED if problem.softcap_terms else _PLAIN
+        small = capability == 12 or (capability == 8 and minor in (6, 9))
+        biased = problem.bias is not None
+        plain = (_SMALL_BIASED if biased else _SMALL) if small else _BIASED if biased else _PLAIN
+        plain = _CAPPED if problem.softcap_terms else plain
         sizes = _RICH if rich else _VECTORS if vectors else plain
     widest = _widest(problem)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]

@@ -23,6 +23,7 @@ from ..terms import FactorPair, position_values
 from .arguments import (
     dropout_seeds_of,
     inputs_of,
+    new_norm,
     new_rows,
     norm_of,
     pairs_of,
@@ -61,7 +62,7 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
             changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
         if problem.dense is not None and len(problem.dense) not in (1, len(problem.value)):
             changes["dense"] = problem.dense.repeat_interleave(len(problem.value) // len(problem.dense), 0)
-        out, _, lse = torch.ops.whereformer.triton_forward(*replace(problem, **changes).arguments())
+        out, _, lse = _run(replace(problem, **changes) if changes else problem)
         return out, lse if call.return_lse else None
 
 
@@ -82,10 +83,7 @@ def _factors_dtype(call: Call) -> torch.dtype:
     return call.value.dtype if came == {call.value.dtype} else torch.float32
 
 
-@torch.library.custom_op(
-    "whereformer::triton_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
-)
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output and its norm, (1 or 2, batch, heads, n_q): the fields of the kernels' ``Norm``."""
     problem = Problem(*arguments)
     out, norm = _empty_output(problem)
@@ -97,8 +95,13 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         dropout_seeds = dropout_seeds_of(problem)
         for part, rows in parts_of(problem):
             seeds_of_part = None if dropout_seeds is None else dropout_seeds[:, :, rows].contiguous()
-            _run_forward(part, seeds_of_part, out[:, :, rows], norm[..., rows])
+            _fill(part, seeds_of_part, out[:, :, rows], norm[..., rows])
     return out, norm, _lse_of(norm) if problem.wants_lse else problem.new_lse()
+
+
+_forward = torch.library.custom_op(
+    "whereformer::triton_forward", _run_forward, mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+)
 
 
 @_forward.register_fake
@@ -126,12 +129,7 @@ def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
     return out, value.new_empty(2 if may_be_large else 1, batch, heads, problem.n_q, dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "whereformer::triton_backward",
-    mutates_args=(),
-    schema=f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor norm, bool[] needed, {ARGUMENTS}) -> Tensor[]",
-)
-def _backward(
+def _run_backward(
     d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any
 ) -> list[Tensor]:
     problem = Problem(*arguments)
@@ -142,6 +140,14 @@ def _backward(
         names = [name for name, wanted in zip(GRADIENTS, needed, strict=True) if wanted]
         Backward(problem, d_out, d_lse, out, norm, dict(zip(names, gradients, strict=True))).run()
     return gradients
+
+
+_backward = torch.library.custom_op(
+    "whereformer::triton_backward",
+    _run_backward,
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor norm, bool[] needed, {ARGUMENTS}) -> Tensor[]",
+)
 
 
 @_backward.register_fake
@@ -157,7 +163,7 @@ def _empty_gradients(problem: Problem, needed: Sequence[bool]) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor, wanted in zip(inputs, needed, strict=True) if wanted]
 
 
-register_gradients(_forward, _backward)
+_run = register_gradients(_forward, _backward, _run_forward, _run_backward)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -165,7 +171,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _run_forward(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
+def _fill(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
     """Fill ``out`` and ``norm``, (..., batch, heads, n_q, ...) with any strides."""
     # Imported here, because it imports Triton.
     from .jit.forward import forward
@@ -177,7 +183,7 @@ def _run_forward(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, no
         at_offset = new_rows(out, heads, problem.n_q, problem.value_table.shape[1])
         # Weights are rounded to the values' dtype too, so that tensor cores multiply them.
         values = problem.value_table.to(problem.value.dtype).unsqueeze(0).expand(batch, heads, -1, -1)
-    rows_norm = torch.empty_like(norm, memory_format=torch.contiguous_format)
+    rows_norm = new_norm(norm)
     forward[(batch * heads * cdiv(problem.n_q, blocks.rows),)](
         inputs_of(problem),
         row_matrix(out),

@@ -1,15 +1,16 @@
 """The Triton kernels of ``backend="triton"``: they compute one tile of scores at a time, in O(n) memory.
 
 Throughout, a *tile* is BLOCK_M queries by BLOCK_N keys. It is transposed in the kernel of the keys' gradients, so that
-its products need no transposed operand. Scores are in units of log2, because the hardware has exp2. No two programs add
-to the same memory, so results are the same bits from run to run; only in ``all_gradients`` they do.
+its products need no transposed operand. Scores are in units of log2, because the hardware has exp2. Programs
+that add to the same memory add whole numbers, so results are the same bits from run to run; only ``all_gradients`` adds
+to the queries' gradient in float32.
 
 - ``tiles``: rows from and to memory.
 - ``scores``: the scores of a tile.
 - ``areas``: which tiles read which part of an offset table.
 - ``offsets``: sums over the keys of a row that share an offset.
 - ``shared_sums``: atomic additions to sums that programs share.
-- ``forward``, ``query_gradients``, ``key_gradients``, ``tile_gradients``, ``all_gradients``: the kernels.
+- ``forward``, ``query_gradients``, ``key_gradients``, ``dense_gradients``, ``all_gradients``: the kernels.
 
 Only these modules import Triton, because not every build of torch comes with it.
 """

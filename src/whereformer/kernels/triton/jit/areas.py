@@ -3,7 +3,7 @@
 Tables are constant beyond their ends, so the tiles fall into areas. LEFT and RIGHT of every table, a table is one
 number per head (or row). INSIDE, it is read pair by pair. ANY makes no assumption: offsets are clamped, and keys beyond
 the end and offsets that are not allowed are masked. With affine positions the areas follow from the tile's place and
-each has its own loop; with explicit positions every tile is ANY. EDGE is INSIDE, but masked like ANY.
+each has its own loop; with explicit positions every tile is ANY.
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,6 @@ import triton.language as tl
 
 # In the order in which a row of tiles has them. A row begins with ANY too if offsets may be too small.
 LEFT, INSIDE, RIGHT, ANY = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-EDGE = tl.constexpr(3)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton.language as tl
 from .areas import ANY, INSIDE, LEFT, RIGHT, query_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
-from .shared_sums import add_diagonals, add_to_queries
+from .shared_sums import add_by_offset, add_to_queries
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
 
@@ -63,14 +63,13 @@ def _key_blocks(
             keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
-        if shared is not None:
-            if shared.diagonals.data is not None:
-                add_diagonals(shared.diagonals, d_scores, tile, pairs, AREA)
+        if shared.offsets.data is not None:
+            add_by_offset(shared.offsets, d_scores, tile, terms, pairs, AREA)
         if keys.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(q.dtype)
             d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)
-            if shared is not None:
-                add_to_queries(shared, d_products, keys.side.vectors, tile, terms, pairs, BLOCK_M)
+            if shared.query.data is not None:
+                add_to_queries(shared.query, d_products, keys.side.vectors, tile, terms, pairs, BLOCK_M)
         if keys.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
         if terms.levels.query.data is not None:
@@ -88,7 +87,7 @@ def _key_areas(
 ):
     """Add what all queries of a head contribute to the sums of a block of keys."""
     bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
-    if shared is not None:
+    if shared.query.data is not None or shared.offsets.data is not None:
         # Keys beyond the last are never stored, but they would be added to what is shared: mask them in all tiles.
         start, any_end, right_end, inside_end, left_end, end = bounds
         beyond = keys.first_key + BLOCK_N > pairs.n_k
@@ -118,7 +117,7 @@ def gradients_of_keys(
 ):
     """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there.
 
-    The sums include the queries of all heads that share the keys. If there are ``shared`` sums, add to them too.
+    The sums include the queries of all heads that share the keys. Add to those of ``shared`` sums that have data, too.
     """
     SHARED: tl.constexpr = inputs.value.shared
     blocks = tl.cdiv(pairs.n_k, BLOCK_N)
@@ -162,7 +161,7 @@ def gradients_of_keys(
 
 @triton.jit
 def key_gradients(
-    inputs, known, gradients, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    inputs, known, gradients, shared, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there."""
-    gradients_of_keys(inputs, known, gradients, None, terms, pairs, ADD, BLOCK_M, BLOCK_N)
+    gradients_of_keys(inputs, known, gradients, shared, terms, pairs, ADD, BLOCK_M, BLOCK_N)

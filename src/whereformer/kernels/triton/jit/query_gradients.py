@@ -30,7 +30,6 @@ class QuerySums(NamedTuple):
     query: Any
     factors: Any
     levels: Any
-    bias: Ends
     key_table: Ends
     value_table: Ends
 
@@ -50,7 +49,7 @@ def _query_blocks(
     BLOCK_N: tl.constexpr,
 ):
     """Add what the key blocks from ``start`` to ``end`` contribute to the sums of a block of queries."""
-    d_q, d_factors, d_levels, bias, key_table, value_table = sums
+    d_q, d_factors, d_levels, key_table, value_table = sums
     place, first_row = queries.place, queries.first_row
     for block in range(start, end):
         first = block * BLOCK_N
@@ -69,27 +68,16 @@ def _query_blocks(
             )
         if terms.levels.query.data is not None:
             d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
-        if gradients.tables.bias_ends is not None:
-            if AREA == INSIDE:
-                # Most tiles inside a long table read neither end.
-                low = pairs.start + first * pairs.key_stride - (first_row + BLOCK_M - 1) * pairs.query_stride
-                high = low + (BLOCK_N - 1) * pairs.key_stride + (BLOCK_M - 1) * pairs.query_stride
-                if (low <= terms.bias.first) | (high >= terms.bias.first + terms.bias.length - 1):
-                    bias = add_ends(bias, d_scores, terms.bias, tile, pairs, AREA)
-            else:
-                bias = add_ends(bias, d_scores, terms.bias, tile, pairs, AREA)
         if gradients.tables.key_table_rows is not None:
             key_table = add_ends(key_table, d_scores, terms.key_table, tile, pairs, AREA)
         if gradients.tables.value_table_rows is not None:
             value_table = add_ends(value_table, weights, terms.value_table, tile, pairs, AREA)
         if AREA != LEFT and AREA != RIGHT:
-            if gradients.tables.bias_rows is not None:
-                add_at_offsets(gradients.tables.bias_rows, d_scores, terms.bias, tile, pairs)
             if gradients.tables.key_table_rows is not None:
                 add_at_offsets(gradients.tables.key_table_rows, d_scores, terms.key_table, tile, pairs)
             if gradients.tables.value_table_rows is not None:
                 add_at_offsets(gradients.tables.value_table_rows, weights, terms.value_table, tile, pairs)
-    return QuerySums(d_q, d_factors, d_levels, bias, key_table, value_table)
+    return QuerySums(d_q, d_factors, d_levels, key_table, value_table)
 
 
 @triton.jit
@@ -110,7 +98,6 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
         tl.zeros([BLOCK_M, terms.levels.query.padded], tl.float32),
         no_ends(BLOCK_M),
         no_ends(BLOCK_M),
-        no_ends(BLOCK_M),
     )
     bounds, _ = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
     if pairs.query_positions is None and pairs.min_offset is not None:
@@ -125,8 +112,6 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
     store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)
     # Distances are subtracted.
     store(gradients.levels, -sums.levels, place, first_row, pairs.n_q, BLOCK_M)
-    if gradients.tables.bias_ends is not None:
-        store_ends(gradients.tables.bias_ends, sums.bias, pairs, place, row, pairs.n_q)
     if gradients.tables.key_table_rows is not None:
         store_ends(gradients.tables.key_table_ends, sums.key_table, pairs, place, row, pairs.n_q)
     if gradients.tables.value_table_rows is not None:

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from .areas import ANY, INSIDE, LEFT, RIGHT
+from .areas import ANY, LEFT, RIGHT
 from .tiles import beside_products, key_index, load_column, load_numbers, row_index
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -75,7 +75,7 @@ def from_products(table, index, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.cons
         there = tile.rows < pairs.n_q
         left = pairs.n_q - tile.first_row
         ROWS: tl.constexpr = tile.rows.numel
-    WITHIN: tl.constexpr = AREA == INSIDE or AREA >= ANY
+    WITHIN: tl.constexpr = AREA != LEFT and AREA != RIGHT
     if WITHIN and table.room is not None:
         # Load each product that the tile reads once, and gather the tile from these in shared memory.
         number = tl.arange(0, ROWS * table.room)
@@ -99,7 +99,7 @@ def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
     elif pairs.query_positions is None and pairs.query_stride + pairs.key_stride <= WIDEST_BAND:
         return _from_band(table, bias, tile, pairs)
     else:
-        return beside_products(tl.load(table + _clamped(offsets - bias.first, bias.length)))
+        return beside_products(tl.load(table + _clamped(offsets - (bias.end - bias.length), bias.length)))
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def _from_band(table, bias, tile, pairs):
     # The offset of the last row and the first column is the lowest.
     low = pairs.start + tile.first_key * pairs.key_stride - (tile.first_row + M - 1) * pairs.query_stride
     WIDTH: tl.constexpr = triton.next_power_of_2(M * pairs.query_stride + N * pairs.key_stride)
-    band = tl.load(table + _clamped(low - bias.first + tl.arange(0, WIDTH), bias.length))
+    band = tl.load(table + _clamped(low - (bias.end - bias.length) + tl.arange(0, WIDTH), bias.length))
     pair = tl.arange(0, M * N)
     if tile.rows.shape[0] == 1:
         index = (pair // M) * pairs.key_stride + (M - 1 - pair % M) * pairs.query_stride
@@ -212,13 +212,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         capped = _tanh(_bounded(scores, SATURATED * terms.scale.cap) * terms.scale.inverse_cap)
         # What a term forbids stays forbidden.
         scores = tl.where(scores == float("-inf"), scores, capped * terms.scale.cap)
-    if AREA >= ANY:
-        allowed = columns < pairs.n_k
-        if pairs.min_offset is not None:
-            allowed = allowed & (offsets >= pairs.min_offset)
-        if pairs.max_offset is not None:
-            allowed = allowed & (offsets <= pairs.max_offset)
-        scores = tl.where(allowed, scores, float("-inf"))
+    if AREA == ANY:
+        scores = tl.where(_allowed(tile, offsets, pairs), scores, float("-inf"))
     batch = tile.place.batch
     if pairs.key_mask is not None:
         may = tl.load(pairs.key_mask + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
@@ -228,6 +223,30 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         same = document == tl.load(pairs.key_documents + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
         scores = tl.where(same, scores, float("-inf"))
     return scores, capped
+
+
+@triton.jit
+def _allowed(tile, offsets, pairs):
+    """Return which pairs of a tile have a key and an offset that is allowed."""
+    columns = tile.columns
+    if pairs.query_positions is None:
+        # Two bounds for each row, in units of positions after the tile's first key: in a loop over keys, theirs are
+        # always the same.
+        key = (columns - tile.first_key) * pairs.key_stride
+        first_offset = pairs.start + tile.first_key * pairs.key_stride - tile.rows * pairs.query_stride
+        last = (pairs.n_k - 1 - tile.first_key) * pairs.key_stride
+        if pairs.max_offset is not None:
+            last = tl.minimum(pairs.max_offset - first_offset, last)
+        allowed = key <= last
+        if pairs.min_offset is not None:
+            allowed = allowed & (key >= pairs.min_offset - first_offset)
+    else:
+        allowed = columns < pairs.n_k
+        if pairs.max_offset is not None:
+            allowed = allowed & (offsets <= pairs.max_offset)
+        if pairs.min_offset is not None:
+            allowed = allowed & (offsets >= pairs.min_offset)
+    return allowed
 
 
 @triton.jit

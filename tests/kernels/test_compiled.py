@@ -1,0 +1,74 @@
+"""What Triton's kernels compile to, without a GPU, with the version of Triton that is installed.
+
+``make test-tritons`` runs these tests with the oldest, the usual and the newest version.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+triton = pytest.importorskip("triton")
+if not (Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm").exists():
+    pytest.skip("needs the disassembler in Triton's package", allow_module_level=True)
+
+
+def ask(expression):
+    """What an expression is in ``gpu_static``, in a process where Triton does not interpret."""
+    program = f"import json, gpu_static as g; print('found', json.dumps({expression}))"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.rsplit("found ", 1)[1])
+
+
+GRADIENTS = {"row_products", "query_gradients", "key_gradients", "all_gradients"}
+
+
+@pytest.mark.parametrize("gpu", [80, pytest.param(90, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "term", ["plain", "bias", *(pytest.param(term, marks=pytest.mark.slow) for term in ("t5", "window", "packed"))]
+)
+def test_both_backward_passes_compile(gpu, term):
+    """To the same kernels with and without a bias: none is for diagonals alone."""
+    found = ask(f"[[c.kernel, c.loads, c.stores] for c in g.count({gpu}, 64, 'bfloat16', {term!r})]")
+    assert {name for name, *_ in found} == {"forward", *GRADIENTS}
+
+
+BEYOND = [*range(129, 161), 200, 256, 1000]
+LENGTHS = {
+    "plain": [*range(1, 41), *BEYOND],
+    "bias": [*range(1, 41), 100, 250, 256],
+    "t5": BEYOND,
+    "shaw": BEYOND,
+    "window": BEYOND,
+}
+
+
+@pytest.mark.parametrize("term", LENGTHS)
+def test_a_kernel_is_compiled_at_most_three_times(term):
+    """For any lengths beyond the ends of tables: of 1, divisible by 16, and others."""
+    assert max(ask(f"g.compilations(90, {term!r}, {LENGTHS[term]})").values()) <= 3
+
+
+def test_a_part_of_the_check_on_a_gpu_needs_no_more_than_torch_and_triton():
+    """And pytest and NumPy, which a bare GPU machine has."""
+    program = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tyro", "beartype", "rich", "hypothesis", "jaxtyping", "transformers", "scipy"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+import gpu_static, gpu_check, tests.conftest, tests.kernels.test_triton, tests.kernels.test_one_pass
+"""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")])
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
