@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,15 +31,14 @@ def tracker(report_to: str | None, curves: Path, step: int = 0) -> list[TrainerC
         from torch.utils.tensorboard import SummaryWriter
 
         return [TensorBoardCallback(SummaryWriter(str(curves), purge_step=step + 1 if step else None))]
-    return [_Wandb() if report_to == "wandb" else _Trackio()]
+    with _starting(report_to):
+        return [_Wandb() if report_to == "wandb" else _Trackio()]
 
 
 class _Wandb(WandbCallback):
     def setup(self, *arguments: Any, **others: Any) -> None:
-        try:
+        with _starting("wandb"):
             super().setup(*arguments, **others)
-        except Exception as error:  # of any kind, such as a missing login
-            raise _not_started("wandb", error) from error
 
     def on_train_end(self, *arguments: Any, **others: Any) -> None:
         super().on_train_end(*arguments, **others)
@@ -47,12 +48,15 @@ class _Wandb(WandbCallback):
 
 class _Trackio(TrackioCallback):
     def setup(self, *arguments: Any, **others: Any) -> None:
-        try:
+        with _starting("trackio"):
             super().setup(*arguments, **others)
-        except Exception as error:  # of any kind
-            raise _not_started("trackio", error) from error
 
 
-def _not_started(name: str, error: Exception) -> InputError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return InputError("report_to", f"{name} did not start: {reason:.200}")
+@contextmanager
+def _starting(name: str) -> Iterator[None]:
+    """Raise an InputError for ``report_to`` if a tracker can't start: without a login, without a module it needs..."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError("report_to", f"{name} did not start: {reason:.200}") from error
