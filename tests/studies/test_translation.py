@@ -145,6 +145,7 @@ def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):
     [
         pytest.param([], marks=pytest.mark.slow),
         ["--dropout=0.2", "--accumulate=2", "--position=tisa+learned", "--norm=post"],
+        ["--optimizer=muon", "--schedule=wsd"],
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class _Wandb(WandbCallback):
     def on_train_end(self, *arguments: Any, **others: Any) -> None:
         super().on_train_end(*arguments, **others)
         # Or the next training in this process would report to the same run.
-        self._wandb.finish()
+        import_module("wandb").finish()
 
 
 class _Trackio(TrackioCallback):
