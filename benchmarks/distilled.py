@@ -42,7 +42,7 @@ from whereformer.data.windows import Windows, collate
 from whereformer.errors import InputError
 from whereformer.lab.options import listed_numbers
 from whereformer.lab.provenance import write_results
-from whereformer.lab.training.optimizer import build_optimizer, linear_schedule
+from whereformer.lab.training.optimizer import build_optimizer, build_schedule
 from whereformer.models import Encoder
 from whereformer.studies.analyze.loading import tokenizer_of
 from whereformer.studies.distill.judge import (
@@ -199,7 +199,7 @@ class Distilled:
         for parameter in encoder.position.parameters():
             parameter.requires_grad_(True)
         optimizer = build_optimizer(model, self.learning_rate, self.kernel_learning_rate)
-        schedule = linear_schedule(optimizer, max(1, self.steps // 10), self.steps)
+        schedule = build_schedule(optimizer, "linear", max(1, self.steps // 10), self.steps)
         windows = Windows(
             text.training,
             text.vocabulary,

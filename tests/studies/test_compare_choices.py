@@ -194,13 +194,13 @@ def test_a_search_that_was_interrupted_goes_on_where_it_stopped(text, tmp_path, 
 
 def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypatch):
     """With their own, too high rates look worse than they are in a whole training."""
-    rates, schedule = [], fit.linear_schedule
+    rates, schedule = [], fit.build_schedule
 
-    def watched(optimizer, warmup, steps):
+    def watched(optimizer, name, warmup, steps):
         rates.append((warmup, steps))
-        return schedule(optimizer, warmup, steps)
+        return schedule(optimizer, name, warmup, steps)
 
-    monkeypatch.setattr(fit, "linear_schedule", watched)
+    monkeypatch.setattr(fit, "build_schedule", watched)
     run(text, tmp_path, "--steps=40", "--rate-factors=1,2", "--positions=none")
     assert rates == [(4, 6), (4, 6), (4, 40)]
 

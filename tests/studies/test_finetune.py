@@ -227,6 +227,26 @@ def test_kernels_may_learn_faster(model):
     assert rates == {id(p): 1e-2 if id(p) in kernels else 1e-5 for p in classifier.parameters()}
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "stable_adamw"])
+def test_another_optimizer_and_schedule_are_used_and_each_run_is_reported(model, data, tmp_path, optimizer):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    usual = run(model, data, tmp_path / "usual", "--position=own", "--learning-rate=0.01")
+    more = ["--learning-rate=0.01", f"--optimizer={optimizer}", "--schedule=wsd", "--report-to=tensorboard"]
+    other = run(model, data, tmp_path / "other", "--position=own,learned+tisa", *more)
+    assert not (tmp_path / "usual" / "tensorboard").exists()
+    assert other["settings"]["optimizer"] == optimizer
+    losses = other["runs"]["cola"]["own"]["0"]["train_loss"]
+    assert losses[0] == usual["runs"]["cola"]["own"]["0"]["train_loss"][0]
+    assert losses[-1] != usual["runs"]["cola"]["own"]["0"]["train_loss"][-1]
+    names = {path.name for path in (tmp_path / "other" / "tensorboard").iterdir()}
+    assert names >= {"cola-own-seed0", "cola-learned+tisa-S=2-seed0"}
+    events = EventAccumulator(str(tmp_path / "other" / "tensorboard" / "cola-own-seed0")).Reload()
+    reported = [(point.step, round(point.value, 4)) for point in events.Scalars("train/loss")]
+    assert reported == [(point["step"], pytest.approx(point["loss"], abs=1e-4)) for point in losses]
+
+
 def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
     main(
         ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path / "o"), "--dry-run", *TINY]

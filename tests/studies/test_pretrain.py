@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import whereformer
 from tests.failing import fails, largest_file
-from tests.studies.trainings import TINY_ENCODER, interrupt_at, same, weights, without_time
+from tests.studies.trainings import TINY_ENCODER, interrupt_at, same, toy_tracker, weights, without_time
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
@@ -26,6 +26,7 @@ from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
 from whereformer.errors import InputError
 from whereformer.kernels import torch_private
+from whereformer.lab import options
 from whereformer.lab.folder import open_folder
 from whereformer.lab.training import manifest
 from whereformer.lab.training.folder import Folder
@@ -154,6 +155,8 @@ FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
         pytest.param(ELECTRA, marks=pytest.mark.slow),
         pytest.param(FUNNEL, marks=pytest.mark.slow),
         [*ELECTRA, *FUNNEL],
+        ["--optimizer=muon", "--schedule=wsd"],
+        ["--optimizer=stable_adamw", "--schedule=cosine"],
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(text, tmp_path, options):
@@ -168,7 +171,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(text, tmp_path, optio
     assert without_time(whole) == without_time(again)
     state = [torch.load(out / "checkpoints" / "checkpoint-6" / "optimizer.pt") for out in (tmp_path / "whole", resumed)]
     for slot, moments in state[0]["state"].items():
-        assert all(torch.equal(value, state[1]["state"][slot][name]) for name, value in moments.items())
+        again = state[1]["state"][slot]
+        assert all(torch.equal(*map(torch.as_tensor, (value, again[name]))) for name, value in moments.items())
 
 
 def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
@@ -482,6 +486,8 @@ def test_other_settings_do_not_mix_with_a_run_already_there(text, finished, caps
     common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
     assert "holds results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
     assert "holds results with seed 0, not 1" in fails(capsys, *common, "--seed=1")
+    assert "holds results with optimizer 'adamw', not 'muon'" in fails(capsys, *common, "--optimizer=muon")
+    assert "holds results with schedule 'linear', not 'wsd'" in fails(capsys, *common, "--schedule=wsd")
     tokenizer = finished / "model"
     without_size = [option for option in common if not option.startswith("--vocab-size")]
     assert "holds results with tokenizer" in fails(capsys, *without_size, "--tokenizer", str(tokenizer))
@@ -646,6 +652,44 @@ def test_tensorboard_gets_the_losses(finished):
     events = EventAccumulator(str(finished / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in events.Scalars("eval/loss")] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_tracker_gets_the_losses_of_each_training_under_the_folders_name(text, finished, tmp_path, monkeypatch, name):
+    tracker = toy_tracker(monkeypatch, name)
+    results = run(text, tmp_path / "mine", f"--report-to={name}")
+    run(text, tmp_path / "other", f"--report-to={name}")
+    assert tracker.names == ["mine", "other"]
+    logged = [
+        (logs["train/global_step"], round(logs["train/loss"], 4))
+        for logs in tracker.logs["mine"]
+        if "train/loss" in logs
+    ]
+    assert logged == [(point["step"], point["loss"]) for point in results["losses"]]
+    assert sum("eval/loss" in logs for logs in tracker.logs["mine"]) == len(results["held_out"])
+    assert not (tmp_path / "mine" / "tensorboard").exists()
+    assert same(weights(tmp_path / "mine"), weights(finished))
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_tracker_that_does_not_start_is_one_line(text, tmp_path, capsys, monkeypatch, name):
+    toy_tracker(monkeypatch, name, problem="no API key.\nLog in.")
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, f"--report-to={name}")
+    assert f"--report-to: {name} did not start: no API key." in message
+
+
+def test_nothing_is_reported_to_none(text, tmp_path):
+    run(text, tmp_path, "--report-to=none")
+    assert not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.parametrize("command", ["pretrain", "translate train", "finetune"])
+def test_a_tracker_that_is_not_installed_is_one_line(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    given = {"translate train": ["--data", "x.tsv"], "finetune": ["--model", "x", "--task", "rte"]}.get(command, [])
+    message = fails(capsys, *command.split(), *given, "--out", str(tmp_path / "out"), "--report-to=wandb")
+    assert "--report-to: wandb is not installed; try `pip install wandb`" in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_matrices_of_the_backbone_decay():

@@ -28,7 +28,7 @@ from whereformer.data.fingerprint import look_at
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.lab.training import long_run
-from whereformer.lab.training.optimizer import inverse_sqrt_schedule
+from whereformer.lab.training.optimizer import build_schedule
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate import parallel
 from whereformer.studies.translate.examples import collate, prepare
@@ -146,6 +146,7 @@ def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):
     [
         pytest.param([], marks=pytest.mark.slow),
         ["--dropout=0.2", "--accumulate=2", "--position=tisa+learned", "--norm=post"],
+        ["--optimizer=muon", "--schedule=wsd"],
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options):
@@ -268,7 +269,7 @@ def test_a_batch_has_no_mask_where_nothing_is_padded():
 
 def test_the_schedule_is_the_papers():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=512**-0.5 * 4000**-0.5)
-    schedule = inverse_sqrt_schedule(optimizer, 4000)
+    schedule = build_schedule(optimizer, "inverse_sqrt", 4000, 10_000)
     for step in (1, 2, 3999, 4000, 4001, 9000):
         expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert schedule.base_lrs[0] * schedule.lr_lambdas[0](step - 1) == pytest.approx(expected)

@@ -1,7 +1,10 @@
-"""What tests of long trainings look at: weights, results without their time, and Ctrl-C."""
+"""What tests of long trainings look at: weights, results without their time, Ctrl-C, and a tracker."""
 
 import os
 import signal
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -48,3 +51,39 @@ def interrupt_at(step, run, times=1):
         with pytest.raises(SystemExit) as stop:
             run()
     assert stop.value.code == 130
+
+
+def toy_tracker(monkeypatch, name, problem=None):
+    """Put a module in the place of trackio or wandb; it keeps what was logged to each run, by the run's name.
+
+    Like those, it logs to the run that is open, and only `finish` ends that.
+    """
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    module.names, module.logs, module.config = [], {}, {}
+    module.run = module.context_vars = None
+
+    def init(project, name=None, **others):
+        if problem is not None:
+            raise RuntimeError(problem)
+        module.names.append(name)
+        module.config = SimpleConfig()
+        module.run = SimpleNamespace(name=name, summary={}, _label=lambda code: None)
+
+    def finish():
+        module.run = None
+
+    module.init, module.finish = init, finish
+    module.log = lambda logs: module.logs.setdefault(module.run.name, []).append(logs)
+    module.context_vars = SimpleNamespace(current_space_id=SimpleNamespace(get=lambda: None))
+    configs = ModuleType("wandb.sdk.lib.config_util")
+    configs.ConfigError = type("ConfigError", (Exception,), {})
+    for key, each in {name: module, **dict.fromkeys(("wandb.sdk", "wandb.sdk.lib"), configs)}.items():
+        monkeypatch.setitem(sys.modules, key, each)
+    monkeypatch.setitem(sys.modules, configs.__name__, configs)
+    return module
+
+
+class SimpleConfig(dict):
+    def update(self, values, allow_val_change):
+        super().update(values)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .training.optimizer import build_optimizer, linear_schedule
+from .training.optimizer import build_optimizer, build_schedule
 
 
 class DivergedError(InputError):
@@ -56,7 +56,7 @@ def fit(
         DivergedError: if the loss is not finite.
     """
     optimizer = build_optimizer(model, learning_rate)
-    schedule = linear_schedule(optimizer, tenth(steps) if warmup is None else warmup, steps)
+    schedule = build_schedule(optimizer, "linear", tenth(steps) if warmup is None else warmup, steps)
     started = time.perf_counter()
     model.train()
     losses: list[float] = []

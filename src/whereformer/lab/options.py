@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -93,7 +94,39 @@ class Threads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRun(Threads, DryRun):
+class Optimization:
+    """Settings of how weights are updated."""
+
+    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
+    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
+    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
+
+    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
+    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
+    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
+    inverse square root of the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
+    """The option of studies whose trainings can be watched."""
+
+    report_to: Literal["trackio", "wandb", "tensorboard", "none"] | None = None
+    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
+    installed."""
+
+    def check_report_to(self) -> None:
+        """Check that the tracker is installed.
+
+        Raises:
+            InputError: if it is not.
+        """
+        if self.report_to not in (None, "none") and find_spec(self.report_to) is None:
+            raise InputError("report_to", f"{self.report_to} is not installed; try `pip install {self.report_to}`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRun(Threads, Tracked, DryRun):
     """Options of studies that train one model for long."""
 
     cache: Path | None = None

@@ -1,7 +1,7 @@
 """The output folder of a long training: its results, checkpoints and finished model.
 
 It holds ``results.json`` (everything that decides the result, losses, held-out scores, time), ``checkpoints/``,
-``tensorboard/`` if that is installed and, once training has finished, ``model/`` with the tokenizer. A checkpoint or
+``tensorboard/`` if it reports to that and, once training has finished, ``model/`` with the tokenizer. A checkpoint or
 model counts only if it is what its manifest says.
 """
 

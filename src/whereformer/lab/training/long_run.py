@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +40,7 @@ from ..shown import Plan
 from .folder import KEPT_CHECKPOINTS, Folder, Kind
 from .results import TrainingPlan, losses_of, score_texts
 from .shared import Batch, Count, SharedTrainer
+from .trackers import tracker
 from .trainer import quiet_transformers, slow_dtype, training_arguments
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
@@ -152,6 +152,8 @@ class LongJob(ABC, Generic[Kind]):
     RESULTS: ClassVar[type[Any]]
     cache: Path | None
     threads: int | None
+    report_to: str | None
+    """Where to report losses and scores; None is TensorBoard if that is installed."""
 
     @abstractmethod
     def read(self, cache: Path, scratch: Path | None, progress: Progress) -> tuple[Any, SeenText]:
@@ -184,7 +186,7 @@ class LongJob(ABC, Generic[Kind]):
             progress.line(training.sheet())
             for note in slow_dtype(training.training.dtype, training.device):
                 progress.line(note)
-            return train(training, kept, progress)
+            return train(training, kept, progress, self.report_to)
 
     def plan(self, folder: Path, progress: Progress) -> Plan:
         """Return what :meth:`run` would do; see there for errors."""
@@ -231,7 +233,13 @@ class LongTrainer(SharedTrainer, Generic[Kind]):
             model=model,
             optimizers=long.optimizer(model),
             args=training_arguments(
-                folder.beside, long.course.steps, long.device, dtype=of.dtype, seed=of.seed, accumulate=of.accumulate
+                folder.beside,
+                long.course.steps,
+                long.device,
+                run=folder.out.resolve().name,
+                dtype=of.dtype,
+                seed=of.seed,
+                accumulate=of.accumulate,
             ),
             callbacks=[*long.callbacks(folder), *callbacks],
         )
@@ -352,7 +360,7 @@ def judge_all(
 
 
 @quiet_transformers()
-def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress) -> Kind:
+def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress, report_to: str | None = None) -> Kind:
     """Train from the folder's newest checkpoint that counts, or from the start; see :meth:`LongJob.run`."""
     seed, steps = long.training.seed, long.course.steps
     torch.manual_seed(seed)
@@ -372,7 +380,7 @@ def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress) ->
     watch, curves = TrainingWatch(long.course, progress), folder.out / "tensorboard"
     # Whatever else is written names itself.
     with naming(curves), _full_disk_of_threads(), _stopped_by_signals(watch):
-        callbacks = [watch, *_tensorboard(curves, before.global_step)]
+        callbacks = [watch, *tracker(report_to, curves, before.global_step)]
         trainer = LongTrainer(long, folder, model, start, _seconds(before), callbacks)
         if before.global_step or ranks.rank():
             # For dropout, if the checkpoint has no state for this process: numbers that no other process and step has.
@@ -422,13 +430,3 @@ def _full_disk_of_threads() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-def _tensorboard(folder: Path, step: int) -> list[TrainerCallback]:
-    """Return a callback that writes TensorBoard's files, if that is installed; it hides old entries after ``step``."""
-    if find_spec("tensorboard") is None or not ranks.is_main():
-        return []
-    from torch.utils.tensorboard import SummaryWriter
-    from transformers.integrations import TensorBoardCallback
-
-    return [TensorBoardCallback(SummaryWriter(str(folder), purge_step=step + 1 if step else None))]

@@ -14,7 +14,7 @@ from .. import ranks
 
 
 def training_arguments(
-    folder: Path, steps: int, device: torch.device, *, dtype: str, seed: int, accumulate: int = 1
+    folder: Path, steps: int, device: torch.device, *, run: str, dtype: str, seed: int, accumulate: int = 1
 ) -> TrainingArguments:
     """Build the arguments of a Trainer to which a callback says when to log, judge and save.
 
@@ -23,12 +23,14 @@ def training_arguments(
         steps: optimizer steps in all.
         device: the only device that this process uses; a Trainer with several GPUs would give each its own batch, which
             changes the result.
+        run: the name of the run in a tracker.
         dtype: "bfloat16" for mixed precision, or "float32".
         seed: the Trainer's seed.
         accumulate: batches in a step.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
+        run_name=run,
         max_steps=steps,
         # Our loader makes the batches; to the Trainer, each is one item.
         per_device_train_batch_size=1,

@@ -49,6 +49,7 @@ class FinetuneJob:
     cache: Path | None = None
     jobs: int = 1
     threads: int | None = None
+    report_to: str = "none"
 
     @property
     def variants(self) -> dict[str, Variant]:

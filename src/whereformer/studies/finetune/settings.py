@@ -13,8 +13,10 @@ from ...lab.options import (
     MOST_SIZE,
     DryRun,
     Jobs,
+    Optimization,
     Seeds,
     Threads,
+    Tracked,
     check_positive,
     check_range,
     find_device,
@@ -62,7 +64,7 @@ class DataSettings(TableSettings):
 
 
 @dataclass(frozen=True)
-class TuningSettings:
+class TuningSettings(Optimization):
     """How every run is trained."""
 
     epochs: float = 3.0
@@ -72,7 +74,7 @@ class TuningSettings:
     """Rows in a training step."""
 
     learning_rate: float = 3e-5
-    """Peak of the learning rate. It rises in the first tenth of the steps and falls to zero in the rest."""
+    """Peak of the learning rate. It rises in the first tenth of the steps."""
 
     kernel_learning_rate: float | None = None
     """Peak of the learning rate of TISA's kernels, which are new, while the rest is pretrained. Default: the same."""
@@ -102,7 +104,7 @@ class FinetuneSettings(TuningSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(Jobs, Seeds, Threads, DryRun, TuningSettings, DataSettings, Study):
+class Finetune(Jobs, Seeds, Threads, Tracked, DryRun, TuningSettings, DataSettings, Study):
     """What does a position method add to a pretrained model? Fine-tunes with and without it, on GLUE or your own task.
 
     This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
@@ -143,11 +145,15 @@ class Finetune(Jobs, Seeds, Threads, DryRun, TuningSettings, DataSettings, Study
     """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
     GPU, or 1 on the CPU and in processes that a launcher started, which share each run."""
 
+    report_to: Literal["trackio", "wandb", "tensorboard", "none"] = "none"
+    """Program to report the losses of each run to. It is named after --out, with the task, the variant and the seed."""
+
     def job(self) -> FinetuneJob:
         self.check_data()
         check_range(self, batch_size=(1, MOST_SIZE), max_length=(4, MOST_SIZE), jobs=(1, MOST_JOBS))
         check_positive(self, "epochs", "learning_rate", "kernel_learning_rate")
         self.check_threads()
+        self.check_report_to()
         self.check_seeds()
         kernels = listed_numbers("kernels", self.kernels, 0, MOST_KERNELS)
 
@@ -174,4 +180,5 @@ class Finetune(Jobs, Seeds, Threads, DryRun, TuningSettings, DataSettings, Study
             cache=self.cache,
             jobs=1 if ranks.size() > 1 else number_of_jobs(self.jobs, device),
             threads=self.threads,
+            report_to=self.report_to,
         )

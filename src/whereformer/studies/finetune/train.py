@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,10 @@ from ...lab import ranks
 from ...lab.fit import tenth
 from ...lab.progress import Progress
 from ...lab.training import metrics
-from ...lab.training.optimizer import build_optimizer, linear_schedule
+from ...lab.training.optimizer import build_optimizer, build_schedule
 from ...lab.training.results import LossPoint, losses_of
 from ...lab.training.shared import SharedTrainer, shared_loader
+from ...lab.training.trackers import tracker
 from ...lab.training.trainer import training_arguments
 from ...models import EncoderForSequenceClassification
 from .models import fresh
@@ -57,15 +59,25 @@ def train(
     job: FinetuneJob,
     seed: int,
     out: Path,
+    name: str,
     progress: Progress,
 ) -> list[LossPoint]:
     """Fine-tune a model in place, and return the training loss at some steps.
+
+    Args:
+        model: the model.
+        encoded: the rows to train on.
+        job: the options.
+        seed: the seed of the order of rows and dropout.
+        out: the results' folder.
+        name: the run's name for a tracker, which can be a file's name, too.
+        progress: receives the progress.
 
     Raises:
         InputError: if the loss is not finite.
     """
     tuning, steps = job.tuning, job.steps(encoded)
-    optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate)
+    optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate, name=tuning.optimizer)
     trainer = SharedTrainer(
         training=shared_loader(
             encoded.train,
@@ -75,9 +87,11 @@ def train(
         ),
         count=lambda batch: {"loss": len(batch["labels"])},
         model=model,
-        args=training_arguments(out, steps, job.device, dtype=tuning.dtype, seed=seed),
-        callbacks=[LossWatch(progress)],
-        optimizers=(optimizer, linear_schedule(optimizer, tenth(steps), steps)),
+        args=training_arguments(
+            out, steps, job.device, run=f"{out.resolve().name}-{name}", dtype=tuning.dtype, seed=seed
+        ),
+        callbacks=[LossWatch(progress), *tracker(job.report_to, out / "tensorboard" / name)],
+        optimizers=(optimizer, build_schedule(optimizer, tuning.schedule, tenth(steps), steps)),
     )
     trainer.train()
     return losses_of(trainer.state)
@@ -113,7 +127,8 @@ def finetune_one(
     task = encoded.data.task
     model = fresh(job.model, variant, None if task.classes is None else len(task.classes), seed).to(job.device)
     started, cpu = time.perf_counter(), time.process_time()
-    losses = train(model, encoded, job, seed, out, progress)
+    run = re.sub(r"[^\w.+=]+", "-", f"{task.name}-{variant.name}-seed{seed}")
+    losses = train(model, encoded, job, seed, out, run, progress)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
     scores = {}
     for name, split in encoded.judged.items():

@@ -24,7 +24,7 @@ from ...lab import ranks
 from ...lab.sheet import Column, Sheet
 from ...lab.training.folder import Folder
 from ...lab.training.long_run import Course, Judge, LongTraining
-from ...lab.training.optimizer import build_optimizer, linear_schedule
+from ...lab.training.optimizer import build_optimizer, build_schedule
 from ...lab.training.shared import Batch, Count, shared_loader
 from ...models import ElectraPretrainingConfig, EncoderConfig
 from .model import build_model, count_parameters
@@ -149,8 +149,8 @@ class Pretraining(LongTraining[PretrainResults]):
 
     def optimizer(self, model: nn.Module) -> tuple[Optimizer, LRScheduler]:
         training = self.training
-        optimizer = build_optimizer(model, training.learning_rate)
-        return optimizer, linear_schedule(optimizer, training.warmup or 1, training.steps)
+        optimizer = build_optimizer(model, training.learning_rate, name=training.optimizer)
+        return optimizer, build_schedule(optimizer, training.schedule, training.warmup or 1, training.steps)
 
     def batches(self) -> DataLoader[Batch]:
         pinned = self.device.type == "cuda"

@@ -37,6 +37,7 @@ class PretrainJob(LongJob[PretrainResults]):
     keep: int
     cache: Path | None
     threads: int | None
+    report_to: str | None
     command: str
 
     RESULTS = PretrainResults

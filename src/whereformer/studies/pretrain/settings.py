@@ -14,6 +14,7 @@ from ...lab.options import (
     MOST_SEED,
     MOST_SIZE,
     LongRun,
+    Optimization,
     TextOptions,
     check_positive,
     check_range,
@@ -131,7 +132,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class PretrainTraining:
+class PretrainTraining(Optimization):
     """How the model is trained."""
 
     length: int | None = None
@@ -155,7 +156,7 @@ class PretrainTraining:
     """Peak of the learning rate. Large models need a lower one (BERT: 1e-4)."""
 
     warmup: int | None = None
-    """Number of steps in which the learning rate rises; after that it falls to zero. Default: a tenth of the steps."""
+    """Number of steps in which the learning rate rises. Default: a tenth of the steps."""
 
     mask_rate: float = 0.15
     """Share of tokens that are masked in training. In held-out text it is always 15%."""
@@ -213,8 +214,8 @@ class Pretrain(LongRun, TextOptions, PretrainTraining, ModelSettings, Study):
 
     The text may be larger than memory: it is encoded once, into cache/, and read from there a window at a time. Also
     writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json,
-    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
-    command then continues and ends with the same weights.
+    checkpoints/ and, unless --report-to says otherwise, tensorboard/. Ctrl-C finishes the current step and
+    saves it; the same command then continues and ends with the same weights.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
@@ -247,6 +248,7 @@ class Pretrain(LongRun, TextOptions, PretrainTraining, ModelSettings, Study):
         training = part(self, PretrainTraining).resolved_training(model.objective)
         check_range(self, vocab_size=(64, MOST_SIZE), every=(1, MOST_COUNT), keep=(1, MOST_COUNT))
         self.check_threads()
+        self.check_report_to()
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
 
@@ -272,6 +274,7 @@ class Pretrain(LongRun, TextOptions, PretrainTraining, ModelSettings, Study):
             self.keep,
             self.cache,
             self.threads,
+            self.report_to,
             command_line(self, "pretrain"),
         )
 

@@ -31,6 +31,7 @@ class TranslateJob(LongJob[TranslationResults]):
         device: where to train.
         cache: the folder for encoded text; by default ``cache`` in the run's folder.
         threads: threads on the CPU; by default torch's.
+        report_to: where to report losses; by default TensorBoard if it is installed.
         command: the command line, for the model card.
     """
 
@@ -40,6 +41,7 @@ class TranslateJob(LongJob[TranslationResults]):
     device: torch.device
     cache: Path | None = None
     threads: int | None = None
+    report_to: str | None = None
     command: str = ""
 
     RESULTS = TranslationResults

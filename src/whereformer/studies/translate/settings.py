@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import InputError
-from ...lab.options import MOST_COUNT, MOST_SEED, MOST_SIZE, LongRun, check_positive, check_range, find_device, part
+from ...lab.options import (
+    MOST_COUNT,
+    MOST_SEED,
+    MOST_SIZE,
+    LongRun,
+    Optimization,
+    check_positive,
+    check_range,
+    find_device,
+    part,
+)
 from ...lab.study import Study, command_line
 from ..pretrain.settings import canonical_options
 
@@ -102,7 +112,7 @@ class _Validation(ParallelData):
 
 
 @dataclass(frozen=True)
-class TranslationSettings:
+class TranslationSettings(Optimization):
     """The model, and how it is trained."""
 
     preset: Literal["small", "base", "big"] = "small"
@@ -168,8 +178,9 @@ class TranslationSettings:
     """Peak of the learning rate. Large models need a lower one (base: 7e-4)."""
 
     warmup: int = 1000
-    """Number of steps in which the learning rate rises; after that it falls with the inverse square root of the step.
-    For large models, use 4000."""
+    """Number of steps in which the learning rate rises. For large models, use 4000."""
+
+    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "inverse_sqrt"
 
     average: int = 5
     """The final model is the mean of this number of last checkpoints. With 1 it is the last checkpoint itself."""
@@ -247,8 +258,8 @@ class TranslateTrain(LongRun, TranslationSettings, ValidationData, ParallelData,
 
     The text may be larger than memory: it is encoded once, into cache/, and read from there a pair at a time. Also
     writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
-    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
-    command then continues and ends with the same weights.
+    checkpoints/ and, unless --report-to says otherwise, tensorboard/. Ctrl-C finishes the current step and
+    saves it; the same command then continues and ends with the same weights.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
@@ -263,6 +274,7 @@ class TranslateTrain(LongRun, TranslationSettings, ValidationData, ParallelData,
         settings = part(self, TranslationSettings).checked()
         validation = self.parallel(self.columns)
         self.check_threads()
+        self.check_report_to()
 
         from ...lab import ranks
         from .model import build_config
@@ -273,7 +285,7 @@ class TranslateTrain(LongRun, TranslationSettings, ValidationData, ParallelData,
         # Check the settings before the text is read and encoded, which may take long.
         build_config(settings, settings.vocab_size)
         command = command_line(self, "translate train")
-        return TranslateJob(settings, data, validation, device, self.cache, self.threads, command)
+        return TranslateJob(settings, data, validation, device, self.cache, self.threads, self.report_to, command)
 
     def usage(self) -> str:
         return f"whereformer translate run {self.out / 'model'} < lines.txt"

@@ -22,7 +22,7 @@ from ...lab.sheet import Column, Sheet
 from ...lab.training.folder import Folder
 from ...lab.training.long_run import Course, Judge, LongTraining, judge_all
 from ...lab.training.model_options import parameters
-from ...lab.training.optimizer import build_optimizer, inverse_sqrt_schedule
+from ...lab.training.optimizer import build_optimizer, build_schedule
 from ...lab.training.shared import Batch, Count, shared_loader
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.seq2seq.smoothed import IGNORED
@@ -110,8 +110,9 @@ class TranslatorTraining(LongTraining[TranslationResults]):
 
     def optimizer(self, model: nn.Module) -> tuple[Optimizer, LRScheduler]:
         # No decay, and Adam's epsilon, as in Vaswani et al.
-        optimizer = build_optimizer(model, self.training.learning_rate, weight_decay=0.0, eps=1e-9)
-        return optimizer, inverse_sqrt_schedule(optimizer, self.training.warmup)
+        training = self.training
+        optimizer = build_optimizer(model, training.learning_rate, name=training.optimizer, weight_decay=0.0, eps=1e-9)
+        return optimizer, build_schedule(optimizer, training.schedule, training.warmup, self.course.steps)
 
     @property
     def count(self) -> Count:
