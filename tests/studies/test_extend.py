@@ -185,9 +185,7 @@ def test_only_positions_are_trained_at_first():
         (lambda to, words: save(to, bert(), words, pooling="max_tokens"), "got max_tokens"),
         (lambda to, words: save(to, bert(), words, limit=40), "its tokenizer gives up to 40 tokens, and it has 32"),
         (
-            lambda to, words: save(
-                to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1)), words
-            ),
+            lambda to, words: save(to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, num_layers=1)), words),
             "expected a model with position embeddings, got 't5'",
         ),
         (lambda to, words: str(to), "expected a folder with a config.json"),

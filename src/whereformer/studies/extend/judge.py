@@ -36,7 +36,7 @@ class Judge:
     def of(cls, teacher: SentenceEncoder, documents: Tensor, seed: int) -> Judge:
         """Return the judge of students of an encoder."""
         short = documents[:, : teacher.limit - 2]
-        passages = passages_of(random.Random(f"{seed}/judge"), documents)
+        passages = passages_of(random.Random(f"{seed}/judge"), documents, teacher.limit - 2)
         return cls(
             documents, short, _vectors(teacher, short), chunk_means(teacher, documents), teacher.vectors(passages)
         )

@@ -28,7 +28,7 @@ TEMPERATURE = 0.05
 """The temperature of the contrastive loss."""
 POSITIONS_ONLY = 0.15
 """The share of steps that train nothing but the position embeddings."""
-POSITION_RATE, RATE = 1e-3, 3e-5
+POSITION_RATE, RATE = 1e-3, 5e-5
 """The learning rates of the position embeddings and of all other weights."""
 WEIGHTS = {"states": 1.0, "vectors": 20.0, "chunks": 5.0, "passages": 1.0}
 """How much each part of the loss counts."""
@@ -83,13 +83,16 @@ def lesson(windows: Tensor, teacher_limit: int, seed: int, step: int) -> Lesson:
         [_part(draw, windows[draw.randrange(len(windows))], short) for _ in range(max(4, SHORT_TOKENS // (short + 2)))],
         rows,
         long,
-        passages_of(draw, long),
+        passages_of(draw, long, chunk),
     )
 
 
-def passages_of(draw: random.Random, long: Tensor) -> list[Tensor]:
-    """Return passages of windows, (documents, n): one from each of ``PASSAGES`` equal stretches of each window."""
-    stretch, tokens = long.shape[1] // PASSAGES, draw.randint(*PASSAGE_TOKENS)
+def passages_of(draw: random.Random, long: Tensor, most: int) -> list[Tensor]:
+    """Return passages of windows, (documents, n): one from each of ``PASSAGES`` equal stretches of each window.
+
+    ``most`` is the number of tokens that a passage has at most.
+    """
+    stretch, tokens = long.shape[1] // PASSAGES, min(most, draw.randint(*PASSAGE_TOKENS))
     return [
         _part(draw, window[index * stretch : (index + 1) * stretch], tokens)
         for window in long
@@ -107,7 +110,8 @@ def bank_of(teacher: SentenceEncoder, windows: Tensor, seed: int) -> Bank:
     """Return a bank of one passage from each of up to ``BANK`` documents, (rows, n)."""
     draw = random.Random(f"{seed}/bank")
     rows = draw.sample(range(len(windows)), min(BANK, len(windows)))
-    parts = [_part(draw, windows[row], sum(PASSAGE_TOKENS) // 2) for row in rows]
+    tokens = min(teacher.limit - 2, sum(PASSAGE_TOKENS) // 2)
+    parts = [_part(draw, windows[row], tokens) for row in rows]
     vectors = [teacher.vectors(parts[start : start + 32]) for start in range(0, len(parts), 32)]
     return Bank(torch.tensor(rows), torch.cat(vectors))
 
