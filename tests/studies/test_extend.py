@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
 
 import whereformer
@@ -58,6 +59,25 @@ def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, 
         json.loads((out / "model" / "tokenizer.json").read_text())["truncation"] is None
     )
     assert AutoTokenizer.from_pretrained(out / "model").model_max_length == 48
+
+
+def test_its_onnx_file_and_tokenizer_read_more(finished, tmp_path, capsys):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "onnx" / "model.onnx"
+    main(["export", str(finished[0] / "model"), "--to", "onnx", "--out", str(file)])
+    capsys.readouterr()
+    ids = Tokenizer.from_file(str(file.parent / "tokenizer.json")).encode("the cat saw the dog " * 20).ids
+    assert len(ids) > 48
+    given = torch.tensor([ids[:47] + ids[-1:]])
+    session = onnxruntime.InferenceSession(file)
+    names = [each.name for each in session.get_inputs()]
+    (states, *_) = session.run(
+        None, {names[0]: given.numpy(), **{name: given.new_ones(1, 48).numpy() for name in names[1:]}}
+    )
+    ours = load_encoder(str(finished[0] / "model"))
+    wanted = ours.states(given, torch.ones_like(given)).detach()
+    torch.testing.assert_close(torch.tensor(states), wanted, atol=1e-4, rtol=0)
 
 
 def test_results_say_what_was_trained(finished, documents):
