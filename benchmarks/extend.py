@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,7 +73,7 @@ class Extended:
         rows = {}
         for name in (AS_IS, CHUNKS, INTERPOLATED, STRETCHED, *(folder.name for folder in self.extended)):
             file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
-            rows[name] = kept(file, self._settings, lambda name=name: self._scores(name))
+            rows[name] = kept(file, self._settings, partial(self._scores, name))
             console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
         write_results(self.out / "results.json", {"settings": self._settings, "rows": rows})
         table = Table("vectors of documents", "pairs, Spearman", *(f"at {start}" for start in self._starts), "mean")
