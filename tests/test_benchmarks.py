@@ -20,7 +20,7 @@ from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
 from whereformer.studies.bench import ways
 
-from .studies import parallel_text
+from .studies import parallel_text, sentence_models
 from .studies.finetuning import save_glue
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -107,6 +107,25 @@ def finetune_speed(run, tmp_path):
         *(f"--model={model}", f"--data={data}", "--batch-size=2", "--steps=1", "--rounds=2", f"--out={tmp_path}"),
     )
     assert results_of(tmp_path / "results.json")["ratios"]["transformers"] == [1.0]
+
+
+def extend(run, tmp_path):
+    """Two models of random weights: one vector of a document and its chunks are compared on the same passages."""
+    words = Path(parallel_text.__file__).read_text()
+    model = sentence_models.save(tmp_path / "bert", sentence_models.bert(), words)
+    documents = sentence_models.save_documents(tmp_path / "documents.jsonl", words)
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"sentence1": "the cat", "sentence2": f"the {word}", "label": place} for place, word in enumerate("abc")]
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    whereformer.extend(model=model, data=documents, length=48, steps=1, out=tmp_path / "longer", quiet=True)
+    given = (f"--model={model}", f"--documents={documents}", f"--pairs={pairs}", f"--extended={tmp_path / 'longer'}")
+    run("extend", *given, "--length=48", "--count=20", "--places=3", "--passage=8", f"--out={tmp_path / 'out'}")
+    found = results_of(tmp_path / "out" / "results.json")["rows"]
+    assert list(found) == ["as it is", "mean of chunks", "interpolated", "first rows kept, rest stretched", "longer"]
+    assert all(len(row["by_place"]) == 3 and 0 < row["found"] <= 1 for row in found.values())
+    # Both give the original's vectors of short texts.
+    kept = "first rows kept, rest stretched"
+    assert found["as it is"]["spearman"] == found["mean of chunks"]["spearman"] == found[kept]["spearman"]
 
 
 def distilled(run, tmp_path):
@@ -406,6 +425,7 @@ SMOKE_TESTS = {
     "finetune_speed": finetune_speed,
     "funnel": funnel,
     "distilled": distilled,
+    "extend": extend,
     "exactness": exactness,
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,

@@ -38,6 +38,7 @@ PLACES = {
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
     "properties": (f"{EXPERIMENTS}.properties.run", "PropertiesJob.run"),
     "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
+    "extend": (f"{EXPERIMENTS}.extend.run", "ExtendJob.run"),
     "cost": None,
 }
 """Where each command begins its work, once all checks are done. ``cost`` works for an instant and is not stopped."""
@@ -163,6 +164,7 @@ def commands(tmp_path_factory):
         "probe": ["--positions=learned", "--tasks=copy"],
         "properties": [*text, "--length=8", "--positions=learned"],
         "distill-positions": [model, *text],
+        "extend": [model, *text],
         "cost": ["--devices=8"],
     }
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .studies.bench.results import BenchResults
     from .studies.compare.results import CompareResults
     from .studies.distill.results import DistillResults
+    from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     bench: Callable[..., BenchResults]
     compare: Callable[..., CompareResults]
     distill_positions: Callable[..., DistillResults]
+    extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
@@ -113,6 +115,7 @@ __all__ = [
     "detach",
     "distill_positions",
     "explain",
+    "extend",
     "finetune",
     "from_authors_weights",
     "index_bias",
@@ -143,7 +146,8 @@ _TERMS = {
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _STUDIES = {
-    *("analyze", "bench", "compare", "distill_positions", "finetune", "pretrain", "probe", "properties", "translate"),
+    *("analyze", "bench", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe", "properties"),
+    "translate",
 }
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),

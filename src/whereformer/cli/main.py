@@ -33,6 +33,7 @@ COMMANDS: dict[str, str | None] = {
     "translate": "translate:Translate",
     "analyze": None,
     "distill-positions": None,
+    "extend": None,
     "properties": None,
     "export": "export:Export",
     "cost": "cost:Cost",

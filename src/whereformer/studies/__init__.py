@@ -14,6 +14,7 @@ STUDIES = {
     "analyze": "analyze.settings:Analyze",
     "bench": "bench.settings:Bench",
     "distill_positions": "distill.settings:DistillPositions",
+    "extend": "extend.settings:Extend",
     "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",

@@ -1,0 +1,171 @@
+"""Does an extended sentence encoder find passages in long documents, and is it as good on short texts as it was?
+
+Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended runs/extend/0/model \\
+     --documents 20newsgroups/train.parquet --pairs stsb/validation.parquet
+
+``--extended`` are models that `whereformer extend` wrote from --model, such as those of several seeds. For each long
+document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
+document has the nearest vector of all. The documents' vectors are those of the original as it is, which reads the first
+tokens only; the mean of its vectors of chunks; the original with all its position embeddings interpolated; with the
+first rows kept and the rest stretched, without training; and each extended model. Pairs of texts with a number for
+their similarity say, by the rank correlation of the cosines, how good the vectors of short texts are.
+
+Every finished row is a file in --out and is not repeated. Writes results.json.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+from parts import kept
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from whereformer.cli.main import execute
+from whereformer.data.corpus import Text
+from whereformer.errors import InputError
+from whereformer.lab.provenance import write_results
+from whereformer.lab.training.metrics import METRICS
+from whereformer.studies.distill.pairs import read_pairs
+from whereformer.studies.extend.checkpoint import SentenceEncoder, extended, load_encoder
+from whereformer.studies.extend.training import chunk_means
+
+AS_IS, CHUNKS, INTERPOLATED, STRETCHED = "as it is", "mean of chunks", "interpolated", "first rows kept, rest stretched"
+
+
+@dataclass(frozen=True)
+class Extended:
+    """Measure how well one vector of a long document finds the document's passages."""
+
+    model: Path
+    """The original's folder."""
+    documents: Annotated[list[str], tyro.conf.arg(metavar="PATH")]
+    """Text with long documents."""
+    pairs: Path
+    """A table of pairs of texts, with columns sentence1, sentence2 and label."""
+    extended: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER")] = ()
+    """Folders of `whereformer extend` from --model; their last names are the names of rows."""
+    length: int = 1024
+    """Tokens of a document that are read. Shorter documents are left out."""
+    count: int = 150
+    """Documents, drawn from all that are long enough."""
+    places: int = 7
+    """Passages of a document."""
+    passage: int = 64
+    """Tokens of a passage."""
+    threads: int = 1
+    """Threads on the CPU."""
+    out: Path = Path("runs/extend-benchmark")
+    """Folder for the results."""
+
+    def run(self, console: Console) -> None:
+        """Make the missing rows, then print and write all."""
+        torch.set_num_threads(self.threads)
+        rows = {}
+        for name in (AS_IS, CHUNKS, INTERPOLATED, STRETCHED, *(folder.name for folder in self.extended)):
+            file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
+            rows[name] = kept(file, self._settings, partial(self._scores, name))
+            console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
+        write_results(self.out / "results.json", {"settings": self._settings, "rows": rows})
+        table = Table("vectors of documents", "pairs, Spearman", *(f"at {start}" for start in self._starts), "mean")
+        for name, row in rows.items():
+            places = (f"{share:.3f}" for share in row["by_place"])
+            table.add_row(name, f"{row['spearman']:.4f}", *places, f"{row['found']:.3f} ± {row['error']:.3f}")
+        console.print(table)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        kept_out = ("model", "documents", "pairs", "extended", "threads", "out")
+        sizes = {name: value for name, value in asdict(self).items() if name not in kept_out}
+        return {**sizes, "starts": self._starts}
+
+    @property
+    def _starts(self) -> list[int]:
+        """The first token of each passage of a document."""
+        room = self.length - 2 - self.passage
+        return [round(room * (place + 0.5) / self.places) for place in range(self.places)]
+
+    def _scores(self, name: str) -> dict[str, Any]:
+        """Return how well the vectors of a row of the table do, and the CPU time that the documents took."""
+        student = self._encoder(name)
+        began = time.process_time()
+        if name == CHUNKS:
+            vectors = chunk_means(student, self._rows)
+        else:
+            vectors = _vectors(student, list(self._rows[:, : student.limit - 2]))
+        seconds = time.process_time() - began
+        # passages: (documents, places, hidden_size); each is compared with all documents.
+        nearest = (self._passages @ vectors.T).argmax(-1)
+        right = (nearest == torch.arange(len(vectors))[:, None]).double()
+        by_document = right.mean(1)
+        return {
+            "found": float(right.mean()),
+            "error": float(by_document.std() / len(by_document) ** 0.5),
+            "by_place": right.mean(0).tolist(),
+            "spearman": self._spearman(student),
+            "cpu_seconds": round(seconds, 1),
+        }
+
+    def _encoder(self, name: str) -> SentenceEncoder:
+        if name in (AS_IS, CHUNKS):
+            return self._teacher
+        if name in (INTERPOLATED, STRETCHED):
+            return extended(self._teacher, self.length, keep=0 if name == INTERPOLATED else None)
+        return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))
+
+    @cached_property
+    def _teacher(self) -> SentenceEncoder:
+        return load_encoder(str(self.model))
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """Token ids of documents, (count, length - 2), without special ones."""
+        body, rows = self.length - 2, []
+        for document in Text(self.documents).documents():
+            text = "".join(document)
+            ids = self._ids(text[: body * 12]) if len(text) >= body else []
+            if len(ids) >= body:
+                rows.append(ids[:body])
+        if len(rows) < self.count:
+            raise InputError("documents", f"expected {self.count} of {self.length} tokens, got {len(rows)}")
+        return torch.tensor(random.Random(0).sample(rows, self.count))
+
+    @cached_property
+    def _passages(self) -> Tensor:
+        """The original's vectors of passages, (count, places, hidden_size)."""
+        parts = [row[start : start + self.passage] for row in self._rows for start in self._starts]
+        return _vectors(self._teacher, parts).view(len(self._rows), self.places, -1)
+
+    def _spearman(self, encoder: SentenceEncoder) -> float:
+        pairs = read_pairs(self.pairs, "sentence1,sentence2", "label")
+        one, other = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in side]) for side in pairs.texts)
+        return METRICS["spearman"](np.asarray(pairs.likeness), (one * other).sum(-1).double().numpy())
+
+    def _ids(self, text: str) -> list[int]:
+        found: list[int] = self._teacher.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)[
+            "input_ids"
+        ]
+        return found
+
+
+@torch.no_grad()
+def _vectors(encoder: SentenceEncoder, rows: list[Tensor]) -> Tensor:
+    """Return the vectors of texts, (rows, hidden_size); texts of about the same length are read together."""
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+    size = max(1, 4096 // (len(rows[order[-1]]) + 2))
+    parts = [encoder.vectors([rows[row] for row in order[at : at + size]]) for at in range(0, len(order), size)]
+    vectors = torch.cat(parts)
+    return vectors[torch.tensor(order).argsort()]
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(Extended))

@@ -1,0 +1,90 @@
+"""The options of an extension. Importing them is fast, so that --help is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ...lab.options import MOST_COUNT, MOST_SEED, TextOptions, Threads, check_range
+from ...lab.study import Study
+
+if TYPE_CHECKING:
+    from .run import ExtendJob
+
+Rows = Literal["keep", "interpolate"]
+"""How the position embeddings are stretched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtendSettings:
+    """What decides the model that is written. ``text`` is a hash of the tokens that were read."""
+
+    model: str
+    length: int
+    rows: Rows
+    steps: int
+    documents: int
+    seed: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extend(TextOptions, Threads, Study):
+    """Train a pretrained sentence encoder for minutes to read longer texts.
+
+    The position embeddings are stretched to --length tokens. Then the model learns from the original: to give the same
+    states and vectors for texts that the original can read, to be near the mean of the original's vectors of a longer
+    text's parts, and to be nearer to the vectors of the text's own passages than to those of others. The position
+    embeddings are trained first, then all weights with a small learning rate.
+
+    Writes model/, which sentence-transformers loads, results.json and report.html. A run that was interrupted goes on
+    from its last checkpoint. With --steps 0 nothing is trained.
+    """
+
+    FLAGS: ClassVar = {"model": "MODEL"}
+    MAKES_FILES: ClassVar = True
+
+    model: str
+    """The folder of a sentence-transformers model, or of a transformers encoder with position embeddings (BERT,
+    RoBERTa, MPNet, DistilBERT...), whose states are averaged."""
+
+    length: int = 1024
+    """Tokens that the new model reads."""
+
+    rows: Rows = "keep"
+    """keep: the position embeddings of texts that the original reads stay, and the others are stretched.
+    interpolate: all are stretched."""
+
+    steps: int = 80
+    """Steps of training."""
+
+    documents: int = 700
+    """The most documents to learn from. Each has at least --length tokens; what comes after those is not read."""
+
+    seed: int = 0
+    """Seed of all that is drawn."""
+
+    out: Path = Path("runs/extend")
+    """Folder for the model and the results."""
+
+    def job(self) -> ExtendJob:
+        check_range(self, length=(16, 2**16), steps=(0, MOST_COUNT), documents=(2, 2**20), seed=(0, MOST_SEED))
+        self.check_threads()
+
+        from .run import ExtendJob
+
+        return ExtendJob(
+            path=self.model,
+            length=self.length,
+            rows=self.rows,
+            steps=self.steps,
+            documents=self.documents,
+            seed=self.seed,
+            data=self.data,
+            column=self.column,
+            threads=self.threads,
+        )
+
+    def usage(self) -> str:
+        return f'Load the model with SentenceTransformer("{self.out / "model"}").'

@@ -1,0 +1,205 @@
+"""whereformer extend, end to end at a size that takes seconds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
+
+import whereformer
+from tests.failing import fails
+from whereformer.cli.main import main
+from whereformer.errors import InputError
+from whereformer.studies.extend import run, training
+from whereformer.studies.extend.checkpoint import extended, first_row, load_encoder, table_name
+from whereformer.studies.extend.results import ExtendResults
+
+from .sentence_models import MODULES, SIZES, bert, save, save_documents
+
+
+@pytest.fixture(scope="module")
+def words(text):
+    return Path(text).read_text()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, words):
+    return save(tmp_path_factory.mktemp("models") / "bert", bert(), words)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory, words):
+    return save_documents(tmp_path_factory.mktemp("text") / "documents.jsonl", words)
+
+
+@pytest.fixture(scope="module")
+def finished(model, documents, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    results = whereformer.extend(model=model, data=documents, length=48, steps=4, out=out, quiet=True)
+    return out, results
+
+
+def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, model):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    out, results = finished
+    loaded = sentence_transformers.SentenceTransformer(str(out / "model"), device="cpu")
+    assert loaded.max_seq_length == 48
+    assert [type(part).__name__ for part in loaded] == list(MODULES)
+    ours = load_encoder(str(out / "model"))
+    assert (ours.limit, results.limit) == (48, 16)
+    sentence = "the cat saw the dog " * 20
+    ids = ours.tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"]
+    assert len(ids) > 46
+    wanted = ours.vectors([torch.tensor(ids[:46])]).detach()
+    torch.testing.assert_close(torch.tensor(loaded.encode([sentence])), wanted, atol=1e-5, rtol=0)
+    assert "truncation" not in json.loads((out / "model" / "tokenizer.json").read_text()) or (
+        json.loads((out / "model" / "tokenizer.json").read_text())["truncation"] is None
+    )
+    assert AutoTokenizer.from_pretrained(out / "model").model_max_length == 48
+
+
+def test_its_onnx_file_and_tokenizer_read_more(finished, tmp_path, capsys):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "onnx" / "model.onnx"
+    main(["export", str(finished[0] / "model"), "--to", "onnx", "--out", str(file)])
+    capsys.readouterr()
+    ids = Tokenizer.from_file(str(file.parent / "tokenizer.json")).encode("the cat saw the dog " * 20).ids
+    assert len(ids) > 48
+    given = torch.tensor([ids[:47] + ids[-1:]])
+    session = onnxruntime.InferenceSession(file)
+    inputs = {"input_ids": given, "attention_mask": torch.ones_like(given), "token_type_ids": torch.zeros_like(given)}
+    known = {each.name for each in session.get_inputs()}
+    (states, *_) = session.run(None, {name: value.numpy() for name, value in inputs.items() if name in known})
+    ours = load_encoder(str(finished[0] / "model"))
+    wanted = ours.states(given, torch.ones_like(given)).detach()
+    torch.testing.assert_close(torch.tensor(states), wanted, atol=1e-4, rtol=0)
+
+
+def test_results_say_what_was_trained(finished, documents):
+    out, results = finished
+    assert [row.step for row in results.curve] == [0, 1, 2, 3, 4]
+    assert set(results.losses) == {"states", "vectors", "chunks", "passages"}
+    assert results.curve[0].short == pytest.approx(1, abs=1e-5)  # its rows are kept
+    assert results.text.documents == 40
+    assert ExtendResults.load(out) == results
+    assert "The model reads 48 tokens, the original 16." in (out / "report.html").read_text()
+    assert not (out / "checkpoint").exists()
+
+
+def test_kept_rows_leave_short_texts_as_they_are(model):
+    teacher = load_encoder(model)
+    rows = [torch.arange(5, 19), torch.arange(10, 14)]
+    student = extended(teacher, 40)
+    torch.testing.assert_close(student.vectors(rows), teacher.vectors(rows))
+    before = teacher.model.state_dict()[table_name(teacher.model)]
+    table = student.model.state_dict()[table_name(student.model)]
+    assert torch.equal(table[:16], before[:16])
+    # The row behind the kept ones and the last row are those of the original.
+    assert torch.equal(table[[16, 39]], before[[16, 31]])
+    other = extended(teacher, 63, keep=0).model.state_dict()[table_name(student.model)]
+    torch.testing.assert_close(other[::2], before)
+    torch.testing.assert_close(other[1::2], (before[1:] + before[:-1]) / 2)
+
+
+def test_robertas_positions_come_after_that_of_padding(tmp_path, words):
+    torch.manual_seed(0)
+    roberta = RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=34, pad_token_id=0))
+    teacher = load_encoder(save(tmp_path / "roberta", roberta, words, limit=33, pooling="cls_token"))
+    assert (first_row(teacher.model), teacher.limit, teacher.pooling) == (1, 33, "cls")
+    student = extended(teacher, 50)
+    rows = [torch.arange(5, 36), torch.arange(10, 14)]
+    torch.testing.assert_close(student.vectors(rows), teacher.vectors(rows))
+    assert student.vectors([torch.arange(48) + 5]).isfinite().all()
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents, tmp_path, monkeypatch):
+    steps = iter(range(3))
+
+    def stop(*arguments):
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return training.train_step(*arguments)
+
+    monkeypatch.setattr(run, "train_step", stop)
+    options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out", "quiet": True}
+    with pytest.raises(KeyboardInterrupt):
+        whereformer.extend(**options)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="it was saved with other seed"):
+        whereformer.extend(**options, seed=1)
+    results = whereformer.extend(**options)
+    assert (results.losses, results.curve) == (finished[1].losses, finished[1].curve)
+    one, other = (load_encoder(str(place / "model")).model.state_dict() for place in (finished[0], tmp_path / "out"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    # A finished run is not repeated, nor replaced by another.
+    assert whereformer.extend(**options) == results
+    with pytest.raises(InputError, match="holds results with seed 0, not 1"):
+        whereformer.extend(**options, seed=1)
+
+
+def test_training_brings_documents_near_their_passages(model, documents, tmp_path):
+    results = whereformer.extend(model=model, data=documents, length=48, steps=40, out=tmp_path / "out", quiet=True)
+    first, last = (sum(results.losses["passages"][part]) for part in (slice(8), slice(-8, None)))
+    assert last < first
+
+
+def test_contrast_is_the_softmax_over_documents_and_over_passages():
+    documents, passages = torch.eye(2), torch.eye(2).repeat_interleave(training.PASSAGES, 0)
+    others = -torch.eye(2)
+    right = 1 / training.TEMPERATURE
+    finding = math.log1p(math.exp(-right))
+    wrong = math.log(training.PASSAGES + 1 + math.exp(-right))
+    expected = finding + math.log1p(math.exp(wrong - right))
+    assert float(training.contrast(documents, passages, others)) == pytest.approx(expected, rel=1e-3, abs=1e-7)
+
+
+def test_only_positions_are_trained_at_first():
+    assert training.rates(0, 100)[1] == training.rates(14, 100)[1] == 0
+    assert 0 < training.rates(15, 100)[1] < training.rates(30, 100)[1] <= training.RATE
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda to, words: save(to, bert(), words, modules=("Transformer", "Pooling", "Dense")),
+            "got Transformer, Pooling, Dense",
+        ),
+        (lambda to, words: save(to, bert(), words, pooling="max_tokens"), "got max_tokens"),
+        (lambda to, words: save(to, bert(), words, limit=40), "its tokenizer gives up to 40 tokens, and it has 32"),
+        (
+            lambda to, words: save(to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, num_layers=1)), words),
+            "expected a model with position embeddings, got 't5'",
+        ),
+        (lambda to, words: str(to), "expected a folder with a config.json"),
+    ],
+)
+def test_models_that_cannot_be_extended(make, message, tmp_path, words, documents, capsys):
+    said = fails(capsys, "extend", make(tmp_path / "m", words), "--data", documents, "--out", str(tmp_path / "out"))
+    assert message in said
+
+
+def test_weights_that_are_not_finite(tmp_path, words, documents):
+    model = bert()
+    model.embeddings.word_embeddings.weight.data[7] = math.nan
+    with pytest.raises(InputError, match="some weights are not finite"):
+        whereformer.extend(model=save(tmp_path / "m", model, words), data=documents, out=tmp_path / "out", quiet=True)
+
+
+def test_text_that_is_too_short(model, documents, tmp_path):
+    with pytest.raises(InputError, match="expected at least 32 documents of 2048 tokens, got 0"):
+        whereformer.extend(model=model, data=documents, length=2048, out=tmp_path / "out", quiet=True)
+    with pytest.raises(InputError, match="expected more than the model's 16 tokens, got 16"):
+        whereformer.extend(model=model, data=documents, length=16, out=tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_the_command(model, documents, tmp_path, capsys):
+    main(["extend", model, "--data", documents, "--length", "24", "--steps", "0", "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "passages found" in printed
+    assert "SentenceTransformer" in printed
