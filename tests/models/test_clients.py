@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 from typing import get_type_hints
 
 import pytest
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import whereformer.models
 from whereformer import Encoder, EncoderConfig, attach, detach
+from whereformer.errors import InputError
 from whereformer.models import (
     EncoderForMaskedLM,
     EncoderForSequenceClassification,
@@ -122,6 +124,46 @@ def test_attached_models_run_offloaded(name, how, tmp_path):
         expected = states(model)
         found = states(offloaded(model, how, tmp_path), batch(model))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_device_map_auto_fills_the_cpu_and_then_the_disk(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    model = EncoderForMaskedLM(EncoderConfig(**OURS, position="tisa")).eval()
+    model.save_pretrained(tmp_path / "model")
+    places = {"device_map": "auto", "max_memory": {"cpu": 9000}, "offload_folder": tmp_path / "disk"}
+    loaded = EncoderForMaskedLM.from_pretrained(tmp_path / "model", **places)
+    assert {str(place) for place in loaded.hf_device_map.values()} == {"cpu", "disk"}
+    ids = torch.randint(4, len(WORDS), (2, 7))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "translator", "attached"])
+def test_several_devices_are_refused(kind, tmp_path, monkeypatch):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    sizes = {name: OURS[name] for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")}
+    if kind == "encoder":
+        model = EncoderForMaskedLM(EncoderConfig(**OURS))
+    elif kind == "translator":
+        model = Seq2SeqForConditionalGeneration(Seq2SeqConfig(**sizes, encoder_layers=1, decoder_layers=1))
+    else:
+        model = make("bert")
+    model.save_pretrained(tmp_path)
+
+    def spread(model, *_):
+        """What accelerate leaves where there are two devices."""
+        model.hf_device_map = dict(zip(places, (0, 1, "cpu"), strict=False))
+
+    monkeypatch.setattr("transformers.modeling_utils.accelerate_dispatch", spread)
+    names = [name for name, _ in model.named_children()]
+    places = {name: "disk" if number else "cpu" for number, name in enumerate(names)}
+
+    def load():
+        return type(model).from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "disk")
+
+    refused = partial(attach, load(), "tisa") if kind == "attached" else load
+    with pytest.raises(InputError, match=r"device_map: expected one device, .*, got devices 0, 1$"):
+        refused()
 
 
 @pytest.mark.parametrize("training", [False, True])
