@@ -1,6 +1,8 @@
 """Programs that nobody here wrote run our models and attached ones; each test skips where its program is missing."""
 
 import copy
+import json
+import os
 import pickle
 from functools import partial
 from typing import get_type_hints
@@ -19,6 +21,7 @@ from whereformer.models import (
     Seq2SeqConfig,
     Seq2SeqForConditionalGeneration,
 )
+from whereformer.models.checkpoints.sentences import keep_sentence_settings
 
 from .test_attach import MODELS, SIZES, batch, make, states
 
@@ -72,6 +75,28 @@ def test_sentence_transformers_ranks_and_expands_with_our_heads(tmp_path):
     expander = library.SparseEncoder(save(model, tmp_path / "expander"), device="cpu")
     found = expander.encode(TEXTS, convert_to_sparse_tensor=False)
     assert found.shape == (2, len(WORDS))
+
+
+def test_pooling_and_length_of_a_sentence_transformer_are_kept(tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    plain = save(Encoder(EncoderConfig(**OURS, position="tisa")), tmp_path / "plain")
+    body = Transformer(plain, max_seq_length=5)
+    steps = [body, Pooling(OURS["hidden_size"], pooling_mode="max"), Normalize()]
+    client = library.SentenceTransformer(modules=steps, device="cpu")
+    client.save_pretrained(str(tmp_path / "whole"))
+    # Where most folders on the Hub have it; the program itself now writes it with the tokenizer.
+    settings = tmp_path / "whole" / "sentence_bert_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"max_seq_length": 5}))
+    keep_sentence_settings(tmp_path / "whole", tmp_path / "plain")
+    loaded = library.SentenceTransformer(plain, device="cpu")
+    assert loaded.max_seq_length == 5
+    assert abs(loaded.encode(TEXTS) - client.encode(TEXTS)).max() < 1e-6
+
+    os.mkfifo(tmp_path / "whole" / "1_Pooling" / "pipe.json")
+    with pytest.raises(InputError, match="model: expected a file, got a named pipe"):
+        keep_sentence_settings(tmp_path / "whole", tmp_path / "plain")
 
 
 def test_every_forward_says_what_it_returns():
