@@ -1,7 +1,10 @@
 """Programs that nobody here wrote run our models and attached ones; each test skips where its program is missing."""
 
 import copy
+import json
+import os
 import pickle
+from functools import partial
 from typing import get_type_hints
 
 import pytest
@@ -11,12 +14,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import whereformer.models
 from whereformer import Encoder, EncoderConfig, attach, detach
+from whereformer.errors import InputError
 from whereformer.models import (
     EncoderForMaskedLM,
     EncoderForSequenceClassification,
     Seq2SeqConfig,
     Seq2SeqForConditionalGeneration,
 )
+from whereformer.models.checkpoints.sentences import keep_sentence_settings
 
 from .test_attach import MODELS, SIZES, batch, make, states
 
@@ -72,6 +77,28 @@ def test_sentence_transformers_ranks_and_expands_with_our_heads(tmp_path):
     assert found.shape == (2, len(WORDS))
 
 
+def test_pooling_and_length_of_a_sentence_transformer_are_kept(tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    plain = save(Encoder(EncoderConfig(**OURS, position="tisa")), tmp_path / "plain")
+    body = Transformer(plain, max_seq_length=5)
+    steps = [body, Pooling(OURS["hidden_size"], pooling_mode="max"), Normalize()]
+    client = library.SentenceTransformer(modules=steps, device="cpu")
+    client.save_pretrained(str(tmp_path / "whole"))
+    # Where most folders on the Hub have it; the program itself now writes it with the tokenizer.
+    settings = tmp_path / "whole" / "sentence_bert_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"max_seq_length": 5}))
+    keep_sentence_settings(tmp_path / "whole", tmp_path / "plain")
+    loaded = library.SentenceTransformer(plain, device="cpu")
+    assert loaded.max_seq_length == 5
+    assert abs(loaded.encode(TEXTS) - client.encode(TEXTS)).max() < 1e-6
+
+    os.mkfifo(tmp_path / "whole" / "1_Pooling" / "pipe.json")
+    with pytest.raises(InputError, match="model: expected a file, got a named pipe"):
+        keep_sentence_settings(tmp_path / "whole", tmp_path / "plain")
+
+
 def test_every_forward_says_what_it_returns():
     heads = [
         kind for kind in vars(whereformer.models).values() if isinstance(kind, type) and hasattr(kind, "output_class")
@@ -122,6 +149,46 @@ def test_attached_models_run_offloaded(name, how, tmp_path):
         expected = states(model)
         found = states(offloaded(model, how, tmp_path), batch(model))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_device_map_auto_fills_the_cpu_and_then_the_disk(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    model = EncoderForMaskedLM(EncoderConfig(**OURS, position="tisa")).eval()
+    model.save_pretrained(tmp_path / "model")
+    places = {"device_map": "auto", "max_memory": {"cpu": 9000}, "offload_folder": tmp_path / "disk"}
+    loaded = EncoderForMaskedLM.from_pretrained(tmp_path / "model", **places)
+    assert {str(place) for place in loaded.hf_device_map.values()} == {"cpu", "disk"}
+    ids = torch.randint(4, len(WORDS), (2, 7))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "translator", "attached"])
+def test_several_devices_are_refused(kind, tmp_path, monkeypatch):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    sizes = {name: OURS[name] for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")}
+    if kind == "encoder":
+        model = EncoderForMaskedLM(EncoderConfig(**OURS))
+    elif kind == "translator":
+        model = Seq2SeqForConditionalGeneration(Seq2SeqConfig(**sizes, encoder_layers=1, decoder_layers=1))
+    else:
+        model = make("bert")
+    model.save_pretrained(tmp_path)
+
+    def spread(model, *_):
+        """What accelerate leaves where there are two devices."""
+        model.hf_device_map = dict(zip(places, (0, 1, "cpu"), strict=False))
+
+    monkeypatch.setattr("transformers.modeling_utils.accelerate_dispatch", spread)
+    names = [name for name, _ in model.named_children()]
+    places = {name: "disk" if number else "cpu" for number, name in enumerate(names)}
+
+    def load():
+        return type(model).from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "disk")
+
+    refused = partial(attach, load(), "tisa") if kind == "attached" else load
+    with pytest.raises(InputError, match=r"device_map: expected one device, .*, got devices 0, 1$"):
+        refused()
 
 
 @pytest.mark.parametrize("training", [False, True])

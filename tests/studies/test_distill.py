@@ -28,6 +28,9 @@ def folder(tmp_path_factory, text):
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    (folder / "modules.json").write_text("[]")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     return str(folder)
 
 
@@ -61,6 +64,8 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
     assert isinstance(saved, EncoderForMaskedLM)
     assert saved.config.position == "tisa"
     assert saved.encoder.position.amplitude.shape == (2, 2, 2)
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (out / "model" / name).read_text() == Path(folder, name).read_text()
     assert (out / "model" / "tokenizer.json").exists()
     text = results["text"]
     assert (

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import InputError
@@ -17,6 +16,7 @@ from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape
 from .config import EncoderConfig
+from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types
 from .norms import make_norm
@@ -74,7 +74,7 @@ class Embeddings(nn.Module):
         return hidden if self.projection is None else self.projection(hidden)
 
 
-class EncoderPreTrainedModel(PreTrainedModel):
+class EncoderPreTrainedModel(OneDeviceModel):
     """The base class of this library's encoders, with what Hugging Face needs to know about them."""
 
     config_class = EncoderConfig

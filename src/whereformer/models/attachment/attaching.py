@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
+from ..devices import check_devices
 from .found import AttentionCall, around, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
@@ -58,8 +59,8 @@ def attach(
     Raises:
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
-            attention and is not of a kind that the guide lists, already has a method, or whose positions cannot be
-            switched off.
+            attention and is not of a kind that the guide lists, already has a method, lies on several devices, or whose
+            positions cannot be switched off.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
@@ -69,6 +70,7 @@ def attach(
         raise InputError("keep_absolute", f"expected True or False, got {shown(keep_absolute)}")
     if is_attached(model):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
+    check_devices(model)
     undo = Undo()
     try:
         serve(model, undo)

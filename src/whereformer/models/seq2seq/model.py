@@ -6,19 +6,20 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ...errors import InputError
 from ...positions import Position
 from ..checks import check_shape
+from ..devices import OneDeviceModel
 from ..inputs import Seq2SeqInputs, SourceInputs, asks_for, takes
 from .config import Seq2SeqConfig
 from .smoothed import IGNORED, smoothed_cross_entropy
 from .stacks import Seq2SeqDecoder, Seq2SeqEncoder, embedded_tokens
 
 
-class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
+class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
     """An encoder and a decoder that translates, with ``config.position`` in the self-attention of both.
 
     Source, target and output share one table of embeddings. ``generate`` caches keys and values, and position methods

@@ -19,6 +19,7 @@ from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.training import manifest
 from ...lab.training.trainer import quiet_transformers
+from ...models.checkpoints.sentences import keep_sentence_settings
 from ..analyze.loading import load, tokenizer_of
 from ..analyze.text import text_windows
 from .judge import load_with_head, make_judge, rows_of_a_batch
@@ -106,6 +107,7 @@ class DistillJob:
         with quiet_transformers(), new_folder(folder / "model") as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
+            keep_sentence_settings(self.path, partial)
             manifest.write(
                 partial, {"settings": {"model": self.path, "kernels": max(self.kernels), "text": asdict(text)}}
             )
