@@ -28,8 +28,8 @@ from whereformer.errors import InputError
 from whereformer.kernels import torch_private
 from whereformer.lab.folder import open_folder
 from whereformer.lab.training import manifest
-from whereformer.lab.training.loading import loading_problem
 from whereformer.lab.training.folder import Folder
+from whereformer.lab.training.loading import loading_problem
 from whereformer.lab.training.long_run import LongTrainer
 from whereformer.studies.pretrain import pretraining
 from whereformer.studies.pretrain import text as pretraining_text
