@@ -1,5 +1,6 @@
 """How commands end: in one line and with a code, whatever happens."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -51,6 +52,38 @@ def test_an_error_is_one_line_and_a_code(error, code, line, tmp_path, capsys):
     if files:
         assert str(files[0]) in err
         assert "Traceback" in files[0].read_text()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("can't start new thread"), ImportError("libtorch.so: failed to map segment from shared object")],
+)
+def test_no_room_for_threads_and_libraries_is_no_fault_of_ours(error, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        execute(Failing(error))
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"whereformer: not enough memory for these sizes ({error})\n"
+
+
+@pytest.mark.parametrize("inside", ["", "deep/results.json.partial"])
+def test_a_system_error_names_the_option_of_its_path(inside, tmp_path, capsys):
+    file = tmp_path / inside
+    with pytest.raises(SystemExit) as stopped:
+        execute(Failing(PermissionError(errno.EACCES, "Permission denied", str(file)), tmp_path))
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"whereformer: --out: Permission denied: '{file}'\n"
+
+
+def test_cost_names_the_option_of_a_file_that_cannot_be_written(tmp_path, capsys):
+    file = tmp_path / "none" / "cost.json"
+    assert f"--out: No such file or directory: '{file}.partial'" in fails(capsys, "cost", "--out", str(file))
+
+
+def test_python_without_docstrings_is_refused_in_one_line():
+    command = [sys.executable, "-OO", "-m", "whereformer", "positions"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2
+    assert found.stderr == "whereformer: transformers needs its docstrings, which python -OO removes; use python -O\n"
 
 
 def test_the_traceback_is_shown_on_request(capsys, monkeypatch, tmp_path):

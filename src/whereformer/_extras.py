@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 
@@ -9,8 +10,11 @@ def require(extra: str, *modules: str) -> None:
     """Check that every module can be imported.
 
     Raises:
-        ImportError: if one cannot; it names the missing modules and the extra that installs them.
+        ImportError: if one cannot; it names the missing modules and the extra that installs them. Also for transformers
+            where Python removes docstrings: its Funnel models are built from theirs.
     """
+    if "transformers" in modules and sys.flags.optimize > 1:
+        raise ImportError("transformers needs its docstrings, which python -OO removes; use python -O")
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise ImportError(

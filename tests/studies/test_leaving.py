@@ -222,6 +222,15 @@ def test_export_refuses_what_it_cannot_do(folder, words, reason, capsys):
     assert reason in capsys.readouterr().err
 
 
+def test_export_writes_nothing_beside_another_tokenizer(folder, tmp_path, capsys):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", folder, "--to", "torch", "--out", str(tmp_path / "m.pt2")])
+    assert stopped.value.code == 2
+    assert "tokenizer.json is another tokenizer; choose another folder" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
 def test_export_names_the_model_that_it_cannot_read(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path), "--to", "torch"])

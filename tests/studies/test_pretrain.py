@@ -30,6 +30,7 @@ from whereformer.lab import options
 from whereformer.lab.folder import open_folder
 from whereformer.lab.training import manifest
 from whereformer.lab.training.folder import Folder
+from whereformer.lab.training.loading import loading_problem
 from whereformer.lab.training.long_run import LongTrainer
 from whereformer.studies.pretrain import pretraining
 from whereformer.studies.pretrain import text as pretraining_text
@@ -333,6 +334,39 @@ def test_a_checkpoint_of_other_settings_does_not_count(copy):
     assert folder.passed_over["checkpoint-6"] == "it was saved with other settings"
     again = Folder(copy, settings, PretrainResults)
     assert again.newest_checkpoint() == copy / NEWEST
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json"])
+def test_a_checkpoint_that_fits_its_manifest_but_cannot_be_loaded_is_passed_over(name, text, finished, copy, capsys):
+    shutil.rmtree(copy / "model")
+    file = copy / NEWEST / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    manifest.write(copy / NEWEST, {"step": 6, "settings": results_of(copy)["settings"]})
+    again = run(text, copy)
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"passing over checkpoint-6: {name} cannot be loaded (" in out
+    assert "continuing after step 4 of 6" in out
+    assert without_time(again) == without_time(results_of(finished))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: state["param_groups"].pop(), "not the model's"),
+        (lambda state: state["state"][0].update(exp_avg=torch.zeros(3)), "has shape (3,), not the parameter's"),
+    ],
+)
+def test_an_optimizer_of_another_model_is_refused(change, reason, tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    torch.save(state, tmp_path / "optimizer.pt")
+    assert loading_problem(tmp_path, model, optimizer) is None
+    change(state)
+    torch.save(state, tmp_path / "optimizer.pt")
+    assert reason in loading_problem(tmp_path, model, optimizer)
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_with_the_same_bits(text, finished, copy, capsys):

@@ -26,6 +26,9 @@ CLOSED = 141
 OURS = "WHEREFORMER_TRACEBACK"
 """The environment variable that also prints the traceback of a fault of ours."""
 
+NO_MEMORY = ("allocate memory", "out of memory", "can't start new thread", "failed to map segment")
+"""Parts of the errors of libraries that got no memory. A thread needs some for its stack, a library for its code."""
+
 
 @contextmanager
 def ending(command: Any = None) -> Iterator[None]:
@@ -70,10 +73,10 @@ def _failed(error: Exception, command: Any) -> int:
     if full := full_disk(error):
         return fail(no_room(getattr(error, "filename", None) or "the output", full))
     if isinstance(error, OSError):
-        return fail(str(error))
+        return fail(_with_option(error, command))
     if isinstance(error, RuntimeError) and ranks.another_failed():
         return 2  # the connection to a process was lost that has failed, and has said why
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+    if isinstance(error, MemoryError) or any(part in str(error) for part in NO_MEMORY):
         return fail(f"not enough memory for these sizes ({str(error) or type(error).__name__})")
     text = f"whereformer {__version__}\n{sys.argv}\n\n{''.join(traceback.format_exception(error))}"
     if os.environ.get(OURS):
@@ -83,6 +86,18 @@ def _failed(error: Exception, command: Any) -> int:
         f"internal error in whereformer, please report it: {type(error).__name__}: {found:.200}{_kept(text, command)}",
         1,
     )
+
+
+def _with_option(error: OSError, command: Any) -> str:
+    """Describe a system's error, after the option whose path, or a file in or a folder above it, it is about."""
+    if command is None or not isinstance(error.filename, str):
+        return str(error)
+    at = Path(error.filename.removesuffix(".partial"))
+    for name in vars(command):
+        given = getattr(command, name)
+        if isinstance(given, Path) and (at.is_relative_to(given) or (at != Path() and given.is_relative_to(at))):
+            return in_flags(InputError(name, f"{error.strerror}: {error.filename!r}"), command)
+    return str(error)
 
 
 def _kept(text: str, command: Any) -> str:

@@ -60,17 +60,19 @@ class Export:
             model = self._load()
         tokenizer, reason = tokenizer_of(self.model)
         backend = getattr(tokenizer, "backend_tokenizer", None)
+        file, content = out.parent / "tokenizer.json", None if backend is None else backend.to_str()
+        check_file("out", out)
+        if content is not None:
+            check_file("out", file)
+            if file.exists() and file.read_bytes() != content.encode():
+                raise InputError("out", f"{file} is another tokenizer; choose another folder")
         out.parent.mkdir(parents=True, exist_ok=True)
         with console.status("exporting"):
             found = to_torch(model, out) if self.to == "torch" else to_onnx(model, out, int8=self.quantize == "int8")
-        if backend is None:
+        if content is None:
             say(console, f"no tokenizer.json: {reason or 'the tokenizer is not a fast one'}")
             self._tell(console, found, None)
             return
-        file, content = out.parent / "tokenizer.json", backend.to_str()
-        check_file("out", file)
-        if file.exists() and file.read_bytes() != content.encode():
-            raise InputError("out", f"{file} is another tokenizer; choose another folder")
         write_atomically(file, content)
         self._tell(console, found, file)
 

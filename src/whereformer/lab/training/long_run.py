@@ -38,6 +38,7 @@ from ..provenance import provenance
 from ..sheet import Sheet
 from ..shown import Plan
 from .folder import KEPT_CHECKPOINTS, Folder, Kind
+from .loading import loading_problem
 from .results import TrainingPlan, losses_of, score_texts
 from .shared import Batch, Count, SharedTrainer
 from .trackers import tracker
@@ -369,7 +370,11 @@ def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress, re
     start = folder.kind(**plan, settings=folder.settings, text=long.text.facts, **provenance(long.device))
     if ranks.is_main():
         folder.claim(start)
-    checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(lambda step: long.unusable(folder, step)))
+
+    def unusable(step: int) -> str | None:
+        return long.unusable(folder, step) or loading_problem(folder.checkpoint(step), model, long.optimizer(model)[0])
+
+    checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(unusable))
     if folder.passed_over:
         passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
         progress.line(f"passing over {passed}{'' if checkpoint else '. Starting again from the first step'}")
