@@ -224,7 +224,8 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = None) -> None:
     """Check without building anything that methods of this name exist, each once at a place, and fit the layers.
 
-    Their constructors check the values of ``options`` further; here it is only whether they fit the signatures.
+    Their constructors check the values of ``options`` further; here it is only whether they fit the signatures, and that
+    no count is negative.
 
     Raises:
         InputError: if not.
@@ -245,6 +246,9 @@ def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = N
         named = {ALIASES.get(part, part): method_class(part) for part in method_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
+            for option, value in own.items():
+                if option.startswith("num_") and isinstance(value, int) and value < 0:
+                    raise InputError(option, f"expected at least 0, got {shown(value)}")
 
 
 def _embeds(name: str) -> bool:

@@ -61,8 +61,6 @@ def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
     if kind is Integral and not -most <= value <= most:
         limit = f"at most {most}" if value > 0 else f"at least {-most}"
         raise InputError(field, f"expected {limit}, got {shown(value)}")
-    if kind is Integral and field.startswith("num_") and value < 0:
-        raise InputError(field, f"expected at least 0, got {shown(value)}")
     if kind is RealNumber and not _is_finite(value):
         raise InputError(field, f"expected a finite number, got {shown(value)}")
 
