@@ -62,7 +62,7 @@ def test_other_settings_and_a_locked_folder_are_refused(toy, tmp_path):
         ({"hidden_size": 3.5}, "hidden_size: expected int, got 3.5"),
         ({"hidden_size": True}, "hidden_size: expected int, got True"),
         ({"hidden_size": 3}, "hidden_size: expected 4 to 4096, got 3"),
-        ({"device": "tpu"}, "device: expected Literal['auto', 'cpu', 'cuda'], got 'tpu'"),
+        ({"positions": "tisa,foo"}, "positions: unknown"),
         ({"positions": 3}, "positions: expected str, got 3"),
     ],
 )
@@ -73,5 +73,5 @@ def test_a_bad_argument_is_named(toy, given, expected):
 
 
 def test_the_command_line_has_what_is_not_the_default(toy):
-    options = toy.Count(positions="a b", hidden_size=64, jobs=2)
-    assert command_line(options, "count") == "whereformer count --positions 'a b' --jobs 2"
+    options = toy.Count(positions="a b", hidden_size=64, out=Path("c"))
+    assert command_line(options, "count") == "whereformer count --positions 'a b' --out c"

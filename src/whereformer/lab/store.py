@@ -211,7 +211,8 @@ def missing(results: RunResults, keys: Sequence[Key], progress: Progress) -> lis
     """Return the keys without a run, and tell how many have one."""
     without = [key for key in keys if results.run(*key) is None]
     if len(without) < len(keys):
-        progress.line(f"{len(keys) - len(without)} of {len(keys)} runs are already done; continuing with the others")
+        others = "; continuing with the others" if without else ""
+        progress.line(f"{len(keys) - len(without)} of {len(keys)} runs are already done{others}")
     return without
 
 
