@@ -31,14 +31,14 @@ class ExtendSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(TextOptions, Threads, Study):
-    """Train a pretrained sentence encoder for minutes to read longer texts.
+    """Teach a pretrained sentence encoder to read longer texts, in a few minutes of training.
 
-    The position embeddings are stretched to --length tokens. Then the model learns from the original: to give the same
-    states and vectors for texts that the original can read, to be near the mean of the original's vectors of a longer
-    text's parts, and to be nearer to the vectors of the text's own passages than to those of others. The position
-    embeddings are trained first, then all weights with a small learning rate.
+    The position embeddings are stretched to --length tokens. Then the model learns from the original. On texts that are
+    short enough for the original, its outputs should be the same. On longer texts, its vector should be close to the
+    mean of the original's vectors of the parts, and closer to those of the text's own passages than to those of others.
+    The position embeddings are trained first, then all weights with a small learning rate.
 
-    Writes model/, which sentence-transformers loads, results.json and report.html. A run that was interrupted goes on
+    Writes model/, which sentence-transformers loads, results.json and report.html. A run that was interrupted continues
     from its last checkpoint. With --steps 0 nothing is trained.
     """
 
@@ -47,23 +47,23 @@ class Extend(TextOptions, Threads, Study):
 
     model: str
     """The folder of a sentence-transformers model, or of a transformers encoder with position embeddings (BERT,
-    RoBERTa, MPNet, DistilBERT...), whose states are averaged."""
+    RoBERTa, MPNet, DistilBERT...), whose token states are averaged into one vector."""
 
     length: int = 1024
-    """Tokens that the new model reads."""
+    """The most tokens that the new model can read."""
 
     rows: Rows = "keep"
-    """keep: the position embeddings of texts that the original reads stay, and the others are stretched.
-    interpolate: all are stretched."""
+    """How training begins. keep: with the positions that the original reads as they are, and the others stretched.
+    interpolate: with all stretched."""
 
     steps: int = 80
     """Steps of training."""
 
     documents: int = 700
-    """The most documents to learn from. Each has at least --length tokens; what comes after those is not read."""
+    """The most documents to learn from. Each has at least --length tokens; anything beyond that is ignored."""
 
     seed: int = 0
-    """Seed of all that is drawn."""
+    """Random seed."""
 
     out: Path = Path("runs/extend")
     """Folder for the model and the results."""
