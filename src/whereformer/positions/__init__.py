@@ -224,8 +224,8 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = None) -> None:
     """Check without building anything that methods of this name exist, each once at a place, and fit the layers.
 
-    Their constructors check the values of ``options`` further; here they have to fit the signatures, and counts must not
-    be negative.
+    Their constructors check the values of ``options`` further; here they have to fit the signatures, and counts have
+    to be 0 or more.
 
     Raises:
         InputError: if not.
