@@ -1,6 +1,7 @@
 """Position methods in transformers' own models: outputs, gradients, files, and the model afterwards as before."""
 
 import copy
+import gc
 import json
 import logging
 import pickle
@@ -595,6 +596,7 @@ def test_trains_data_parallel(name, tmp_path):
     """A second step fails if the first left a parameter without a gradient."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    parallel = None
     try:
         model = attach(make(name), "tisa", keep_absolute=False)
         _, expected = train_step(model)
@@ -606,6 +608,9 @@ def test_trains_data_parallel(name, tmp_path):
         for key, parameter in model.named_parameters():
             close(parameter.grad, expected[key])
     finally:
+        # If it outlived the group, it would wait for the group's threads, which may wait for it.
+        parallel = None
+        gc.collect()
         torch.distributed.destroy_process_group()
 
 
