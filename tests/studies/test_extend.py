@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,20 @@ def test_only_positions_are_trained_at_first():
 def test_models_that_cannot_be_extended(make, message, tmp_path, words, documents, capsys):
     said = fails(capsys, "extend", make(tmp_path / "m", words), "--data", documents, "--out", str(tmp_path / "out"))
     assert message in said
+
+
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "tokenizer.json"])
+def test_a_pipe_in_the_model_is_not_read(name, tmp_path, words, documents, capsys):
+    path = save(tmp_path / "m", bert(), words)
+    (tmp_path / "m" / name).unlink()
+    os.mkfifo(tmp_path / "m" / name)
+    said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
+    assert "expected a file, got a named pipe" in said
+
+
+def test_too_few_documents_to_hold_any_out(model, documents, capsys):
+    said = fails(capsys, "extend", model, "--data", documents, "--documents", "10")
+    assert "documents: expected at least 32, got 10" in said
 
 
 def test_weights_that_are_not_finite(tmp_path, words, documents):

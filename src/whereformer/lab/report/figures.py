@@ -11,7 +11,6 @@ from typing import Any
 from cycler import cycler
 from markupsafe import Markup
 from matplotlib import style
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Matplotlib needs fixed colors, but the page needs CSS variables, which depend on dark or light mode. So drawings use
@@ -145,15 +144,6 @@ def printed(stem: str, width: int, height: int, paint: Callable[[Figure], None])
             figure.savefig(file, format=ending, metadata=metadata)
             files[f"{stem}.{ending}"] = file.getvalue()
     return files
-
-
-def canvas(figure: Figure) -> Axes:
-    """Add axes for free drawing that cover the whole figure, with coordinates in CSS pixels from the top left."""
-    figure.set_layout_engine("none")
-    width, height = figure.get_size_inches() * 72
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-    axes.set_axis_off()
-    return axes
 
 
 def _inline(text: str, name: str, label: str) -> Markup:

@@ -29,11 +29,11 @@ POSITIONS = "embeddings.position_embeddings.weight"
 RELATIVE = "encoder.relative_attention_bias.weight"
 """A table of buckets, (buckets, heads)."""
 _WORDS_AND_NORM = {"embeddings.word.weight": _WORDS, **both({"embeddings.norm": "embeddings.LayerNorm"})}
-_EMBEDDINGS = {
+_WITHOUT_POSITIONS = {
     **_WORDS_AND_NORM,
     "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-    "position.weight": POSITIONS,
 }
+_EMBEDDINGS = {**_WITHOUT_POSITIONS, "position.weight": POSITIONS}
 _LAYER = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
@@ -483,10 +483,7 @@ FAMILIES = {
         prefix="deberta.",
         models=_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
         tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        embeddings={
-            **_WORDS_AND_NORM,
-            "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-        },
+        embeddings=_WITHOUT_POSITIONS,
         layer={
             **_LAYER,
             "attention.query": "attention.self.query_proj",
@@ -504,7 +501,7 @@ FAMILIES = {
         prefix="roberta.",
         models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
         tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
-        embeddings={**_WORDS_AND_NORM, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"},
+        embeddings=_WITHOUT_POSITIONS,
         layers="layers.{}.",
         layer={
             **_ATTENTION,
@@ -531,7 +528,7 @@ FAMILIES = {
             "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
         },
         tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        embeddings={**_WORDS_AND_NORM, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"},
+        embeddings=_WITHOUT_POSITIONS,
         layers="layers.{}.",
         layer={
             **_ATTENTION,

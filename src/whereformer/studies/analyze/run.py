@@ -34,7 +34,7 @@ from .loading import load, named_errors, tokenizer_of
 from .results import AnalyzeResults
 from .settings import Analyze
 from .sources import ModelSource
-from .text import measure_attention
+from .text import measure_attention, pages_of
 
 MOST_POSITIONS = 512
 """The most positions that are analyzed by default."""
@@ -65,8 +65,7 @@ class AnalyzeJob:
         _check(self.sources)
         if options.text:
             progress.begin("reading the text")
-            documents = corpus.load_documents(options.data, options.column)
-            pages = [page for document in documents for page in corpus.pages_of([document])]
+            pages = pages_of(corpus.load_documents(options.data, options.column))
         progress.start(100 * len(self.sources))
         models: list[ModelFindings] = []
         notes: list[str] = []

@@ -63,6 +63,11 @@ def measure_attention(
     )
 
 
+def pages_of(documents: Sequence[str]) -> list[str]:
+    """Split the documents into pages."""
+    return [page for document in documents for page in corpus.pages_of([document])]
+
+
 def text_windows(
     pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, encoder: Encoder, length: int, tokens: int, path: str
 ) -> tuple[Tensor, int]:

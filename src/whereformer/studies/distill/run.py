@@ -21,7 +21,7 @@ from ...lab.training import manifest
 from ...lab.training.trainer import quiet_transformers
 from ...models.checkpoints.sentences import keep_sentence_settings
 from ..analyze.loading import load, tokenizer_of
-from ..analyze.text import text_windows
+from ..analyze.text import pages_of, text_windows
 from .judge import load_with_head, make_judge, rows_of_a_batch
 from .pairs import LikenessPairs
 from .results import DROPPED, TRAINED, DistillResults, DistillText, PairsFacts
@@ -74,8 +74,7 @@ class DistillJob:
         if tokenizer is None:
             raise InputError("model", f"{why_not}, and fitting kernels needs text")
         progress.begin("reading the text")
-        documents = corpus.load_documents(self.data, self.column)
-        pages = [page for document in documents for page in corpus.pages_of([document])]
+        pages = pages_of(corpus.load_documents(self.data, self.column))
         length = min(config.max_position_embeddings, self.length or 128)
         windows, _ = text_windows(pages, tokenizer, teacher, length, self.tokens, self.path)
         held_out = torch.arange(len(windows)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1

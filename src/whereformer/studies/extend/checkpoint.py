@@ -15,7 +15,9 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from ...errors import InputError
+from ...files import check_regular
 from ...lab.training.trainer import quiet_transformers
+from ...models.checkpoints.files import find_config
 from ..analyze.loading import named_errors
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def load_encoder(path: str) -> SentenceEncoder:
         raise InputError("model", f"expected a folder with a config.json, got {path!r}")
     pooling = _pooling(folder)
     with named_errors(path), quiet_transformers():
+        find_config(path)  # which is checked before anything is built by it
         model = AutoModel.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(path)
     table = table_name(model)
@@ -207,8 +210,10 @@ def _read(path: Path) -> Any:
     """Return what a JSON file holds; nothing if there is none.
 
     Raises:
-        InputError: if it is not JSON.
+        InputError: if it is not JSON, or not a regular file.
     """
+    if path.exists():
+        check_regular("model", path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -25,7 +25,7 @@ from ...lab.training.trainer import quiet_transformers
 from .checkpoint import SentenceEncoder, extended, load_encoder, save_encoder
 from .judge import Judge
 from .results import ExtendResults, ExtendText
-from .settings import ExtendSettings, Rows
+from .settings import FEWEST_DOCUMENTS, ExtendSettings, Rows
 from .state import TrainingState
 from .training import bank_of, lesson, optimizer_of, rates, train_step
 
@@ -33,8 +33,6 @@ HELD_OUT_EVERY = 16
 """One document in this number is held out for judging."""
 MOST_HELD_OUT = 24
 """The most documents to judge by."""
-FEWEST_DOCUMENTS = 2 * HELD_OUT_EVERY
-"""The fewest documents of a text, so that two are held out and a step has several."""
 JUDGED = 4
 """How often a model is judged in a training, besides before it. Each time, a checkpoint is written."""
 LETTERS = 12

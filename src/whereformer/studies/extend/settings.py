@@ -12,6 +12,8 @@ from ...lab.study import Study
 if TYPE_CHECKING:
     from .run import ExtendJob
 
+FEWEST_DOCUMENTS = 32
+"""The fewest documents of a text, so that two are held out and a step has several."""
 Rows = Literal["keep", "interpolate"]
 """How the position embeddings are stretched."""
 
@@ -69,7 +71,8 @@ class Extend(TextOptions, Threads, Study):
     """Folder for the model and the results."""
 
     def job(self) -> ExtendJob:
-        check_range(self, length=(16, 2**16), steps=(0, MOST_COUNT), documents=(2, 2**20), seed=(0, MOST_SEED))
+        check_range(self, length=(16, 2**16), documents=(FEWEST_DOCUMENTS, 2**20))
+        check_range(self, steps=(0, MOST_COUNT), seed=(0, MOST_SEED))
         self.check_threads()
 
         from .run import ExtendJob
