@@ -191,7 +191,9 @@ def test_autocast_casts_what_differs_as_torchs_attention_does(terms, backend):
         alike = attention(*(tensor.bfloat16() for tensor in mixed), biases, backend=backend)
         assert torch.equal(out, alike)
         if backend == "auto" and not terms:
-            torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(*mixed))
+            # Torch's kernels round the weights to bfloat16 on some processors and not on others.
+            expected = torch.nn.functional.scaled_dot_product_attention(*mixed)
+            torch.testing.assert_close(out, expected, atol=1e-2, rtol=2e-2)
         with pytest.raises(TypeError, match=r"^key: expected the query's dtype torch.float64, got torch.bfloat16"):
             attention(query.double(), *mixed[1:], biases, backend=backend)
     with pytest.raises(TypeError, match=r"^key: expected the query's dtype torch.float32, got torch.bfloat16"):
