@@ -22,7 +22,7 @@ from whereformer.data.tokenizers import (
     train_tokenizer,
     trained_vocabulary,
 )
-from whereformer.lab.score import evaluate, unigram_entropy
+from whereformer.lab.score import masked_lm_score, unigram_entropy
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 
@@ -112,11 +112,11 @@ def test_the_score_is_the_mean_loss_and_does_not_depend_on_batching():
         )
     )
     held_out = HeldOut(stream(1000), 0.15, 100)
-    score = evaluate(model, held_out, 32, tokens_per_batch=4096)
+    score = masked_lm_score(model, held_out.windows(32, 4096))
     assert model.training
     assert score.loss == pytest.approx(float(score.losses.mean()))
     assert len(score.losses) == (held_out.labels != IGNORED).sum()
-    other = evaluate(model, held_out, 32, tokens_per_batch=64)
+    other = masked_lm_score(model, held_out.windows(32, 64))
     torch.testing.assert_close(other.losses, score.losses, rtol=1e-4, atol=1e-4)
     assert 4 < score.loss < 6
     assert 0 <= score.accuracy <= 0.1

@@ -200,13 +200,13 @@ def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, mon
 def test_an_output_that_is_no_number_is_no_score():
     model = build_model(ProbeSettings(8, 1), "none", 0).eval()
     torch.nn.init.constant_(model.head.decoder.bias, float("nan"))
-    assert train.judge(model, train.Judged.of("copy", 8)) == Cannot(
+    assert train.judge(model, train.HeldOutRows.of("copy", 8)) == Cannot(
         "the output is not finite (NaN or inf) at this length"
     )
 
 
 def test_the_score_and_its_error_by_hand():
-    rows = train.Judged.of("previous", 8)
+    rows = train.HeldOutRows.of("previous", 8)
 
     class Oracle(torch.nn.Module):
         """Right in every other row."""

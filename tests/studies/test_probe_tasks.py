@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from whereformer.data.masks import IGNORED
 from whereformer.studies.probe import tasks
 from whereformer.studies.probe.tasks import CLS, DEEPEST, DEPTH, FIRST, MASK, OPEN, TASKS, VOCABULARY
-from whereformer.studies.probe.train import Judged
+from whereformer.studies.probe.train import HeldOutRows
 
 HALVES = ("copy", "sort")
 
@@ -160,12 +160,12 @@ def test_the_depth_that_is_guessed_without_positions_is_the_most_likely():
 
 
 def test_the_key_needs_no_guess():
-    assert Judged.of("passkey", 16).guess == 1.0
+    assert HeldOutRows.of("passkey", 16).guess == 1.0
 
 
 def test_guesses_by_numbers():
     # The most common of 8 symbols out of 16 has 2.06 of them on average (counted over many rows).
-    assert Judged.of("copy", 16).guess == pytest.approx(2.06 / 8, abs=0.015)
-    assert Judged.of("copy", 16).guess == Judged.of("sort", 16).guess
-    assert Judged.of("previous", 16).guess < Judged.of("copy", 16).guess
-    assert 0.4 < Judged.of("brackets", 16).guess < 0.6
+    assert HeldOutRows.of("copy", 16).guess == pytest.approx(2.06 / 8, abs=0.015)
+    assert HeldOutRows.of("copy", 16).guess == HeldOutRows.of("sort", 16).guess
+    assert HeldOutRows.of("previous", 16).guess < HeldOutRows.of("copy", 16).guess
+    assert 0.4 < HeldOutRows.of("brackets", 16).guess < 0.6

@@ -22,7 +22,7 @@ def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
     """Return the configuration of a small encoder, for training too short to need dropout.
 
     Args:
-        preset: the architecture; None is a BERT that normalizes before its layers.
+        preset: the architecture; None is BERT with pre-layer normalization.
         fields: more fields of the configuration.
 
     Raises:

@@ -100,7 +100,7 @@ def check_that(holds: bool, where: str, expected: str) -> None:
 
 
 def check_heads(where: str, heads: Sequence[Sequence[Sequence[float]] | None]) -> None:
-    """Check numbers for offsets, [layer][head][offset]: each layer as many for every head, an odd number of them.
+    """Check numbers for offsets, [layer][head][offset]: the same odd number for every head of a layer.
 
     Raises:
         ValueError: if they are not; the message names the place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -37,7 +38,7 @@ class Seeds:
     """Options of studies that repeat everything with several seeds."""
 
     seeds: int = 1
-    """Number of seeds to repeat everything with. With several, the tables show medians and ranges."""
+    """How many seeds to repeat everything with. With several, the tables show medians and ranges."""
 
     seed: int = 0
     """The first seed."""
@@ -65,7 +66,7 @@ class Jobs:
     """Where to train. "auto" is a GPU if there is one."""
 
     jobs: int | None = None
-    """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
+    """How many runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
     GPU, or for each thread on the CPU, but there at most 8."""
 
 
@@ -228,3 +229,25 @@ def listed_numbers(field: str, text: str, low: int, high: int) -> list[int]:
             raise InputError(field, f"expected numbers from {low} to {high} separated by commas, got {shown(part)}")
         found.append(int(part))
     return list(dict.fromkeys(found))
+
+
+def parsed_options(text: str | None) -> dict[str, Any]:
+    """Parse a position method's options, a JSON object.
+
+    Raises:
+        InputError: for ``position_options``, if the text is something else.
+    """
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        raise InputError(
+            "position_options", f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {shown(text)}"
+        )
+    return options
+
+
+def canonical_options(text: str | None) -> str | None:
+    """Return the options in one canonical form, so that they can be compared with a folder's settings."""
+    return None if text is None else json.dumps(parsed_options(text), sort_keys=True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..data.masks import IGNORED, HeldOut
+from ..data.masks import IGNORED
 from ..positions import PositionRangeError
 
 if TYPE_CHECKING:
-    from ..models import EncoderForMaskedLM
+    from transformers import PreTrainedModel
 
 Scored = TypeVar("Scored")
 
@@ -57,16 +57,19 @@ class HeldOutScore:
 
 
 @torch.no_grad()
-def evaluate(model: EncoderForMaskedLM, held_out: HeldOut, length: int, tokens_per_batch: int = 8192) -> HeldOutScore:
-    """Score ``model`` (built with ``sparse_prediction``) on held-out text in windows of ``length`` tokens."""
+def masked_lm_score(model: PreTrainedModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> HeldOutScore:
+    """Score a masked language model on batches: input ids, labels and attention mask, (rows, n) each."""
     was_training = model.training
     model.eval()
     losses, right = [], 0
-    for inputs, labels, mask in held_out.windows(length, tokens_per_batch):
+    for inputs, labels, mask in batches:
         # Without padding there is nothing to mask, and attention is faster without a mask.
         attention_mask = None if bool(mask.all()) else mask.to(model.device)
-        wanted = labels[labels != IGNORED].to(model.device)
-        logits = model(inputs.to(model.device), attention_mask, labels=labels.to(model.device)).logits.float()
+        masked = labels != IGNORED
+        wanted = labels[masked].to(model.device)
+        logits = model(inputs.to(model.device), attention_mask, labels=labels.to(model.device)).logits
+        # With sparse_prediction, there are no others.
+        logits = (logits[masked.to(model.device)] if logits.ndim == 3 else logits).float()
         losses.append(functional.cross_entropy(logits, wanted, reduction="none").cpu())
         right += int((logits.argmax(-1) == wanted).sum())
     model.train(was_training)

@@ -27,7 +27,7 @@ class TableSettings:
     """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""
 
     label: str | None = None
-    """Your own task: the column with the classes, or with ``regression`` the numbers."""
+    """Your own task: the column of classes, or with ``regression`` the numbers."""
 
     regression: bool = False
     """Your own task: predict a number instead of a class."""

@@ -1,4 +1,4 @@
-"""Parts that the HTML reports of all experiments share: the page, its panels and its figures."""
+"""Parts that the HTML reports of all studies share: the page, its panels and its figures."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The analyze experiment: read what models have learned about position."""
+"""The analyze study: read what models have learned about position."""

@@ -1,1 +1,1 @@
-"""The bench experiment: time attention with each kind of term."""
+"""The bench study: time attention with each kind of term."""

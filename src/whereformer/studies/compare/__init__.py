@@ -1,1 +1,1 @@
-"""The compare experiment: train every position method the same way on one text, and rank them."""
+"""The compare study: train every position method the same way on one text, and rank them."""

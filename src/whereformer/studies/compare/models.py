@@ -1,4 +1,4 @@
-"""Build the encoders to compare, which differ only in position, and save them after training."""
+"""Build the encoders to compare, which differ only in their position method, and save them after training."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Which position method suits your text? Trains the same small encoder once per method and compares them.
 
     Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
-    methods start from the same weights and see the same batches and masks, so they differ only in position.
+    methods start from the same weights and see the same batches and masks, so the models differ only in their position
+    method.
 
     With --train, --validation, --text and --label, the text comes from your own table. After training on it, each
     method is fine-tuned on the table's labels, and ranked by how well it predicts the labels of the validation rows.
@@ -105,7 +106,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
 
     quick: bool = False
     """Take a first look in a minute or two: fewer methods and steps, and the first 3 million characters of the text.
-    Small differences will not show."""
+    Too short to reveal small differences."""
 
     minutes: float | None = None
     """Time for the whole comparison, instead of --steps. A short measurement decides how many steps fit into it, as
@@ -113,7 +114,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
 
     preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
     """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
-    but in a small size. Default: a BERT that normalizes before its layers."""
+    but in a small size. Default: BERT with pre-layer normalization."""
 
     blocks: str | None = None
     """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
@@ -123,7 +124,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Layers at full length after the blocks of a funnel. Default: the preset's, or 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens in a training window; the first 40% of the steps use windows of 8. Methods are ranked at this length."""
+    """Tokens in a training window; the first 40% of the steps use windows of 8 tokens. Methods are ranked at this
+    length."""
 
     lengths: str | None = None
     """More lengths at which to evaluate every method on held-out text. Default: two and four times `length`."""
@@ -132,7 +134,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Training steps of each method. Default: 1800, or 400 for a quick comparison."""
 
     seeds: int | None = None
-    """Number of seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or 3
+    """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or 3
     with --train. With --minutes, up to 3 if there is time; clearly worse methods then drop out after a seed."""
 
     seed: int = 0
@@ -154,11 +156,11 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Share of tokens that are masked in training. In held-out text, 15% always are."""
 
     learning_rate: float = 8e-3
-    """Peak of the learning rate."""
+    """Peak learning rate."""
 
     rate_factors: str = "0.5,1,2"
-    """Factors of the learning rate for each method to try in short runs. A method keeps the usual rate unless another
-    is clearly better. "1" skips this search."""
+    """Multiples of the learning rate to try for each method, in short runs. A method keeps the usual rate unless
+    another is clearly better. "1" skips this search."""
 
     def job(self) -> CompareJob:
         self._check()

@@ -12,13 +12,16 @@ from ...analysis.toeplitz import diagonal_means
 from ...data.masks import HeldOut
 from ...lab.fit import Fitted, check_finite, fit
 from ...lab.progress import Progress
-from ...lab.score import Cannot, HeldOutScore, at_lengths, evaluate
+from ...lab.score import Cannot, HeldOutScore, at_lengths, masked_lm_score
 from ...models import EncoderForMaskedLM
 from .models import keep_model, untrained
 from .prepare import Material
 from .results import Run, Score
 from .task import ROWS_PER_STEP, tune
 from .windows import growing
+
+TOKENS = 8192
+"""Held-out tokens that are read at a time."""
 
 
 def train(
@@ -69,7 +72,7 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
 
     def score(length: int) -> HeldOutScore:
         progress.step(0, "judging")
-        found = evaluate(model, held_out, length)
+        found = masked_lm_score(model, held_out.windows(length, TOKENS))
         check_finite(f"the loss of {position!r}", found.loss, settings.steps, rate)
         return found
 

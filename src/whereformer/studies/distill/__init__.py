@@ -1,1 +1,1 @@
-"""The distill-positions experiment: replace position embeddings by TISA kernels, and measure what that costs."""
+"""The distill-positions study: replace position embeddings by TISA kernels, and measure what that costs."""

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ...data.masks import HELD_OUT_RATE, IGNORED, mask_tokens
+from ...data.masks import HELD_OUT_RATE, mask_tokens
 from ...data.tokenizers import vocabulary_of
 from ...errors import InputError
+from ...lab.score import masked_lm_score
 from ...lab.training.metrics import METRICS
 from ...lab.training.trainer import quiet_transformers
 from ...models import Encoder, EncoderForMaskedLM, load_pretrained
@@ -59,17 +60,11 @@ class Judge:
         return scores
 
 
-@torch.no_grad()
 def masked_lm_scores(model: PreTrainedModel, inputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Return the mean loss and the accuracy at the masked tokens of windows, (rows, n) each."""
-    losses, right = [], 0
-    for some, wanted in zip(*(part.split(rows_of_a_batch(part)) for part in (inputs, labels)), strict=True):
-        logits = model(some).logits[wanted != IGNORED].float()
-        wanted = wanted[wanted != IGNORED]
-        losses.append(functional.cross_entropy(logits, wanted, reduction="none"))
-        right += int((logits.argmax(-1) == wanted).sum())
-    every = torch.cat(losses)
-    return {"masked_lm_loss": float(every.mean()), "masked_lm_accuracy": right / len(every)}
+    parts = (part.split(rows_of_a_batch(part)) for part in (inputs, labels, torch.ones_like(inputs)))
+    found = masked_lm_score(model, zip(*parts, strict=True))
+    return {"masked_lm_loss": found.loss, "masked_lm_accuracy": found.accuracy}
 
 
 def load_with_head(path: str, position: str | None, options: dict[str, Any]) -> tuple[PreTrainedModel, Encoder]:

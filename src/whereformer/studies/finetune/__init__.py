@@ -1,1 +1,1 @@
-"""The finetune experiment: fine-tune a pretrained model with and without a position method."""
+"""The finetune study: fine-tune a pretrained model with and without a position method."""

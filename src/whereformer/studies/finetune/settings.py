@@ -74,10 +74,10 @@ class TuningSettings(Optimization):
     """Rows in a training step."""
 
     learning_rate: float = 3e-5
-    """Peak of the learning rate. It rises in the first tenth of the steps."""
+    """Peak learning rate. It rises in the first tenth of the steps."""
 
     kernel_learning_rate: float | None = None
-    """Peak of the learning rate of TISA's kernels, which are new, while the rest is pretrained. Default: the same."""
+    """Peak learning rate of TISA's kernels, which are new, while the rest is pretrained. Default: the same."""
 
     max_length: int | None = None
     """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
@@ -133,7 +133,7 @@ class Finetune(Jobs, Seeds, Threads, Tracked, DryRun, TuningSettings, DataSettin
     """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
 
     seeds: int = 5
-    """Number of seeds to repeat every run with."""
+    """How many seeds to repeat every run with."""
 
     out: Path = Path("runs/finetune")
     """Folder for the results."""
@@ -142,7 +142,7 @@ class Finetune(Jobs, Seeds, Threads, Tracked, DryRun, TuningSettings, DataSettin
     """Folder for the tokenized rows, which are made once and then read a row at a time. Default: cache/ in --out."""
 
     jobs: int | None = None
-    """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
+    """How many runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
     GPU, or 1 on the CPU and in processes that a launcher started, which share each run."""
 
     report_to: Literal["trackio", "wandb", "tensorboard", "none"] = "none"

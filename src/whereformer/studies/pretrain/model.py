@@ -9,9 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ...data.tokenizers import Vocabulary, trained_vocabulary
+from ...lab.options import parsed_options
 from ...lab.training.model_options import as_setting, check_position_options, parameters
 from ...models import Electra, ElectraPretrainingConfig, EncoderConfig, EncoderForMaskedLM
-from .settings import ModelSettings, parsed_options
+from .settings import ModelSettings
 
 
 def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | None = None) -> EncoderConfig:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ...errors import InputError, shown
+from ...errors import InputError
 from ...lab.options import (
     MOST_COUNT,
     MOST_SEED,
@@ -16,6 +15,7 @@ from ...lab.options import (
     LongRun,
     Optimization,
     TextOptions,
+    canonical_options,
     check_positive,
     check_range,
     find_device,
@@ -28,28 +28,6 @@ if TYPE_CHECKING:
     from .run import PretrainJob
 
 
-def parsed_options(text: str | None) -> dict[str, Any]:
-    """Parse a position method's options, a JSON object.
-
-    Raises:
-        InputError: for ``position_options``, if the text is something else.
-    """
-    try:
-        options = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        options = None
-    if not isinstance(options, dict):
-        raise InputError(
-            "position_options", f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {shown(text)}"
-        )
-    return options
-
-
-def canonical_options(text: str | None) -> str | None:
-    """Return the options in one canonical form, so that they can be compared with a folder's settings."""
-    return None if text is None else json.dumps(parsed_options(text), sort_keys=True)
-
-
 @dataclass(frozen=True)
 class ModelSettings:
     """The encoder and its objective."""
@@ -60,7 +38,7 @@ class ModelSettings:
 
     preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
     """Norms, activation, biases, positions and windows of a published model, and how its layers are shared or pooled.
-    Sizes are not the published ones, and other options win. Default: a BERT that normalizes before its layers."""
+    Sizes are not the published ones, and other options win. Default: BERT with pre-layer normalization."""
 
     blocks: str | None = None
     """Layers: "4" is four layers (BERT), "1x4" is one layer used four times (ALBERT), and "4-4-4" is three blocks, each
@@ -153,7 +131,7 @@ class PretrainTraining(Optimization):
     """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
 
     learning_rate: float = 2e-3
-    """Peak of the learning rate. Large models need a lower one (BERT: 1e-4)."""
+    """Peak learning rate. Large models need a lower one (BERT: 1e-4)."""
 
     warmup: int | None = None
     """Number of steps in which the learning rate rises. Default: a tenth of the steps."""

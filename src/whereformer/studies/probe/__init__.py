@@ -1,1 +1,1 @@
-"""The probe experiment: synthetic tasks with known answers, which show what each position method can do."""
+"""The probe study: synthetic tasks with known answers, which show what each position method can do."""

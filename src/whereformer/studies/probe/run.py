@@ -13,7 +13,7 @@ from ...lab.provenance import provenance
 from ...lab.store import FILE, complete, missing
 from .results import Failed, ProbeResults, Run
 from .settings import ProbeSettings
-from .train import LENGTH_FACTORS, Judged, train_and_judge
+from .train import LENGTH_FACTORS, HeldOutRows, train_and_judge
 
 Key = tuple[str, str, int]
 """A task, a method and a seed."""
@@ -47,7 +47,7 @@ class ProbeJob:
         lengths = [factor * self.settings.length for factor in LENGTH_FACTORS]
         empty = ProbeResults(settings=self.settings, runs={}, guesses={})
         earlier = ProbeResults.earlier(folder, settings=self.settings) or empty
-        guesses = {task: {length: Judged.of(task, length).guess for length in lengths} for task in self.tasks}
+        guesses = {task: {length: HeldOutRows.of(task, length).guess for length in lengths} for task in self.tasks}
         results = replace(earlier, guesses={**earlier.guesses, **guesses}, **provenance(self.device))
         every = [(task, name, seed) for seed in self.seeds for task in self.tasks for name in self.positions]
         keys = missing(results, every, progress)

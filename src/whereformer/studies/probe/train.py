@@ -41,7 +41,7 @@ def encoder_config(settings: ProbeSettings, position: str) -> EncoderConfig:
 
 
 @dataclass(frozen=True)
-class Judged:
+class HeldOutRows:
     """The rows that all models of a task are judged on at one length, (JUDGED_ROWS, 1 + length) each.
 
     ``guessed`` says at each label whether the best guess without positions is right.
@@ -52,7 +52,7 @@ class Judged:
     guessed: Tensor
 
     @classmethod
-    def of(cls, task: str, length: int) -> Judged:
+    def of(cls, task: str, length: int) -> HeldOutRows:
         """Draw the rows of a task at one length, which are always the same."""
         inputs, labels = TASKS[task].rows(JUDGED_ROWS, length, JUDGED_SEED + length)
         guess = TASKS[task].guess(inputs[:, 1:], labels[:, 1:])
@@ -76,7 +76,7 @@ def train_and_judge(
         return Failed(error.problem)
     model.eval()
     lengths = [factor * settings.length for factor in LENGTH_FACTORS]
-    return Run(fitted.seconds, at_lengths(lengths, lambda length: judge(model, Judged.of(task, length))))
+    return Run(fitted.seconds, at_lengths(lengths, lambda length: judge(model, HeldOutRows.of(task, length))))
 
 
 def batches(task: str, seed: int, settings: ProbeSettings) -> Iterator[dict[str, Tensor]]:
@@ -87,7 +87,7 @@ def batches(task: str, seed: int, settings: ProbeSettings) -> Iterator[dict[str,
 
 
 @torch.no_grad()
-def judge(model: EncoderForMaskedLM, rows: Judged) -> Score | Cannot:
+def judge(model: EncoderForMaskedLM, rows: HeldOutRows) -> Score | Cannot:
     """Return how many answers of a model are right, or why there is no telling.
 
     Raises:

@@ -1,1 +1,1 @@
-"""The properties experiment: measure what each position method can do."""
+"""The properties study: measure what each position method can do."""

@@ -6,9 +6,9 @@ import torch
 from transformers import GenerationConfig
 
 from ...data import subwords
+from ...lab.options import parsed_options
 from ...lab.training.model_options import as_setting, check_position_options
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
-from ..pretrain.settings import parsed_options
 from .settings import SIZES, Decoding, TranslationSettings
 
 

@@ -13,13 +13,13 @@ from ...lab.options import (
     MOST_SIZE,
     LongRun,
     Optimization,
+    canonical_options,
     check_positive,
     check_range,
     find_device,
     part,
 )
 from ...lab.study import Study, command_line
-from ..pretrain.settings import canonical_options
 
 if TYPE_CHECKING:
     from .run import TranslateJob
@@ -175,7 +175,7 @@ class TranslationSettings(Optimization):
     """How many times the text is read. Default: 20."""
 
     learning_rate: float = 2e-3
-    """Peak of the learning rate. Large models need a lower one (base: 7e-4)."""
+    """Peak learning rate. Large models need a lower one (base: 7e-4)."""
 
     warmup: int = 1000
     """Number of steps in which the learning rate rises. For large models, use 4000."""
