@@ -166,4 +166,6 @@ def _inline(text: str, name: str, label: str) -> Markup:
 
 
 def _rounded(numbers: str) -> str:
-    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), " ".join(numbers.split()))
+    """Round the numbers of an attribute, and write its lines as one; the space before it stays."""
+    short = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), numbers)
+    return re.sub(r"\s+", " ", short)

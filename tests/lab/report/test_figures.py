@@ -1,0 +1,22 @@
+"""Matplotlib's figures as elements of a page."""
+
+from xml.etree import ElementTree
+
+from whereformer.lab.report import figures
+
+
+def test_a_figure_on_a_page_is_whole():
+    def paint(figure):
+        axes = figure.add_subplot()
+        for look in figures.series(2):
+            axes.plot([0, 1, 2.3456], [1, 2 + look.index, 3], **look.line)
+        axes.set(xlabel="step")
+
+    svg = ElementTree.fromstring(figures.draw("name", "what it shows", 300, 200, paint))
+    assert (svg.tag, svg.get("aria-label")) == ("svg", "what it shows")
+    lines = [path for path in svg.iter("path") if "var(--hue-" in path.get("style", "")]
+    assert len(lines) == 2
+    assert all(path.get("d", "").startswith("M ") and path.get("d").count(" L ") == 2 for path in lines)
+    assert "step" in [text.text for text in svg.iter("text")]
+    ids = {part.get("id") for part in svg.iter() if part.get("id")}
+    assert {path.get("clip-path") for path in lines} <= {f"url(#{each})" for each in ids}
