@@ -6,9 +6,9 @@ Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended r
 ``--extended`` are models that `whereformer extend` wrote from --model, such as those of several seeds. For each long
 document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
 document has the nearest vector of all. The documents' vectors are those of the original as it is, which reads the first
-tokens only; the mean of its vectors of chunks; the original with all its position embeddings interpolated; with the
-first rows kept and the rest stretched, without training; and each extended model. Pairs of texts with a number for
-their similarity say, by the rank correlation of the cosines, how good the vectors of short texts are.
+tokens only; the mean of its vectors of chunks; the original with all its position embeddings interpolated; with them
+repeated and windows, as `whereformer extend` begins, without training; and each extended model. Pairs of texts with a
+number for their similarity say, by the rank correlation of the cosines, how good the vectors of short texts are.
 
 Every finished row is a file in --out and is not repeated. Writes results.json.
 """
@@ -39,7 +39,7 @@ from whereformer.studies.distill.pairs import read_pairs
 from whereformer.studies.extend.checkpoint import SentenceEncoder, extended, load_encoder
 from whereformer.studies.extend.training import chunk_means
 
-AS_IS, CHUNKS, INTERPOLATED, STRETCHED = "as it is", "mean of chunks", "interpolated", "first rows kept, rest stretched"
+AS_IS, CHUNKS, INTERPOLATED, REPEATED = "as it is", "mean of chunks", "interpolated", "repeated, untrained"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Extended:
         """Make the missing rows, then print and write all."""
         torch.set_num_threads(self.threads)
         rows = {}
-        for name in (AS_IS, CHUNKS, INTERPOLATED, STRETCHED, *(folder.name for folder in self.extended)):
+        for name in (AS_IS, CHUNKS, INTERPOLATED, REPEATED, *(folder.name for folder in self.extended)):
             file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
             rows[name] = kept(file, self._settings, partial(self._scores, name))
             console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
@@ -99,7 +99,7 @@ class Extended:
         student = self._encoder(name)
         began = time.process_time()
         if name == CHUNKS:
-            vectors = chunk_means(student, self._rows)
+            vectors = chunk_means(student, self._rows, student.limit)
         else:
             vectors = _vectors(student, list(self._rows[:, : student.limit - 2]))
         seconds = time.process_time() - began
@@ -118,13 +118,13 @@ class Extended:
     def _encoder(self, name: str) -> SentenceEncoder:
         if name in (AS_IS, CHUNKS):
             return self._teacher
-        if name in (INTERPOLATED, STRETCHED):
-            return extended(self._teacher, self.length, keep=0 if name == INTERPOLATED else None)
-        return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))
+        if name in (INTERPOLATED, REPEATED):
+            return extended(self._teacher, self.length, repeat=name == REPEATED)
+        return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))[0]
 
     @cached_property
     def _teacher(self) -> SentenceEncoder:
-        return load_encoder(str(self.model))
+        return load_encoder(str(self.model))[0]
 
     @cached_property
     def _rows(self) -> Tensor:

@@ -21,13 +21,20 @@ def save(folder, model, words, limit=16, modules=MODULES, pooling="mean_tokens")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     described = [
-        {"idx": index, "name": str(index), "path": f"{index}_{name}" if index else "", "type": f"st.models.{name}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{name}" if index else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
         for index, name in enumerate(modules)
     ]
     (folder / "modules.json").write_text(json.dumps(described))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 16, f"pooling_mode_{pooling}": True})
+    )
     return str(folder)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 from ...files import check_regular
 
-LIST = "modules.json"
-SETTINGS = (LIST, "config_sentence_transformers.json", "sentence_bert_config.json")
+LIST, LIMIT = "modules.json", "sentence_bert_config.json"
+SETTINGS = (LIST, "config_sentence_transformers.json", LIMIT)
 """Its steps, such as pooling; its prompts and similarity; and ``max_seq_length``, unless the tokenizer has it."""
 OF_MODULES = (".json", ".safetensors")
 """The files of a step that are copied: settings, and weights in the only format that is read here."""
 
 
-def keep_sentence_settings(source: str | Path, target: Path) -> None:
+def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | None = None) -> None:
     """Copy what sentence-transformers needs beside a model from its folder to that of another model.
 
     Without it, that program takes the mean of all states of up to the tokenizer's length. Nothing is copied from other
@@ -23,6 +24,7 @@ def keep_sentence_settings(source: str | Path, target: Path) -> None:
     Args:
         source: the folder of the original model.
         target: a folder, which exists.
+        limit: the new model's ``max_seq_length``, if it is not the original's.
 
     Raises:
         InputError: for ``model``, if a file to copy is a device, a pipe or a socket.
@@ -39,3 +41,6 @@ def keep_sentence_settings(source: str | Path, target: Path) -> None:
         (target / step.name).mkdir(exist_ok=True)
     for file in files:
         shutil.copyfile(file, target / file.relative_to(source))
+    if limit is not None and (file := target / LIMIT).exists():
+        told = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({**told, "max_seq_length": limit}, indent=2) + "\n", encoding="utf-8")

@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from ...errors import InputError
 from ...files import check_regular
-from ...lab.training.trainer import quiet_transformers
-from ...models.checkpoints.files import find_config
-from ..analyze.loading import named_errors
+from ...models import Encoder
+from ...models.checkpoints.sentences import LIMIT, LIST, keep_sentence_settings
+from ...positions.learned import Learned
+from ..analyze.loading import load, tokenizer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TABLE = "embeddings.position_embeddings.weight"
-"""The end of the name of the weights that hold a model's position embeddings."""
 KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 """The modules of sentence-transformers that a model may have, in this order."""
 
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """A transformers encoder, with the way from its states to the vector of a text.
+    """An encoder, with the way from its states to the vector of a text.
 
     Args:
         model: the encoder, which is never in training mode: without dropout it can agree with another exactly.
@@ -40,14 +38,15 @@ class SentenceEncoder:
         limit: how many tokens it reads, special ones included.
     """
 
-    model: PreTrainedModel
+    model: Encoder
     tokenizer: PreTrainedTokenizerBase
     pooling: Literal["mean", "cls"]
     limit: int
 
     def states(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return the last hidden states, (rows, n, hidden_size), of token ids and their mask, (rows, n) each."""
-        found: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        # Attention is faster without a mask.
+        found: Tensor = self.model(ids, None if bool(mask.all()) else mask).last_hidden_state
         return found
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -73,8 +72,11 @@ class SentenceEncoder:
         return ids, mask
 
 
-def load_encoder(path: str) -> SentenceEncoder:
-    """Load the folder of a sentence-transformers model, or of a transformers encoder, whose states are averaged.
+def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
+    """Load the folder of a sentence-transformers model, or of an encoder, whose states are averaged.
+
+    Returns:
+        The encoder, and transformers' name for its kind.
 
     Raises:
         InputError: if it can't be read, has no position embeddings, or works in a way that can't be kept.
@@ -83,67 +85,63 @@ def load_encoder(path: str) -> SentenceEncoder:
     if not (folder / "config.json").is_file():
         raise InputError("model", f"expected a folder with a config.json, got {path!r}")
     pooling = _pooling(folder)
-    with named_errors(path), quiet_transformers():
-        find_config(path)  # which is checked before anything is built by it
-        model = AutoModel.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    table = table_name(model)
-    if not all(bool(weights.isfinite().all()) for weights in model.state_dict().values()):
-        raise InputError("model", f"{path}: some weights are not finite")
+    model, kind = load(path)
+    table = learned(model)
+    if "-" in model.config.blocks:
+        raise InputError("model", "expected a model that doesn't pool, got a funnel")
+    tokenizer, why_not = tokenizer_of(path)
+    if tokenizer is None:
+        raise InputError("model", why_not)
     lacking = [name for name in ("cls", "sep", "pad") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
-    most = len(model.state_dict()[table]) - first_row(model)
-    told = _read(folder / "sentence_bert_config.json").get("max_seq_length") or tokenizer.model_max_length
-    if told > most and told < 2**30:
+    told = _read(folder / LIMIT).get("max_seq_length") or tokenizer.model_max_length
+    most = len(table.weight)
+    if most < told < 2**30:
         raise InputError("model", f"{path}: its tokenizer gives up to {told} tokens, and it has {most} positions")
-    return SentenceEncoder(model.eval(), tokenizer, pooling, min(told, most))
+    return SentenceEncoder(model, tokenizer, pooling, min(told, most)), kind
 
 
-def table_name(model: PreTrainedModel) -> str:
-    """Return the name of the weights that hold a model's position embeddings.
+def learned(model: Encoder) -> Learned:
+    """Return the position embeddings of a model.
 
     Raises:
         InputError: if it has none.
     """
-    names = [name for name in model.state_dict() if name.endswith(TABLE)]
-    relative = getattr(model.config, "position_embedding_type", None) not in (None, "absolute")
-    if len(names) != 1 or relative:
-        raise InputError("model", f"expected a model with position embeddings, got {model.config.model_type!r}")
-    return names[0]
+    found = [module for module in model.modules() if isinstance(module, Learned)]
+    if len(found) != 1:
+        raise InputError("model", f"expected a model with position embeddings, got one with {model.config.position!r}")
+    return found[0]
 
 
-def first_row(model: PreTrainedModel) -> int:
-    """Return the row of the first token's position: RoBERTa's come after that of padding."""
-    padding = model.get_submodule(table_name(model).removesuffix(".weight")).padding_idx
-    return 0 if padding is None else int(padding) + 1
-
-
-def extended(encoder: SentenceEncoder, length: int, *, keep: int | None = None) -> SentenceEncoder:
+def extended(encoder: SentenceEncoder, length: int, *, repeat: bool = True) -> SentenceEncoder:
     """Return a copy of an encoder that reads ``length`` tokens.
-
-    The first rows of its position embeddings stay as they are, so texts that it could read have the same vectors; the
-    others are interpolated over the new positions. Many sentence models read less than they have rows; the rows behind
-    their limit come from pretraining.
 
     Args:
         encoder: the original.
         length: tokens, special ones included.
-        keep: the number of rows that stay; by default the encoder's limit. 0 interpolates all of them.
+        repeat: whether the position embeddings that the encoder reads are repeated until there are enough, as in
+            Longformer (Beltagy et al. 2020, section 5), and each token attends to so many tokens on both sides that
+            it never sees two with the same embedding. Texts of up to half the encoder's limit then have the same
+            vectors. If the first token's state is the vector, the last layer has no such window. Otherwise all rows,
+            also those behind the encoder's limit, are interpolated over the new positions, without windows.
     """
-    model, name = encoder.model, table_name(encoder.model)
-    first, weights = first_row(model), model.state_dict()
-    kept = encoder.limit if keep is None else keep
-    table = weights[name][first:]
-    # With nothing behind the trained rows, the second half of those is repeated, stretched.
-    rest = table[kept:] if len(table) - kept > 1 else table[kept // 2 :]
-    longer = functional.interpolate(rest.T[None], size=length - kept, mode="linear", align_corners=True)[0].T
+    model, weights = encoder.model, encoder.model.state_dict()
+    name = next(name for name, weight in model.named_parameters() if weight is learned(model).weight)
     config = deepcopy(model.config)
-    config.max_position_embeddings = first + length
-    with quiet_transformers():
-        student = AutoModel.from_config(config, dtype=torch.float32)
-    student.load_state_dict({**weights, name: torch.cat([weights[name][:first], table[:kept], longer])})
-    return SentenceEncoder(student.eval(), encoder.tokenizer, encoder.pooling, length)
+    config.max_position_embeddings = length
+    if repeat:
+        longer = weights[name][torch.arange(length) % encoder.limit]
+        windows = [max(1, encoder.limit // 2 - 1)] * len(model.passes)
+        if encoder.pooling == "cls":
+            windows[-1] = 0
+        config.windows = ",".join(map(str, windows))
+    else:
+        rows = weights[name].T[None]
+        longer = functional.interpolate(rows, size=length, mode="linear", align_corners=True)[0].T
+    student = Encoder(config).eval()
+    student.load_state_dict({**weights, name: longer})
+    return SentenceEncoder(student, encoder.tokenizer, encoder.pooling, length)
 
 
 def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None:
@@ -156,30 +154,7 @@ def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None
         backend.no_truncation()
         backend.no_padding()
     tokenizer.save_pretrained(folder)
-    modules = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling"), ("2", "2_Normalize", "Normalize")]
-    told = _read(original / "sentence_bert_config.json")
-    files: dict[str, Any] = {
-        "modules.json": [
-            {"idx": index, "name": name, "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (name, path, kind) in enumerate(modules)
-        ],
-        "sentence_bert_config.json": {
-            "max_seq_length": encoder.limit,
-            "do_lower_case": bool(told.get("do_lower_case", False)),
-        },
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": encoder.model.config.hidden_size,
-            "pooling_mode_cls_token": encoder.pooling == "cls",
-            "pooling_mode_mean_tokens": encoder.pooling == "mean",
-        },
-    }
-    prompts = _read(original / "config_sentence_transformers.json")
-    if prompts:
-        files["config_sentence_transformers.json"] = prompts
-    (folder / "1_Pooling").mkdir()
-    (folder / "2_Normalize").mkdir()
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    keep_sentence_settings(original, folder, limit=encoder.limit)
 
 
 def _pooling(folder: Path) -> Literal["mean", "cls"]:
@@ -188,9 +163,9 @@ def _pooling(folder: Path) -> Literal["mean", "cls"]:
     Raises:
         InputError: if they have a module or a pooling that is not known.
     """
-    if not (folder / "modules.json").is_file():
+    if not (folder / LIST).is_file():
         return "mean"
-    modules = _read(folder / "modules.json")
+    modules = _read(folder / LIST)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if kinds not in (list(KNOWN_MODULES), list(KNOWN_MODULES[:2])):
         raise InputError("model", f"expected the modules {', '.join(KNOWN_MODULES)}, got {', '.join(kinds) or 'none'}")

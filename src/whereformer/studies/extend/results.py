@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...lab.json_files import check_that
 from ...lab.sheet import Column, Sheet
 from ...lab.store import Results
 from .settings import ExtendSettings
 
-SHORT, CHUNKS, FOUND = "like the original", "like its chunks", "passages found"
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+SHORT, CHUNKS, FOUND, LEAD = "like the original", "like its chunks", "passages found", "lead"
 """What is measured on held-out text."""
 
 
@@ -33,12 +38,14 @@ class Judged:
         short: the mean cosine with the original's vectors, of windows that the original can read.
         chunks: the mean cosine with the mean of the original's vectors of chunks, of whole documents.
         found: the share of passages that are nearest to the vector of their document.
+        lead: how much nearer that is than the nearest of other documents, as a mean difference of cosines.
     """
 
     step: int
     short: float
     chunks: float
     found: float
+    lead: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +57,7 @@ class ExtendResults(Results):
         limit: the tokens that the original reads.
         settings: what decides the new model.
         text: facts about the text.
-        original: the share of held-out passages that the mean of the original's chunks finds.
+        chunks_found, chunks_lead: the same for the mean of the original's vectors of chunks.
         curve: the model on held-out documents, before, during and after training.
         losses: each part of the training loss, by step.
         cpu_seconds: the time that the training took on all of the CPU's cores together, judging included.
@@ -63,7 +70,8 @@ class ExtendResults(Results):
     limit: int
     settings: ExtendSettings
     text: ExtendText
-    original: float
+    chunks_found: float
+    chunks_lead: float
     curve: list[Judged]
     losses: dict[str, list[float]]
     cpu_seconds: float
@@ -74,8 +82,18 @@ class ExtendResults(Results):
         check_that(steps, "losses", f"{self.settings.steps} numbers each")
 
     def sheets(self) -> Sequence[Sheet]:
-        columns = [Column("step"), Column(SHORT, "cosine"), Column(CHUNKS, "cosine"), Column(FOUND)]
-        rows = [(f"{row.step:,}", f"{row.short:.4f}", f"{row.chunks:.4f}", f"{row.found:.1%}") for row in self.curve]
+        columns = [
+            Column("step"),
+            Column(SHORT, "cosine"),
+            Column(CHUNKS, "cosine"),
+            Column(FOUND),
+            Column(LEAD, "cosine"),
+        ]
+        rows = [
+            (f"{row.step:,}", f"{row.short:.4f}", f"{row.chunks:.4f}", f"{row.found:.1%}", f"{row.lead:.4f}")
+            for row in self.curve
+        ]
+        rows.append(("chunks", "", "", f"{self.chunks_found:.1%}", f"{self.chunks_lead:.4f}"))
         return [Sheet.of(f"On {self.text.held_out} documents that were held out", columns, rows)]
 
     def sentences(self) -> Sequence[str]:
@@ -83,7 +101,9 @@ class ExtendResults(Results):
         return [
             f"The model reads {self.settings.length:,} tokens, the original {self.limit:,}.",
             f"One vector of a document finds {last.found:.1%} of its passages among {self.text.held_out} documents; "
-            f"the mean of the original's chunks finds {self.original:.1%}.",
+            f"the mean of the original's chunks finds {self.chunks_found:.1%}.",
+            f"The vector of its own document is nearer to a passage than any other by {last.lead:.4f} on average; with "
+            f"chunks, by {self.chunks_lead:.4f}.",
             f"Its vectors of texts that the original can read have a cosine of {last.short:.4f} with the original's.",
         ]
 
@@ -95,8 +115,24 @@ class ExtendResults(Results):
             title="A model that reads more",
             sentences=self.sentences(),
             sheets=self.sheets(),
+            figure=self._figure() if self.settings.steps else None,
             settings=self.settings,
             text=self.text,
             facts_of={"Settings": asdict(self.settings), "Machine": self.machine},
             command=None,
         )
+
+    def _figure(self) -> Markup:
+        """Draw each part of the loss over the steps of training."""
+        from ...lab.report import figures
+        from ...lab.report.losses import smoothed
+
+        def paint(figure: Figure) -> None:
+            axes = figure.add_subplot()
+            for (name, losses), look in zip(self.losses.items(), figures.series(len(self.losses)), strict=True):
+                axes.plot(*smoothed(losses), label=name, **look.line)
+            axes.set(xlabel="training step", ylabel="loss", yscale="log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.legend(frameon=False)
+
+        return figures.draw("loss-over-steps", "The parts of the loss over the steps of training.", 560, 320, paint)

@@ -1,4 +1,4 @@
-"""Stretch an encoder's position embeddings, train it beside the original, judge it, and write it."""
+"""Give an encoder more positions, train it beside the original, judge it, and write it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ExtendJob:
             return self._extend(folder, progress)
 
     def _extend(self, folder: Path, progress: Progress) -> ExtendResults:
-        teacher = load_encoder(self.path)
+        teacher, kind = load_encoder(self.path)
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
         progress.begin("reading the text")
@@ -87,17 +87,19 @@ class ExtendJob:
         judge = Judge.of(teacher, windows[held], self.seed)
         if not bool(judge.chunks.isfinite().all() and judge.passages.isfinite().all()):
             raise InputError("model", f"{self.path} gives vectors that are not finite (NaN or inf)")
-        student = extended(teacher, self.length, keep=0 if self.rows == "interpolate" else None)
+        student = extended(teacher, self.length, repeat=self.rows == "repeat")
         state = self._train(teacher, student, windows[~held], judge, folder / "checkpoint", facts, progress)
         with quiet_transformers(), new_folder(folder / "model") as partial:
             save_encoder(student, Path(self.path), partial)
             manifest.write(partial, facts)
+        chunks_found, chunks_lead = judge.found(judge.chunks)
         results = ExtendResults(
-            kind=teacher.model.config.model_type,
+            kind=kind,
             limit=teacher.limit,
             settings=settings,
             text=ExtendText(Text(self.data).source, len(windows), int(held.sum())),
-            original=judge.found(judge.chunks),
+            chunks_found=chunks_found,
+            chunks_lead=chunks_lead,
             curve=state.curve,
             losses=state.losses,
             cpu_seconds=round(state.seconds, 1),

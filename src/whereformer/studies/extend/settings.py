@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 FEWEST_DOCUMENTS = 32
 """The fewest documents of a text, so that two are held out and a step has several."""
-Rows = Literal["keep", "interpolate"]
-"""How the position embeddings are stretched."""
+Rows = Literal["repeat", "interpolate"]
+"""How there are more position embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,11 @@ class ExtendSettings:
 class Extend(TextOptions, Threads, Study):
     """Teach a pretrained sentence encoder to read longer texts, in a few minutes of training.
 
-    The position embeddings are stretched to --length tokens. Then the model learns from the original. On texts that are
-    short enough for the original, its outputs should be the same. On longer texts, its vector should be close to the
-    mean of the original's vectors of the parts, and closer to those of the text's own passages than to those of others.
-    The position embeddings are trained first, then all weights with a small learning rate.
+    The position embeddings are repeated until there are --length of them, and each token attends to those near it. Then
+    the model learns from the original. On texts that are short enough for the original, its outputs should be the same.
+    On longer texts, its vector should be close to the mean of the original's vectors of the parts, and closer to those
+    of the text's own passages than to those of others. The position embeddings are trained first, then all weights with
+    a small learning rate.
 
     Writes model/, which sentence-transformers loads, results.json and report.html. A run that was interrupted continues
     from its last checkpoint. With --steps 0 nothing is trained.
@@ -54,9 +55,9 @@ class Extend(TextOptions, Threads, Study):
     length: int = 1024
     """The most tokens that the new model can read."""
 
-    rows: Rows = "keep"
-    """How training begins. keep: with the positions that the original reads as they are, and the others stretched.
-    interpolate: with all stretched."""
+    rows: Rows = "repeat"
+    """How training begins. repeat: with the position embeddings that the original reads, again and again, and windows
+    in which no two are the same. interpolate: with all of them stretched, without windows."""
 
     steps: int = 80
     """Steps of training."""
@@ -90,4 +91,4 @@ class Extend(TextOptions, Threads, Study):
         )
 
     def usage(self) -> str:
-        return f'Load the model with SentenceTransformer("{self.out / "model"}").'
+        return f'After "import whereformer.models", load the model with SentenceTransformer("{self.out / "model"}").'

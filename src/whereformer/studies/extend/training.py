@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .checkpoint import SentenceEncoder, table_name
+from .checkpoint import SentenceEncoder, learned
 
-SHORT_TOKENS = 1024
-"""Tokens of a step in windows that the original can read, all of one length."""
+SHORT_TOKENS = 512
+"""About this number of tokens is in a step's windows that the original can read, all of one length."""
 SHORT = (8, 12, 16, 24, 32, 64, 128)
 """Lengths of such windows besides the longest."""
 DOCUMENTS = 4
@@ -21,6 +21,9 @@ PASSAGES = 4
 """Passages of each of them."""
 PASSAGE_TOKENS = (24, 96)
 """The tokens of a passage, at least and at most."""
+CHUNK = 128
+"""Tokens of the chunks whose mean a document's vector should be near; shorter ones find passages better than those of
+all tokens that the original can read."""
 BANK = 1024
 """Passages of other documents that a document has to stay away from. The original doesn't change, so that one look at
 them is enough for a whole training."""
@@ -30,7 +33,7 @@ POSITIONS_ONLY = 0.15
 """The share of steps that train nothing but the position embeddings."""
 POSITION_RATE, RATE = 1e-3, 5e-5
 """The learning rates of the position embeddings and of all other weights."""
-WEIGHTS = {"states": 1.0, "vectors": 20.0, "chunks": 5.0, "passages": 1.0}
+WEIGHTS = {"states": 1.0, "vectors": 20.0, "chunks": 20.0, "passages": 1.0}
 """How much each part of the loss counts."""
 
 
@@ -80,7 +83,7 @@ def lesson(windows: Tensor, teacher_limit: int, seed: int, step: int) -> Lesson:
     long = windows[rows, :length]
     short = draw.choice([chunk, *(tokens for tokens in SHORT if tokens < chunk)])
     return Lesson(
-        [_part(draw, windows[draw.randrange(len(windows))], short) for _ in range(max(4, SHORT_TOKENS // (short + 2)))],
+        [_part(draw, windows[draw.randrange(len(windows))], short) for _ in range(max(2, SHORT_TOKENS // (short + 2)))],
         rows,
         long,
         passages_of(draw, long, chunk),
@@ -117,10 +120,10 @@ def bank_of(teacher: SentenceEncoder, windows: Tensor, seed: int) -> Bank:
 
 
 @torch.no_grad()
-def chunk_means(teacher: SentenceEncoder, long: Tensor) -> Tensor:
-    """Return the mean vector of the chunks that the teacher can read, (rows, hidden_size), of windows (rows, n)."""
+def chunk_means(teacher: SentenceEncoder, long: Tensor, tokens: int) -> Tensor:
+    """Return the mean vector, (rows, hidden_size), of the chunks of windows, (rows, n), of so many tokens each."""
     total = torch.zeros(())
-    for chunk in long.split(teacher.limit - 2, dim=1):
+    for chunk in long.split(min(tokens, teacher.limit - 2), dim=1):
         total = total + teacher.vectors(list(chunk)) * chunk.shape[1]
     return functional.normalize(total, dim=-1)
 
@@ -145,7 +148,7 @@ def losses(teacher: SentenceEncoder, student: SentenceEncoder, given: Lesson, ba
     return {
         "states": (far * mask).sum() / mask.sum(),
         "vectors": (1 - (student.pool(states, mask) * teacher.pool(wanted, mask)).sum(-1)).mean(),
-        "chunks": (1 - (documents * chunk_means(teacher, given.long)).sum(-1)).mean(),
+        "chunks": (1 - (documents * chunk_means(teacher, given.long, CHUNK)).sum(-1)).mean(),
         "passages": contrast(documents, passages, others),
     }
 
@@ -171,10 +174,9 @@ def contrast(documents: Tensor, passages: Tensor, others: Tensor) -> Tensor:
 
 def optimizer_of(student: SentenceEncoder) -> torch.optim.AdamW:
     """Return the optimizer, with the position embeddings first."""
-    table = table_name(student.model)
-    parameters = dict(student.model.named_parameters())
-    positions = [parameters.pop(table)]
-    return torch.optim.AdamW([{"params": positions}, {"params": list(parameters.values())}], lr=0.0, weight_decay=0.0)
+    table = learned(student.model).weight
+    others = [weight for weight in student.model.parameters() if weight is not table]
+    return torch.optim.AdamW([{"params": [table]}, {"params": others}], lr=0.0, weight_decay=0.0)
 
 
 def rates(step: int, steps: int) -> tuple[float, float]:
