@@ -385,6 +385,27 @@ def test_attention_weights_are_real(name):
                 close(mine, their)
 
 
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_weights_by_the_configuration_are_refused_before_anything_is_trained(name):
+    """transformers runs such a model, but does not save it."""
+    model = make(name)
+    switch(model, "eager")
+    part = model.encoder if name == "t5" else model
+    part.config.output_attentions = True
+    with pytest.raises(InputError, match=r"^config.output_attentions: .* False, and give output_attentions=True in"):
+        attach(model, "none")
+    part.config.output_attentions = False
+    outputs = attach(model, "none")(**batch(model), output_attentions=True)
+    assert len(outputs["encoder_attentions" if name == "t5" else "attentions"]) > 1
+
+    # What transformers advises for an attached model does not end in silence.
+    with pytest.raises(ValueError, match="set it to 'eager' instead"):
+        model.config.output_attentions = True
+    switch(model, "eager")
+    with pytest.raises(RuntimeError, match=r"^attn_implementation: .*give output_attentions=True in the call"):
+        model(**batch(model))
+
+
 @pytest.mark.parametrize("additive", [False, True])
 def test_masks_of_pairs(additive):
     """Two texts in a row that may not see each other, as a bool mask or as one that is added."""

@@ -158,3 +158,12 @@ def test_models_that_it_does_not_fit_say_so():
     assert build(EncoderForSequenceClassification, classifier_pooling="mean")(torch.ones(1, 3, dtype=torch.long))
     # The head of a masked language model is the same.
     assert build().state_dict().keys() == build(EncoderForMaskedLM).state_dict().keys()
+
+
+def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
+    model, ids = build().eval(), torch.randint(3, 50, (4, 9))
+    options = transformers.TrainingArguments(tmp_path, label_smoothing_factor=0.1, use_cpu=True, report_to=[])
+    found = transformers.Trainer(model, options).compute_loss(model, {"input_ids": ids, "labels": ids})
+    logits, following = model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    expected = torch.nn.functional.cross_entropy(logits, following, label_smoothing=0.1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -17,6 +17,7 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 from .attachment import attach, detach, load_attached  # noqa: E402
 from .blocks import Block, parse_blocks  # noqa: E402
@@ -62,6 +63,8 @@ __all__ = [
 AutoConfig.register(EncoderConfig.model_type, EncoderConfig)
 AutoModel.register(EncoderConfig, Encoder)
 AutoModelForCausalLM.register(EncoderConfig, EncoderForCausalLM)
+# By this name, the Trainer's label smoothing knows that labels are one token ahead; registering does not add it.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[EncoderConfig.model_type] = EncoderForCausalLM.__name__
 AutoModelForMaskedLM.register(EncoderConfig, EncoderForMaskedLM)
 AutoModelForPreTraining.register(EncoderConfig, EncoderForPreTraining)
 AutoModelForQuestionAnswering.register(EncoderConfig, EncoderForQuestionAnswering)

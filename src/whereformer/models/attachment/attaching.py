@@ -13,7 +13,7 @@ from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
 from ..devices import check_devices
-from .found import AttentionCall, around, by_stack, record_calls, set_implementation
+from .found import AttentionCall, around, by_stack, parts_of, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
 from .interface import layer_is_causal
@@ -71,6 +71,13 @@ def attach(
     if is_attached(model):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     check_devices(model)
+    if any(part.config.output_attentions for part in parts_of(model)):
+        # transformers neither takes it later nor saves a configuration with it, which a training would find at its end.
+        raise InputError(
+            "config.output_attentions",
+            "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
+            "in the call",
+        )
     undo = Undo()
     try:
         serve(model, undo)
@@ -91,7 +98,7 @@ def attach(
 
 def is_attached(model: PreTrainedModel) -> bool:
     """Whether a position method is attached to a model or to a part of it."""
-    return any(hasattr(module, NAME) for module in model.modules() if isinstance(module, PreTrainedModel))
+    return any(hasattr(part, NAME) for part in parts_of(model))
 
 
 def _attach(

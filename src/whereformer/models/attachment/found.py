@@ -130,7 +130,7 @@ def _example_shape(name: str, config: Any) -> tuple[int, ...]:
 
 def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
     """Switch the attention implementation."""
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    parts = parts_of(model)
     # Set the internal field, because the public one also changes the configs inside this one.
     field = "_attn_implementation_internal"
     for config in {id(part.config): part.config for part in parts}.values():
@@ -164,10 +164,14 @@ def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[P
     return list(stacks.values())
 
 
+def parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """Return a model and the models inside, such as its encoder."""
+    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+
+
 def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedModel]:
     """Return the models that a stack is part of, the outermost first and the stack itself last."""
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    return [part for part in parts if any(module is stack for module in part.modules())]
+    return [part for part in parts_of(model) if any(module is stack for module in part.modules())]
 
 
 AttentionInterface.register(PROBE, _probe)

@@ -125,7 +125,8 @@ class Enter:
             # Another attention function would silently ignore the positions.
             raise RuntimeError(
                 f"attn_implementation: a position method is attached, so it must be {NAME!r}, "
-                f"got {config._attn_implementation!r}; set it back or call whereformer.detach(model)"
+                f"got {config._attn_implementation!r}; set it back or call whereformer.detach(model). Weights of "
+                "attention need no other: give output_attentions=True in the call"
             )
         layer = self.layers[0]
         if self.counted:
