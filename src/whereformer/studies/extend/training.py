@@ -21,7 +21,7 @@ PASSAGES = 4
 """Passages of each of them."""
 PASSAGE_TOKENS = (24, 96)
 """The tokens of a passage, at least and at most."""
-CHUNK = 128
+CHUNK = 64
 """Tokens of the chunks whose mean a document's vector should be near; shorter ones find passages better than those of
 all tokens that the original can read."""
 BANK = 1024
@@ -33,7 +33,7 @@ POSITIONS_ONLY = 0.15
 """The share of steps that train nothing but the position embeddings."""
 POSITION_RATE, RATE = 1e-3, 5e-5
 """The learning rates of the position embeddings and of all other weights."""
-WEIGHTS = {"states": 1.0, "vectors": 20.0, "chunks": 20.0, "passages": 1.0}
+WEIGHTS = {"states": 1.0, "vectors": 20.0, "chunks": 20.0, "passages": 5.0}
 """How much each part of the loss counts."""
 
 
