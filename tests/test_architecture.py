@@ -36,7 +36,7 @@ LIBRARIES = {
     "exporting": {"torch", "onnx", "onnxruntime", *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
     "lab": {"torch", "psutil", "rich", *DRAWING},
-    "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
+    "lab.training": {"torch", "rich", "numpy", "scipy", "seqeval", "sklearn", *HUGGING_FACE},
     "studies": {"torch", "psutil", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", "tyro", *HUGGING_FACE},
 }

@@ -5,6 +5,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import normalizers
@@ -215,7 +216,7 @@ def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     found = predict(classifier, encoded.train, job.tuning)
     with torch.no_grad():
         alone = [classifier(torch.tensor([row["ids"]])).logits[0] for row in encoded.train]
-    torch.testing.assert_close(torch.tensor(found), torch.stack(alone), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(np.stack(found)), torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_kernels_may_learn_faster(model):

@@ -31,6 +31,7 @@ class Task:
         metrics: the metrics that judge it, names in :data:`whereformer.lab.training.metrics.METRICS`.
         label: its label column.
         judged: the splits that judge it, each with the name that result tables use for it.
+        per_word: whether each word has a class of its own.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Task:
     metrics: tuple[str, ...]
     label: str = "label"
     judged: tuple[tuple[str, str], ...] = (("validation", ""),)
+    per_word: bool = False
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -89,10 +91,13 @@ class Texts:
 
 @dataclass(frozen=True)
 class Split:
-    """Labeled rows: one or two texts each, read anew in every pass, and a label: a class index or a number."""
+    """Labeled rows: one or two texts each, read anew in every pass, and a label: a class index or a number.
+
+    In a task with a class for each word, a row is its words, and its label is the list of their class indices.
+    """
 
     texts: Iterable[tuple[str, ...]]
-    labels: list[float]
+    labels: list[Any]
 
     def unchanged(self) -> bool:
         """Return whether texts in a table are still those that were there when it was opened."""
@@ -192,17 +197,41 @@ class OwnTask:
         if self.regression:
             task = Task(self.train.stem, self.texts, None, ("pearson", "spearman"), self.label)
             return _data(task, tables, source, [], train_rows)
-        classes = self._classes(_labels(tables["train"], self.texts, self.label))
+        labels = _labels(tables["train"], self.texts, self.label)
+        classes = sorted_classes({str(value) for value in labels if not _is_missing(value)}, self.train)
         task = Task(self.train.stem, self.texts, classes, ("accuracy", "matthews"), self.label)
         return _data(task, tables, source, [], train_rows, named=True)
 
-    def _classes(self, labels: Sequence[Any]) -> tuple[str, ...]:
-        found = {str(value) for value in labels if not _is_missing(value)}
-        # Numbers are sorted by value, so that 10 comes after 9.
-        classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
-        if len(classes) < 2:
-            raise InputError("label", f"expected at least two classes in {self.train}, got {some_of(classes)}")
-        return classes
+
+def sorted_classes(names: Iterable[str], file: Path) -> tuple[str, ...]:
+    """Return names of classes in order: numbers by their value, so that 10 comes after 9, then others.
+
+    Raises:
+        InputError: for ``label``, if there are fewer than two in the file.
+    """
+    classes = tuple(sorted(names, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
+    if len(classes) < 2:
+        raise InputError("label", f"expected at least two classes in {file}, got {some_of(classes)}")
+    return classes
+
+
+def sampled(count: int, rows: int | None) -> frozenset[int] | None:
+    """Return a random sample of the numbers below ``count``, the same in every run; None if all are wanted."""
+    if rows is None or rows >= count:
+        return None
+    return frozenset(torch.randperm(count, generator=torch.Generator().manual_seed(0))[:rows].tolist())
+
+
+def check_columns(table: TableFile, columns: Sequence[str]) -> None:
+    """Check that a table has columns.
+
+    Raises:
+        InputError: if one is missing.
+    """
+    for name in columns:
+        if name not in table.names:
+            told = f"{table.file}: expected a column {shown(name)}, found {some_of(table.names)}"
+            raise InputError(table.field, told)
 
 
 def _is_missing(label: Any) -> bool:
@@ -219,10 +248,7 @@ def _is_number(text: str) -> bool:
 
 def _labels(table: TableFile, texts: Sequence[str], label: str) -> list[Any]:
     """Return the label of each row; check that there are rows, and all columns."""
-    for name in (*texts, label):
-        if name not in table.names:
-            told = f"{table.file}: expected a column {shown(name)}, found {some_of(table.names)}"
-            raise InputError(table.field, told)
+    check_columns(table, (*texts, label))
     found = table.column(label)
     if not found:
         raise InputError(table.field, f"{table.file}: expected at least one row, got none")
@@ -246,12 +272,9 @@ def _data(
             places = {each: place for place, each in enumerate(task.classes or ())}
             # A row without a label is not of a class named None.
             labels = [None if _is_missing(label) else places.get(str(label), str(label)) for label in labels]
-        chosen = None
-        if name == "train" and train_rows is not None and train_rows < len(labels):
-            # The same sample in every run.
-            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-            chosen = frozenset(order[:train_rows].tolist())
-            parts = [*parts, *(["train"] if "train" not in parts else [])]
+        chosen = sampled(len(labels), train_rows) if name == "train" else None
+        if chosen is not None and name not in parts:
+            parts = [*parts, name]
         kept = [label for row, label in enumerate(labels) if chosen is None or row in chosen]
         splits[name] = Split(Texts(table, task.texts, chosen), kept)
         for row, label in zip(splits[name].texts, kept, strict=False):

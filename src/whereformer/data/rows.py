@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .encode import Cache, Facts
 from .glue import Split
+from .masks import IGNORED
 from .streams import RowFile, in_lots, open_rows, write_rows
 from .windows import end_padding
+from .words import on_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,12 +35,13 @@ class Rows(Dataset[dict[str, Any]]):
     """The tokenized rows of a split.
 
     Args:
-        rows: the rows, each of two parts: its token ids and their types.
+        rows: the rows, each of two parts: its token ids and their types; with ``per_word`` also their labels.
         typed: whether the tokenizer gives types and the model has them.
-        labels: the label of each row.
+        labels: the label of each row; none with ``per_word``.
         cut: number of rows that were truncated.
         pad: the id of padding.
         end: padding tokens after even the longest row of a batch; a funnel that truncates drops them.
+        per_word: whether tokens have labels: the class of a word is that of its first token, others are ``IGNORED``.
     """
 
     rows: RowFile
@@ -47,13 +50,14 @@ class Rows(Dataset[dict[str, Any]]):
     cut: int
     pad: int
     end: int = 0
+    per_word: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        ids, types = (part.tolist() for part in self.rows[row])
-        found = {"ids": ids, "label": self.labels[row]}
+        ids, types, *labels = (part.tolist() for part in self.rows[row])
+        found = {"ids": ids, "label": labels[0] if self.per_word else self.labels[row]}
         return {**found, "types": types} if self.typed else found
 
     @property
@@ -70,6 +74,9 @@ class Rows(Dataset[dict[str, Any]]):
             batch["token_type_ids"] = torch.tensor([row["types"] + [0] * (width - len(row["types"])) for row in rows])
         if int(lengths.min()) < width:
             batch["attention_mask"] = (torch.arange(width) < lengths.unsqueeze(1)).long()
+        if self.per_word:
+            labels = [row["label"] + [IGNORED] * (width - len(row["ids"])) for row in rows]
+            return {**batch, "labels": torch.tensor(labels)}
         return {**batch, "labels": torch.tensor([row["label"] for row in rows])}
 
     def packed(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -83,8 +90,14 @@ class Rows(Dataset[dict[str, Any]]):
             **batch,
             "position_ids": (torch.arange(int(lengths.sum())) - starts).unsqueeze(0),
             "document_ids": torch.arange(len(rows)).repeat_interleave(lengths).unsqueeze(0),
-            "labels": torch.tensor([row["label"] for row in rows]),
+            "labels": torch.tensor(
+                [[label for row in rows for label in row["label"]]] if self.per_word else [row["label"] for row in rows]
+            ),
         }
+
+    def classes_of_words(self) -> list[list[int]]:
+        """Return the classes of each row's words, of those that have a token."""
+        return [[label for label in self[row]["label"] if label != IGNORED] for row in range(len(self))]
 
 
 class RowCache(Cache):
@@ -99,6 +112,7 @@ class RowCache(Cache):
         config: EncoderConfig,
         *,
         regression: bool,
+        per_word: bool = False,
     ) -> list[Rows]:
         """Open the rows of all splits if the cache has them, else tokenize them, with all processors.
 
@@ -113,15 +127,19 @@ class RowCache(Cache):
             config: the model's configuration: how many token types it has, and whether its poolings drop the end of a
                 row.
             regression: whether labels are numbers to predict.
+            per_word: whether rows are words with a class each.
 
         Raises:
-            InputError: if a table changes meanwhile, the folder can't be written, or another process is writing to it.
+            InputError: if no word of a row has a token, a table changes meanwhile, the folder can't be written, or
+                another process is writing to it.
         """
 
         def fill(folder: Path) -> Facts:
             self.progress.start(sum(len(split.labels) for split in splits))
             self.progress.begin("tokenizing the rows")
-            facts = {name: self._write(folder, name, splits[int(name)], tokenizer, max_length) for name in names}
+            facts = {
+                name: self._write(folder, name, splits[int(name)], tokenizer, max_length, per_word) for name in names
+            }
             if not all(split.unchanged() for split in splits):
                 raise InputError(None, "a table changed while it was read; run the same command again")
             return facts
@@ -131,25 +149,35 @@ class RowCache(Cache):
         found = []
         for name, split in zip(names, splits, strict=True):
             cut, kinds = facts[name]
-            labels = [float(label) for label in split.labels] if regression else list(split.labels)
+            labels = [float(label) for label in split.labels] if regression else split.labels
             # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
             typed = 0 < kinds <= config.type_vocab_size
-            rows = open_rows(folder, name, ID, 2)
-            found.append(Rows(rows, typed, labels, cut, tokenizer.pad_token_id, end_padding(config)))
+            rows = open_rows(folder, name, ID, 3 if per_word else 2)
+            labels = [] if per_word else labels
+            found.append(Rows(rows, typed, labels, cut, tokenizer.pad_token_id, end_padding(config), per_word))
         return found
 
     def _write(
-        self, folder: Path, name: str, split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None
+        self,
+        folder: Path,
+        name: str,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int | None,
+        per_word: bool,
     ) -> list[int]:
         """Tokenize a split; return how many rows were truncated, and how many token types there are."""
         # The tokenizer's own limit does not matter: the model checks whether rows fit.
-        options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
+        options: dict[str, Any] = {"return_attention_mask": False, "verbose": False, "return_offsets_mapping": per_word}
         cut = kinds = 0
 
-        def tokenized() -> Iterator[tuple[list[int], list[int]]]:
+        def tokenized() -> Iterator[Sequence[list[int]]]:
             nonlocal cut, kinds
+            labels = in_lots(split.labels, LOT)
             for lot in in_lots(split.texts, LOT):
-                texts = [list(side) for side in zip(*lot, strict=True)]
+                texts = (
+                    [[" ".join(row) for row in lot]] if per_word else [list(side) for side in zip(*lot, strict=True)]
+                )
                 found = tokenizer(*texts, **options)
                 longer = [max_length is not None and len(row) > max_length for row in found["input_ids"]]
                 if any(longer):
@@ -157,19 +185,28 @@ class RowCache(Cache):
                 ids = found["input_ids"]
                 types = found.get("token_type_ids") or [[]] * len(ids)
                 cut, kinds = cut + sum(longer), max(kinds, *(1 + max(row, default=-1) for row in types))
-                yield from zip(ids, types, strict=True)
+                parts = [ids, types]
+                if per_word:
+                    places = found["offset_mapping"]
+                    parts.append([on_tokens(*each) for each in zip(lot, next(labels), places, strict=True)])
+                    if empty := [row for row, each in zip(lot, parts[-1], strict=True) if set(each) == {IGNORED}]:
+                        raise InputError("text", f"no word of {shown(empty[0])} has a token")
+                yield from zip(*parts, strict=True)
                 self.progress.step(len(ids))
 
         write_rows(folder, name, ID, tokenized())
         return [cut, kinds]
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Check that a tokenizer fits a model with ``vocab_size`` tokens.
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, *, per_word: bool = False) -> None:
+    """Check that a tokenizer fits a model with ``vocab_size`` tokens, and rows of words with ``per_word``.
 
     Raises:
-        InputError: if its ids are too large, or it lacks a padding token or a special token before text.
+        InputError: if its ids are too large, it lacks a padding token or a special token before text, or it does not
+            say where in a text its tokens are, for rows of words.
     """
+    if per_word and not tokenizer.is_fast:
+        raise InputError("tokenizer", "expected one with a tokenizer.json, which says where in a text tokens are")
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
         told = f"it has ids up to {largest}, but the model has {vocab_size} tokens; it belongs to another model"

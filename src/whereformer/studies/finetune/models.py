@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...files import check_regular_in
 from ...lab.training.model_options import about_method
 from ...lab.training.trainer import quiet_transformers
-from ...models import EncoderForSequenceClassification, load_pretrained
+from ...models import EncoderForSequenceClassification, EncoderForTokenClassification, load_pretrained
 from ...positions import method_names
 from .variants import OWN, Variant
 
@@ -37,8 +37,14 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
         raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
 
-def load(model: str, variant: Variant, classes: int | None) -> EncoderForSequenceClassification:
+Classifier = EncoderForSequenceClassification | EncoderForTokenClassification
+"""A model to fine-tune."""
+
+
+def load(model: str, variant: Variant, classes: int | None, *, per_word: bool = False) -> Classifier:
     """Load a pretrained model with a variant's position method and a new head; ``classes`` is None for regression.
+
+    With ``per_word``, the head classifies tokens, otherwise the sequence.
 
     Raises:
         InputError: if the model can't be read, or the method is unknown or does not fit it.
@@ -47,7 +53,7 @@ def load(model: str, variant: Variant, classes: int | None) -> EncoderForSequenc
         found = load_pretrained(
             model,
             position=variant.position,
-            model_class=EncoderForSequenceClassification,
+            model_class=EncoderForTokenClassification if per_word else EncoderForSequenceClassification,
             num_labels=classes or 1,
             problem_type="regression" if classes is None else "single_label_classification",
             **variant.options,
@@ -56,7 +62,7 @@ def load(model: str, variant: Variant, classes: int | None) -> EncoderForSequenc
         if isinstance(error, OSError) or variant.position is None:
             raise InputError("model", str(error)) from None
         # If the model itself is at fault, loading it without the method fails too.
-        own = load(model, Variant(OWN, None), classes)
+        own = load(model, Variant(OWN, None), classes, per_word=per_word)
         if variant.kernels is not None and "tisa" in method_names(own.config.position):
             raise InputError(
                 "kernels",
@@ -64,21 +70,21 @@ def load(model: str, variant: Variant, classes: int | None) -> EncoderForSequenc
                 "to fine-tune it as it is",
             ) from None
         raise about_method(error, "position") from None
-    assert isinstance(found, EncoderForSequenceClassification)
+    assert isinstance(found, Classifier)
     return found
 
 
-def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> EncoderForSequenceClassification:
+def fresh(model: str, variant: Variant, classes: int | None, seed: int, *, per_word: bool = False) -> Classifier:
     """Load a model to train. With the same seed, all variants start from the same weights, new head included."""
     torch.manual_seed(seed)
-    common = load(model, Variant("", "none"), classes).state_dict()
+    common = load(model, Variant("", "none"), classes, per_word=per_word).state_dict()
     torch.manual_seed(seed)
-    found = load(model, variant, classes)
+    found = load(model, variant, classes, per_word=per_word)
     found.load_state_dict({n: x for n, x in common.items() if not n.startswith("encoder.position.")}, strict=False)
     return found
 
 
-def fingerprint_of(model: EncoderForSequenceClassification) -> str:
+def fingerprint_of(model: Classifier) -> str:
     """Return a hash of the pretrained weights, which tells results from different models apart."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.encoder.state_dict().items()):
