@@ -39,7 +39,7 @@ from whereformer.studies.distill.pairs import read_pairs
 from whereformer.studies.extend.checkpoint import SentenceEncoder, extended, load_encoder
 from whereformer.studies.extend.training import chunk_means
 
-AS_IS, CHUNKS, INTERPOLATED, REPEATED = "as it is", "mean of chunks", "interpolated", "repeated, untrained"
+AS_IS, INTERPOLATED, REPEATED = "as it is", "interpolated", "repeated, untrained"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Extended:
     """Passages of a document."""
     passage: int = 64
     """Tokens of a passage."""
+    chunks: tuple[int, ...] = (254, 128, 64)
+    """Tokens of a chunk, for a row of the table each."""
     threads: int = 1
     """Threads on the CPU."""
     out: Path = Path("runs/extend-benchmark")
@@ -71,7 +73,7 @@ class Extended:
         """Make the missing rows, then print and write all."""
         torch.set_num_threads(self.threads)
         rows = {}
-        for name in (AS_IS, CHUNKS, INTERPOLATED, REPEATED, *(folder.name for folder in self.extended)):
+        for name in (AS_IS, *self._sizes, INTERPOLATED, REPEATED, *(folder.name for folder in self.extended)):
             file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
             rows[name] = kept(file, self._settings, partial(self._scores, name))
             console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
@@ -89,6 +91,11 @@ class Extended:
         return {**sizes, "starts": self._starts}
 
     @property
+    def _sizes(self) -> dict[str, int]:
+        """The names of the rows for chunks, and their tokens."""
+        return {f"mean of chunks of {tokens}": tokens for tokens in self.chunks}
+
+    @property
     def _starts(self) -> list[int]:
         """The first token of each passage of a document."""
         room = self.length - 2 - self.passage
@@ -98,8 +105,8 @@ class Extended:
         """Return how well the vectors of a row of the table do, and the CPU time that the documents took."""
         student = self._encoder(name)
         began = time.process_time()
-        if name == CHUNKS:
-            vectors = chunk_means(student, self._rows, student.limit)
+        if name in self._sizes:
+            vectors = chunk_means(student, self._rows, self._sizes[name])
         else:
             vectors = _vectors(student, list(self._rows[:, : student.limit - 2]))
         seconds = time.process_time() - began
@@ -116,7 +123,7 @@ class Extended:
         }
 
     def _encoder(self, name: str) -> SentenceEncoder:
-        if name in (AS_IS, CHUNKS):
+        if name == AS_IS or name in self._sizes:
             return self._teacher
         if name in (INTERPOLATED, REPEATED):
             return extended(self._teacher, self.length, repeat=name == REPEATED)

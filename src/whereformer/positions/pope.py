@@ -89,6 +89,7 @@ class Pope(Position):
         of_queries, (cos, sin) = self.prepared_at(place)
         given = self.phase[place.layer]
         # Cut without cutting the gradient.
-        phase = given + (given.clamp(-2 * math.pi, 0) - given).detach()
+        # Cut without cutting the gradient. ONNX takes no whole number as a bound of float values.
+        phase = given + (given.clamp(-2 * math.pi, 0.0) - given).detach()
         phase = phase.unsqueeze(1).to(cos)
         return of_queries, (cos * phase.cos() - sin * phase.sin(), sin * phase.cos() + cos * phase.sin())
