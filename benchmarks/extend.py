@@ -88,7 +88,7 @@ class Extended:
     def _settings(self) -> dict[str, Any]:
         kept_out = ("model", "documents", "pairs", "extended", "threads", "out")
         sizes = {name: value for name, value in asdict(self).items() if name not in kept_out}
-        return {**sizes, "starts": self._starts}
+        return {**sizes, "chunks": list(self.chunks), "starts": self._starts}
 
     @property
     def _sizes(self) -> dict[str, int]:

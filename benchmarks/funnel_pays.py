@@ -49,7 +49,7 @@ from whereformer.errors import InputError
 from whereformer.files import new_folder
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
-from whereformer.lab.score import masked_lm_score
+from whereformer.lab.score import lm_score
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.pretrain.schedule import parsed_lengths
@@ -235,7 +235,7 @@ class Pays:
             self.learning_rate,
         )
         held_out = HeldOut(text.held_out[:HELD_OUT_TOKENS], HELD_OUT_RATE, size)
-        score = masked_lm_score(model, held_out.windows(longest, 8192))
+        score = lm_score(model, held_out.windows(longest, 8192))
         with quiet_transformers(), new_folder(self._folder(name, seed) / "model") as partial:
             model.save_pretrained(partial)
         return {

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch.nn import functional
 
-from whereformer import EncoderConfig, EncoderForMaskedLM
+from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from whereformer.data import corpus, masks
 from whereformer.data.masks import IGNORED, Batches, HeldOut, mask_tokens
 from whereformer.data.tokenizers import (
@@ -22,7 +23,7 @@ from whereformer.data.tokenizers import (
     train_tokenizer,
     trained_vocabulary,
 )
-from whereformer.lab.score import masked_lm_score, unigram_entropy
+from whereformer.lab.score import lm_score, unigram_entropy
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 
@@ -112,14 +113,41 @@ def test_the_score_is_the_mean_loss_and_does_not_depend_on_batching():
         )
     )
     held_out = HeldOut(stream(1000), 0.15, 100)
-    score = masked_lm_score(model, held_out.windows(32, 4096))
+    score = lm_score(model, held_out.windows(32, 4096))
     assert model.training
     assert score.loss == pytest.approx(float(score.losses.mean()))
     assert len(score.losses) == (held_out.labels != IGNORED).sum()
-    other = masked_lm_score(model, held_out.windows(32, 64))
+    other = lm_score(model, held_out.windows(32, 64))
     torch.testing.assert_close(other.losses, score.losses, rtol=1e-4, atol=1e-4)
     assert 4 < score.loss < 6
     assert 0 <= score.accuracy <= 0.1
+
+
+def test_causal_models_are_scored_by_every_token_after_the_first_of_a_row():
+    torch.manual_seed(0)
+    config = {"vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2, "blocks": "1", "position": "t5"}
+    model = EncoderForCausalLM(EncoderConfig(**config, causal=True, sparse_prediction=True)).eval()
+    held_out = HeldOut(stream(1000), None, 100)
+    score = lm_score(model, held_out.windows(32, 4096))
+    wanted, right = [], []
+    with torch.no_grad():
+        for start in range(0, 960, 31):
+            text = stream(1000)[start : min(start + 31, 960)]
+            states = model.encoder(torch.cat((torch.tensor([CLS]), text))[None]).last_hidden_state
+            logits = model.head(states)[0, :-1]
+            wanted.append(functional.cross_entropy(logits, text, reduction="none"))
+            right.append(logits.argmax(-1) == text)
+    torch.testing.assert_close(score.losses, torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    assert score.accuracy == pytest.approx(float(torch.cat(right).double().mean()))
+    model.config.sparse_prediction = False
+    assert torch.equal(lm_score(model, held_out.windows(32, 4096)).losses, score.losses)
+
+
+def test_causal_batches_have_all_tokens_as_labels():
+    inputs, labels = Batches(stream(), 4, 16, None, 100, seed=3)[7]
+    masked, wanted = Batches(stream(), 4, 16, 0.3, 100, seed=3)[7]
+    assert torch.equal(inputs, labels)
+    assert torch.equal(inputs, torch.where(wanted == IGNORED, masked, wanted))
 
 
 def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():

@@ -14,7 +14,7 @@ from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import fit
 from whereformer.lab.folder import open_folder
-from whereformer.models import EncoderConfig, EncoderForMaskedLM, load_pretrained
+from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.studies.compare import run as compare
 from whereformer.studies.compare import settings
@@ -49,6 +49,32 @@ def test_it_writes_results_and_report_and_prints_a_ranking(text, tmp_path, capsy
     assert set(results["speed"]) == {"none", "learned", "tisa"}
     assert results["speed"]["none"]["relative_speed"] == 1.0
     assert all(speed["peak_memory"] > 0 for speed in results["speed"].values())
+
+
+def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
+    results = run(text, tmp_path, "--causal", positions="none,fox")
+    shown = capsys.readouterr().out
+    assert "Held-out causal-LM loss" in shown
+    assert "not learning" not in shown
+    assert results["predicted_tokens"] == results["text"]["held_out_tokens"] // 64 * 64
+    page = (tmp_path / "report.html").read_text()
+    assert "predict the next token" in page
+    assert "masked" not in page
+    model = EncoderForCausalLM.from_pretrained(tmp_path / "models" / "fox-0").eval()
+    ids = torch.arange(5, 21)[None]
+    changed = ids.clone()
+    changed[0, 8:] = 7
+    torch.testing.assert_close(model(ids).logits[0, :8], model(changed).logits[0, :8])
+    weights = torch.tensor(results["runs"]["fox"]["0"]["attention"])
+    assert (weights[..., 16:] == 0).all()
+    capsys.readouterr()
+    for bad, reason in {
+        "--causal --blocks 1-1": "--causal: pooling mixes a token with the next",
+        "--causal --train t.csv --validation t.csv --text a --label b": "--causal: only without --train",
+    }.items():
+        assert reason in fails(capsys, "compare", *bad.split(), "--out", str(tmp_path / "bad"))
+    refused = fails(capsys, "properties", "--results", str(tmp_path), "--out", str(tmp_path / "bad"))
+    assert "expected masked language models, got causal ones" in refused
 
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():

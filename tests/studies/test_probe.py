@@ -34,7 +34,8 @@ def probe(out, *arguments, positions="none,learned,tisa", tasks="previous,passke
 
 
 def build_model(settings, position, seed):
-    return train.build_model(encoder_config(settings, position), encoder_config(settings, "none"), seed)
+    config, baseline = encoder_config(settings, position), encoder_config(settings, "none")
+    return train.build_model(EncoderForMaskedLM, config, baseline, seed)
 
 
 def scores(task, position, steps, length=8):

@@ -1,4 +1,4 @@
-"""Masked language modelling on a stream of text: BERT's masking, training batches and held-out windows."""
+"""Masked and causal language modelling on a stream of text: BERT's masking, training batches, held-out windows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Batches:
         stream: the ids to cut from.
         batch_size: rows per batch.
         length: tokens per row; the first is [CLS].
-        rate: share of masked tokens.
+        rate: share of masked tokens; None masks none, and every token is a label, as causal models take them.
         vocab_size: tokens in the trained vocabulary.
         seed: seed of places and masks.
     """
@@ -60,7 +60,7 @@ class Batches:
     stream: Stream
     batch_size: int
     length: int
-    rate: float
+    rate: float | None
     vocab_size: int
     seed: int
 
@@ -71,6 +71,8 @@ class Batches:
         starts = torch.randint(len(self.stream) - body + 1, (self.batch_size, 1), generator=generator)
         tokens = torch.stack([self.stream[start : start + body] for start in starts.flatten().tolist()])
         tokens = torch.cat((torch.full_like(starts, CLS), tokens), 1)
+        if self.rate is None:
+            return tokens, tokens
         return mask_tokens(tokens, self.rate, trained_vocabulary(self.vocab_size), generator)
 
 
@@ -79,15 +81,18 @@ class HeldOut:
 
     Args:
         stream: the ids; all of them are kept in memory.
-        rate: share of masked tokens.
+        rate: share of masked tokens; None masks none, and every token is a label, as causal models take them.
         vocab_size: tokens in the trained vocabulary.
     """
 
     GROUP = 64
     """Masks are spread evenly: the rate holds within every group of this number of tokens."""
 
-    def __init__(self, stream: Stream, rate: float, vocab_size: int) -> None:
+    def __init__(self, stream: Stream, rate: float | None, vocab_size: int) -> None:
         tokens = stream[: len(stream) // self.GROUP * self.GROUP]
+        if rate is None:
+            self.inputs = self.labels = tokens
+            return
         generator = torch.Generator().manual_seed(0)
         inputs, labels = mask_tokens(tokens.view(-1, self.GROUP), rate, trained_vocabulary(vocab_size), generator)
         self.inputs, self.labels = inputs.flatten(), labels.flatten()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..errors import InputError
-from ..models import EncoderConfig, EncoderForMaskedLM
+from ..models import EncoderConfig
+from ..models.heads import EncoderWithLMHead
 from ..positions import build_position, own_name
 from .training.model_options import about_method
+
+Model = TypeVar("Model", bound=EncoderWithLMHead)
 
 BASELINE = "none"
 """The method without positions, whose weights all models start from."""
@@ -42,15 +45,15 @@ def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
     )
 
 
-def build_model(config: EncoderConfig, baseline: EncoderConfig, seed: int) -> EncoderForMaskedLM:
-    """Build an untrained model. With the same seed, all methods start from the weights of ``baseline``.
+def build_model(kind: type[Model], config: EncoderConfig, baseline: EncoderConfig, seed: int) -> Model:
+    """Build an untrained model of a class. With the same seed, all methods start from the weights of ``baseline``.
 
     That is the same configuration with the method BASELINE.
     """
     torch.manual_seed(seed)
-    backbone = EncoderForMaskedLM(baseline).state_dict()
+    backbone = kind(baseline).state_dict()
     torch.manual_seed(seed)
-    model = EncoderForMaskedLM(config)
+    model = kind(config)
     missing = model.load_state_dict(backbone, strict=False).missing_keys
     assert all(name.startswith("encoder.position.") for name in missing), missing
     return model

@@ -1,4 +1,4 @@
-"""Scores of masked language models on held-out text, and of any model at several lengths."""
+"""Scores of language models on held-out text, and of any model at several lengths."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..data.masks import IGNORED
+from ..models import EncoderForCausalLM
 from ..positions import PositionRangeError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """Held-out masked-LM quality: mean loss in nats, accuracy from 0 to 1, and the loss of every predicted token."""
+    """Held-out quality of a language model: mean loss in nats, accuracy from 0 to 1, and every token's loss."""
 
     loss: float
     accuracy: float
@@ -57,19 +58,25 @@ class HeldOutScore:
 
 
 @torch.no_grad()
-def masked_lm_score(model: PreTrainedModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> HeldOutScore:
-    """Score a masked language model on batches: input ids, labels and attention mask, (rows, n) each."""
+def lm_score(model: PreTrainedModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> HeldOutScore:
+    """Score a masked or causal language model on batches: input ids, labels and attention mask, (rows, n) each.
+
+    Causal models predict the first token of a row from nothing, so it may not have a label.
+    """
     was_training = model.training
     model.eval()
     losses, right = [], 0
     for inputs, labels, mask in batches:
         # Without padding there is nothing to mask, and attention is faster without a mask.
         attention_mask = None if bool(mask.all()) else mask.to(model.device)
-        masked = labels != IGNORED
-        wanted = labels[masked].to(model.device)
+        labeled = labels != IGNORED
+        wanted = labels[labeled].to(model.device)
+        if isinstance(model, EncoderForCausalLM):
+            # The logits at a token are for the next one.
+            labeled = functional.pad(labeled[:, 1:], (0, 1))
         logits = model(inputs.to(model.device), attention_mask, labels=labels.to(model.device)).logits
         # With sparse_prediction, there are no others.
-        logits = (logits[masked.to(model.device)] if logits.ndim == 3 else logits).float()
+        logits = (logits[labeled.to(model.device)] if logits.ndim == 3 else logits).float()
         losses.append(functional.cross_entropy(logits, wanted, reduction="none").cpu())
         right += int((logits.argmax(-1) == wanted).sum())
     model.train(was_training)

@@ -34,11 +34,15 @@ def features(offsets: Tensor, count: int, length: int) -> Tensor:
     widths = 2.0 ** torch.arange(1, count + 1, dtype=torch.float64, device=offsets.device) - 1
     central = (distance < widths).to(torch.float64)
 
-    mean, deviation = evenly(length / count, length), length / (2 * count)
+    deviation, step = length / (2 * count), (length - length / count) / max(1, count - 1)
+    means = [length / count + index * step for index in range(count)]
+    # ONNX has no logarithm of the gamma function, so these numbers are constants there.
+    logarithms_of_gamma = [math.lgamma((mean / deviation) ** 2) for mean in means]
+    mean, of_shape = torch.tensor([means, logarithms_of_gamma], dtype=torch.float64, device=offsets.device)
     shape, rate = (mean / deviation) ** 2, mean / deviation**2
 
     def density(at: Tensor) -> Tensor:
-        logarithm = torch.xlogy(shape - 1, at) - rate * at - torch.lgamma(shape) + shape * rate.log()
+        logarithm = torch.xlogy(shape - 1, at) - rate * at - of_shape + shape * rate.log()
         return logarithm.exp() + 1e-8
 
     # The largest value at a whole distance below L is beside the density's mode.

@@ -49,7 +49,8 @@ def seconds_per_step(
         for length, count in lengths.items():
             rows = settings.batch_size * settings.length // length
             tokens = torch.randint(settings.vocab_size, (rows, length))
-            labels = torch.where(torch.rand(rows, length) < settings.mask_rate, tokens, -100)
+            share = 1.0 if settings.causal else settings.mask_rate
+            labels = torch.where(torch.rand(rows, length) < share, tokens, -100)
             labels[:, 0] = 0
             seconds = []
             for _ in range(1 + timed):

@@ -11,7 +11,8 @@ from typing import Any
 from ...files import new_folder
 from ...lab.encoders import BASELINE, build_model, check_methods, small_config
 from ...lab.training import manifest
-from ...models import EncoderConfig, EncoderForMaskedLM
+from ...models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
+from ...models.heads import EncoderWithLMHead
 from ...models.presets import PRESETS
 from .settings import CompareSettings
 
@@ -47,16 +48,17 @@ def encoder_config(settings: CompareSettings, position: str, vocab_size: int) ->
         position=position,
         position_options={},
         max_position_embeddings=settings.length,
+        causal=settings.causal,
         segments="embedding",
         # A gated layer has three matrices instead of two.
         intermediate_size=8 * ceil(settings.hidden_size / 6) if gated else 2 * settings.hidden_size,
     )
 
 
-def untrained(settings: CompareSettings, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
+def untrained(settings: CompareSettings, position: str, vocab_size: int, seed: int) -> EncoderWithLMHead:
     """Build an untrained model of one method. With the same seed, all methods start from the same backbone weights."""
     config, baseline = (encoder_config(settings, name, vocab_size) for name in (position, BASELINE))
-    return build_model(config, baseline, seed)
+    return build_model(EncoderForCausalLM if settings.causal else EncoderForMaskedLM, config, baseline, seed)
 
 
 def check_positions(names: Sequence[str], settings: CompareSettings) -> list[str]:
@@ -90,7 +92,7 @@ def model_problem(out: Path, settings: CompareSettings, position: str, seed: int
     return manifest.problem(model_folder(out, position, seed), _facts(settings, position, seed))
 
 
-def keep_model(model: EncoderForMaskedLM, out: Path, settings: CompareSettings, position: str, seed: int) -> None:
+def keep_model(model: EncoderWithLMHead, out: Path, settings: CompareSettings, position: str, seed: int) -> None:
     """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest.
 
     Raises:

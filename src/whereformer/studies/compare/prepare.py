@@ -34,7 +34,7 @@ class Material:
     Args:
         settings: the settings that all runs share, with the text's fingerprint.
         training: the encoded training text.
-        held_out: the masked held-out text.
+        held_out: the held-out text, masked unless models are causal.
         facts: facts about the text.
         characters: how many characters were read of a longer text; None if all of it was.
         rows: the labeled table to rank by; None ranks by held-out text.
@@ -60,7 +60,8 @@ class Material:
     def batches(self, seed: int) -> Batches:
         """Return the training batches of a seed, at full length. They are the same for every method."""
         of = self.settings
-        return Batches(self.training, of.batch_size, of.length, of.mask_rate, self.vocab_size, seed)
+        rate = None if of.causal else of.mask_rate
+        return Batches(self.training, of.batch_size, of.length, rate, self.vocab_size, seed)
 
 
 class FirstPart(Text):
@@ -144,7 +145,7 @@ def prepare(job: CompareJob, folder: Path, progress: Progress) -> Material:
     return Material(
         settings,
         encoded.training,
-        HeldOut(encoded.held_out, HELD_OUT_RATE, facts.vocabulary),
+        HeldOut(encoded.held_out, None if settings.causal else HELD_OUT_RATE, facts.vocabulary),
         CompareText(**vars(facts), data=list(text.paths), column=text.column),
         characters,
         rows,

@@ -143,10 +143,11 @@ def not_yet_learning(results: CompareResults) -> list[str]:
 
     On it, a model predicts from the words around a masked token, whatever their order, as it does without positions. So
     a method is on it if its held-out loss is not clearly lower than that of :data:`BASELINE`, which learns no more.
-    Without the baseline nothing is known, and a labeled table asks another question.
+    Without the baseline nothing is known, and a labeled table asks another question. Causal models learn the order of
+    words without positions, too.
     """
     baseline = results.runs.get(BASELINE)
-    if not baseline or results.task is not None:
+    if not baseline or results.task is not None or results.settings.causal:
         return []
     return [
         name

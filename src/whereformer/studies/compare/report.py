@@ -35,7 +35,8 @@ def ranking_sheet(
 ) -> Sheet:
     """Return the ranking as a table, in which methods have their looks on a page."""
     task, rows = results.task, ranking.rows
-    title = f"Held-out masked-LM loss, trained on {results.settings.length} tokens at a time (lower is better)"
+    goal = "causal" if results.settings.causal else "masked"
+    title = f"Held-out {goal}-LM loss, trained on {results.settings.length} tokens at a time (lower is better)"
     if task is not None:
         kind = "Accuracy" if task.classes else "Spearman's correlation"
         title = f"{kind} on {task.validation_rows:,} rows (higher is better), and masked-LM loss"

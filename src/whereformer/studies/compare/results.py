@@ -158,7 +158,7 @@ class CompareResults(RunResults):
         settings: the settings that all runs share.
         runs: the finished runs, by method and seed.
         text: facts about the text.
-        predicted_tokens: number of masked tokens in the held-out text.
+        predicted_tokens: number of tokens of the held-out text that are predicted: masked ones, or all.
         speed: the speed of each method that has been measured.
         budget: what was chosen for a number of minutes; None if the steps were given.
         trials: the learning rates that were tried for each method.

@@ -240,7 +240,7 @@ def about_run(run: Run, length: int, task: CompareTask | None) -> str:
     score = run.scores[length]
     assert isinstance(score, Score)  # a method that can't read the training length fails in training
     labels = "" if run.task is None or task is None else f"{task.metric} of labels {task.shown(run.task.score)}, "
-    tokens = f"accuracy of masked tokens {score.accuracy:.1%}"
+    tokens = f"accuracy of tokens {score.accuracy:.1%}"
     return f"{labels}held-out loss {score.loss:.3f}, {tokens}, {run.seconds:.0f} s"
 
 

@@ -71,6 +71,7 @@ class CompareSettings:
     text: str = ""
     device: str = "cpu"
     task: str | None = None
+    causal: bool = False
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -89,7 +90,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     method is fine-tuned on the table's labels, and ranked by how well it predicts the labels of the validation rows.
 
     Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
-    EncoderForMaskedLM.from_pretrained). After an interruption, the same command continues with the missing runs.
+    EncoderForMaskedLM.from_pretrained, or with --causal for EncoderForCausalLM). After an interruption, the same
+    command continues with the missing runs.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
@@ -152,8 +154,11 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     vocab_size: int = 1024
     """Size of the WordPiece vocabulary, which is learned from the text."""
 
+    causal: bool = False
+    """Train causal models, which predict every token from those before it, instead of masked ones."""
+
     mask_rate: float = 0.4
-    """Share of tokens that are masked in training. In held-out text, 15% always are."""
+    """Share of tokens that are masked in training. In held-out text, 15% always are. Causal models mask none."""
 
     learning_rate: float = 8e-3
     """Peak learning rate."""
@@ -185,6 +190,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
             num_heads=self.num_heads,
             vocab_size=self.vocab_size,
             mask_rate=self.mask_rate,
+            causal=self.causal,
             learning_rate=self.learning_rate,
             rate_factors=rate_factors,
             preset=self.preset,
@@ -228,6 +234,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         check_positive(self, "minutes", "learning_rate")
         if self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+        if self.causal and table:
+            raise InputError("causal", "only without `train`, since classifiers read in both directions")
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
 

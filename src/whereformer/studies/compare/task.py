@@ -26,7 +26,8 @@ from ...data.windows import end_padding
 from ...errors import InputError
 from ...lab.encoders import BASELINE
 from ...lab.fit import check_finite, fit
-from ...models import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
+from ...models import EncoderConfig, EncoderForSequenceClassification
+from ...models.heads import EncoderWithLMHead
 from .models import encoder_config
 from .results import CompareTask, TaskScore
 from .settings import CompareSettings
@@ -136,7 +137,7 @@ def tune(
     position: str,
     seed: int,
     rate: float,
-    trained: EncoderForMaskedLM,
+    trained: EncoderWithLMHead,
     on_step: Callable[[float], None],
 ) -> TaskScore:
     """Fine-tune a trained encoder, which stays as it is, on a task, and judge it by the validation rows.
@@ -166,7 +167,7 @@ def tune(
 
 
 def _classifier(
-    rows: TaskRows, settings: CompareSettings, seed: int, trained: EncoderForMaskedLM
+    rows: TaskRows, settings: CompareSettings, seed: int, trained: EncoderWithLMHead
 ) -> EncoderForSequenceClassification:
     """Build a model for a task from a trained encoder. With the same seed, all methods have the same new classifier."""
     classes = rows.facts.classes

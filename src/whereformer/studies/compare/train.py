@@ -12,8 +12,8 @@ from ...analysis.toeplitz import diagonal_means
 from ...data.masks import HeldOut
 from ...lab.fit import Fitted, check_finite, fit
 from ...lab.progress import Progress
-from ...lab.score import Cannot, HeldOutScore, at_lengths, masked_lm_score
-from ...models import EncoderForMaskedLM
+from ...lab.score import Cannot, HeldOutScore, at_lengths, lm_score
+from ...models.heads import EncoderWithLMHead
 from .models import keep_model, untrained
 from .prepare import Material
 from .results import Run, Score
@@ -33,7 +33,7 @@ def train(
     *,
     steps: int | None = None,
     warmup: int | None = None,
-) -> tuple[EncoderForMaskedLM, Fitted]:
+) -> tuple[EncoderWithLMHead, Fitted]:
     """Train a method with a seed and a learning rate.
 
     ``steps`` and ``warmup`` are those of the settings and a tenth of them by default.
@@ -72,7 +72,7 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
 
     def score(length: int) -> HeldOutScore:
         progress.step(0, "judging")
-        found = masked_lm_score(model, held_out.windows(length, TOKENS))
+        found = lm_score(model, held_out.windows(length, TOKENS))
         check_finite(f"the loss of {position!r}", found.loss, settings.steps, rate)
         return found
 
@@ -101,7 +101,7 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
 
 
 @torch.no_grad()
-def attention_by_offset(model: EncoderForMaskedLM, held_out: HeldOut, length: int) -> list[list[list[float]] | None]:
+def attention_by_offset(model: EncoderWithLMHead, held_out: HeldOut, length: int) -> list[list[list[float]] | None]:
     """Return each head's mean attention weight at offsets -16 to 16 on some held-out text, [layer][head][offset].
 
     It is None for layers between pooled sequences, whose offsets are not offsets between tokens.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ...data.masks import HELD_OUT_RATE, mask_tokens
 from ...data.tokenizers import vocabulary_of
 from ...errors import InputError
-from ...lab.score import masked_lm_score
+from ...lab.score import lm_score
 from ...lab.training.metrics import METRICS
 from ...lab.training.trainer import quiet_transformers
 from ...models import Encoder, EncoderForMaskedLM, load_pretrained
@@ -63,7 +63,7 @@ class Judge:
 def masked_lm_scores(model: PreTrainedModel, inputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Return the mean loss and the accuracy at the masked tokens of windows, (rows, n) each."""
     parts = (part.split(rows_of_a_batch(part)) for part in (inputs, labels, torch.ones_like(inputs)))
-    found = masked_lm_score(model, zip(*parts, strict=True))
+    found = lm_score(model, zip(*parts, strict=True))
     return {"masked_lm_loss": found.loss, "masked_lm_accuracy": found.accuracy}
 
 

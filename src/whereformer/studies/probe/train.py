@@ -69,7 +69,7 @@ def train_and_judge(
 ) -> Run | Failed:
     """Train a method on a task with a seed, and judge it at every length."""
     config, baseline = (encoder_config(settings, name) for name in (position, BASELINE))
-    model = build_model(config, baseline, seed).to(device)
+    model = build_model(EncoderForMaskedLM, config, baseline, seed).to(device)
     try:
         fitted = fit(model, batches(task, seed, settings), settings.steps, settings.learning_rate, on_step=on_step)
     except DivergedError as error:

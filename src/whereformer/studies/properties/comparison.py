@@ -70,6 +70,8 @@ def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comp
     settings = results.settings
     if results.task is not None:
         raise InputError("results", f"expected a comparison on a text, got one on a labeled table in {folder}")
+    if settings.causal:
+        raise InputError("results", f"expected masked language models, got causal ones in {folder}")
     if 4 * settings.length not in settings.lengths:
         reason = f"expected losses at 4 times the training length, got {settings.lengths} tokens in {folder}"
         raise InputError("results", reason)
