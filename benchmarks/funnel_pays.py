@@ -6,6 +6,10 @@ Pretraining is masked language modelling, with short windows first. Every model 
 Then each is fine-tuned on every input, again for the same time, and judged on the test rows at intervals. The result is
 accuracy over time, for several seeds. Writes results.json and a plot for each input.
 
+Tables with a class for each word, such as those of benchmarks/restored_text.py, are learned word by word. There, the
+model "without decoder" is the funnel whose decoder has lost its layers: it repeats the last states and adds those of the
+first block.
+
 Before the first training, a step of every model is timed in turns with the others. From then on a step counts as much
 as it took there, so that a machine with other work to do gives no model fewer steps.
 
@@ -36,20 +40,28 @@ from rich.table import Table
 from side_by_side import time_by_turns
 from torch import Tensor, nn
 
-from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification, load_pretrained
+from whereformer import (
+    Encoder,
+    EncoderConfig,
+    EncoderForMaskedLM,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    load_pretrained,
+)
 from whereformer.analysis import cost
 from whereformer.cli.main import execute
 from whereformer.data.batches import by_length_and_tokens, shuffled_by_tokens
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.fingerprint import look_at
-from whereformer.data.masks import HELD_OUT_RATE, Batches, HeldOut
+from whereformer.data.masks import HELD_OUT_RATE, IGNORED, Batches, HeldOut
 from whereformer.data.tokenizers import CLS, PAD, SEP
+from whereformer.data.words import on_tokens
 from whereformer.errors import InputError
 from whereformer.files import new_folder
-from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.score import lm_score
+from whereformer.lab.training.metrics import WORD_METRICS
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.pretrain.schedule import parsed_lengths
@@ -62,8 +74,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain+tisa": {"blocks": "4", "position": "tisa"},
     "funnel+tisa": {**FUNNEL, "position": "tisa"},
     "plain+tisa+mean": {"blocks": "4", "position": "tisa", "classifier_pooling": "mean"},
+    "funnel+tisa, decoder of 2": {**FUNNEL, "decoder_layers": "2", "position": "tisa"},
+    "funnel+tisa, without decoder": {**FUNNEL, "position": "tisa"},
 }
-COLORS = dict(zip(MODELS, ("#7a7a7a", "#cc79a7", "#0072b2", "#d55e00", "#009e73"), strict=True))
+PRETRAINED = {"funnel+tisa, without decoder": "funnel+tisa"}
+"""Models that begin as another one."""
+COLORS = dict(zip(MODELS, ("#7a7a7a", "#cc79a7", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9"), strict=True))
 WARMUP = 0.1
 """Share of the time in which the learning rate rises."""
 ROUNDS = 12
@@ -74,8 +90,21 @@ TUNING = ("finetune_seconds", "finetune_learning_rate", "dropout", "judgements",
 TIMING = ("column", "vocab_size", "hidden_size", "batch_tokens", "mask_rate", "dtype")
 """The settings that a step's time depends on."""
 
-Example = tuple[list[int], int]
+Example = tuple[list[int], int | list[int]]
+"""Token ids, and a class, or one for each token."""
 Batch = dict[str, Tensor]
+
+
+class Undecoded(Encoder):
+    """A funnel whose decoder has no layers: the last states are repeated, and the first block's are added."""
+
+    has_decoder = True  # type: ignore[assignment]
+
+
+def without_layers(model: Any) -> None:
+    """Take the layers from a model's decoder."""
+    model.encoder.__class__ = Undecoded
+    model.encoder.decoder = range(0)
 
 
 @dataclass(frozen=True)
@@ -88,11 +117,12 @@ class Pays:
     """Folder with a folder for each task, which holds train.parquet and test.parquet (or validation.parquet)."""
     inputs: Annotated[str, tyro.conf.arg(metavar="TASK:N,...")] = "imdb:512"
     """Tasks to fine-tune on, each with the most tokens in a row."""
-    column: str = "text"
-    """The column with the texts. The column "label" has whole numbers from 0 on."""
+    column: Annotated[str, tyro.conf.arg(metavar="A,B")] = "text"
+    """The column with the texts; the first of these that a table has. The column "label" has whole numbers from 0 on,
+    or a text with a class for each word."""
     test_rows: int = 2000
     """Number of rows to judge by, drawn at random but the same for all models."""
-    models: Annotated[str, tyro.conf.arg(metavar="A,B")] = "plain+tisa,funnel+tisa"
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("plain+tisa", "funnel+tisa")
     """The models to train, and to time in turns."""
     seeds: int = 1
     """Number of seeds. All models are trained with one seed before the next."""
@@ -131,8 +161,9 @@ class Pays:
         names = self._names
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             for name in names:
-                trained = self._part(name, seed, "pretraining", lambda m=name, s=seed: self._pretrain(m, s))
-                console.print(f"{name} {seed}: held-out loss {trained['held_out_loss']:.3f}", highlight=False)
+                if name not in PRETRAINED:
+                    trained = self._part(name, seed, "pretraining", lambda m=name, s=seed: self._pretrain(m, s))
+                    console.print(f"{name} {seed}: held-out loss {trained['held_out_loss']:.3f}", highlight=False)
                 for task, length in self._inputs:
                     found = self._part(
                         name, seed, f"{task}-{length}", lambda m=name, s=seed, t=(task, length): self._tune(m, s, *t)
@@ -148,7 +179,10 @@ class Pays:
 
     @cached_property
     def _names(self) -> list[str]:
-        return listed("models", self.models, MODELS, spaces=True)
+        for name in self.models:
+            if name not in MODELS or PRETRAINED.get(name, name) not in self.models:
+                raise InputError("models", f"expected some of {list(MODELS)}, and what they begin as, got {name!r}")
+        return list(self.models)
 
     @cached_property
     def _inputs(self) -> list[tuple[str, int]]:
@@ -250,14 +284,19 @@ class Pays:
     def _tune(self, name: str, seed: int, task: str, length: int) -> dict[str, Any]:
         """Fine-tune a pretrained model on a task, and return its accuracy over time."""
         train, test = self._examples(task, length)
+        per_word = isinstance(train[0][1], list)
+        kind = EncoderForTokenClassification if per_word else EncoderForSequenceClassification
+        classes = 1 + max(max(label) if isinstance(label, list) else label for _, label in train)
         torch.manual_seed(seed)
         with quiet_transformers():
             model = load_pretrained(
-                self._folder(name, seed) / "model",
-                model_class=EncoderForSequenceClassification,
-                num_labels=1 + max(label for _, label in train),
+                self._folder(PRETRAINED.get(name, name), seed) / "model",
+                model_class=kind,
+                num_labels=classes,
                 hidden_dropout_prob=self.dropout,
             )
+        if per_word and name in PRETRAINED:
+            without_layers(model)
         lengths = torch.tensor([[len(ids)] for ids, _ in train])
 
         def batches(seed: int) -> Iterator[Batch]:
@@ -265,16 +304,22 @@ class Pays:
                 yield _padded([train[row] for row in rows])
 
         def timed(name: str) -> tuple[nn.Module, Iterator[Batch]]:
-            config = self._config(name, num_labels=model.config.num_labels, hidden_dropout_prob=self.dropout)
-            return EncoderForSequenceClassification(config), batches(0)
+            model = kind(self._config(name, num_labels=classes, hidden_dropout_prob=self.dropout))
+            if per_word and name in PRETRAINED:
+                without_layers(model)
+            return model, batches(0)
 
         seconds = self._seconds(f"{task}-{length}", timed)[name]
         order = batches(seed)
         curve: list[tuple[float, float]] = []
+        macro_f1: list[float] = []
 
         def judge(spent: float) -> None:
             if spent >= (len(curve) + 1) / self.judgements:
-                curve.append((self.finetune_seconds * spent, self._accuracy(model, test)))
+                wanted, found = self._predictions(model, test)
+                accuracy = float((wanted == found).double().mean())
+                curve.append((self.finetune_seconds * spent, accuracy))
+                macro_f1.append(WORD_METRICS["macro_f1"]([wanted.tolist()], [found.tolist()]))
 
         steps = self._train(
             model,
@@ -290,23 +335,35 @@ class Pays:
             "test_rows": len(test),
             "gflops_of_a_row": _gflops(model.config, length, 0),
             "accuracy": curve,
+            "macro_f1": macro_f1[-1],
         }
 
     def _examples(self, task: str, length: int) -> tuple[list[Example], list[Example]]:
         """Return the training rows of a task and the test rows to judge by."""
         files = [self.data / task / f"{name}.parquet" for name in ("train", "test", "validation")]
         train, test = [file for file in files if file.exists()][:2]
-        found = []
+        found: list[list[Example]] = []
+        names: list[str] = []
         for file, most in ((train, None), (test, self.test_rows)):
             table = parquet.read_table(file)
-            rows = list(zip(table[self.column].to_pylist(), table["label"].to_pylist(), strict=True))
+            column = next((name for name in self.column.split(",") if name in table.column_names), self.column)
+            rows = list(zip(table[column].to_pylist(), table["label"].to_pylist(), strict=True))
+            if isinstance(rows[0][1], str):
+                names = names or sorted({name for _, label in rows for name in label.split()})
+                rows = [(text, [names.index(name) for name in label.split()]) for text, label in rows]
             if most is not None:
                 rows = random.Random(0).sample(rows, min(most, len(rows)))
-            encoded = self._encoded.tokenizer.backend_tokenizer.encode_batch_fast(
+            encoded = self._encoded.tokenizer.backend_tokenizer.encode_batch(
                 [text for text, _ in rows], add_special_tokens=False
             )
             ids = ([CLS, *one.ids[: length - 2], SEP] for one in encoded)
-            found.append(list(zip(ids, (label for _, label in rows), strict=True)))
+            labels = (
+                [IGNORED, *on_tokens(text.split(), label, one.offsets)[: length - 2], IGNORED]
+                if isinstance(label, list)
+                else label
+                for (text, label), one in zip(rows, encoded, strict=True)
+            )
+            found.append(list(zip(ids, labels, strict=True)))
         return found[0], found[1]
 
     def _train(
@@ -381,14 +438,18 @@ class Pays:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     @torch.no_grad()
-    def _accuracy(self, model: Any, test: Sequence[Example]) -> float:
+    def _predictions(self, model: Any, test: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """Return the classes of all rows, or of all words, and those that the model predicts."""
         model.eval()
-        right = 0
+        wanted, found = [], []
         for rows in by_length_and_tokens(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens):
             batch = _padded([test[row] for row in rows])
             with self._precision():
-                right += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
-        return right / len(test)
+                predicted = model(**batch).logits.argmax(-1)
+            labeled = batch["labels"] != IGNORED
+            wanted.append(batch["labels"][labeled])
+            found.append(predicted[labeled])
+        return torch.cat(wanted), torch.cat(found)
 
     def _print(self, console: Console, found: dict[str, list[dict[str, Any]]]) -> None:
         """Print the median and range of each model's held-out loss and of its last accuracy on each input."""
@@ -444,7 +505,8 @@ def _length_at(stages: Sequence[tuple[int, float]], spent: float) -> int:
 def _padded(rows: Sequence[Example]) -> Batch:
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([row + [PAD] * (longest - len(row)) for row, _ in rows])
-    return {"input_ids": ids, "attention_mask": ids != PAD, "labels": torch.tensor([label for _, label in rows])}
+    labels = [label + [IGNORED] * (longest - len(label)) if isinstance(label, list) else label for _, label in rows]
+    return {"input_ids": ids, "attention_mask": ids != PAD, "labels": torch.tensor(labels)}
 
 
 def _gflops(config: EncoderConfig, length: int, predictions: int) -> float:
