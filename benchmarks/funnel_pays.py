@@ -7,8 +7,8 @@ Then each is fine-tuned on every input, again for the same time, and judged on t
 accuracy over time, for several seeds. Writes results.json and a plot for each input.
 
 Tables with a class for each word, such as those of benchmarks/restored_text.py, are learned word by word. There, the
-model "without decoder" is the funnel whose decoder has lost its layers: it repeats the last states and adds those of the
-first block.
+model "without decoder" is the funnel whose decoder has lost its layers: it repeats the last states and adds those of
+the first block.
 
 Before the first training, a step of every model is timed in turns with the others. From then on a step counts as much
 as it took there, so that a machine with other work to do gives no model fewer steps.
