@@ -6,9 +6,10 @@ Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended r
 ``--extended`` are models that `whereformer extend` wrote from --model, such as those of several seeds. For each long
 document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
 document has the nearest vector of all. The documents' vectors are those of the original as it is, which reads the first
-tokens only; the mean of its vectors of chunks; the original with all its position embeddings interpolated; with them
-repeated and windows, as `whereformer extend` begins, without training; and each extended model. Pairs of texts with a
-number for their similarity say, by the rank correlation of the cosines, how good the vectors of short texts are.
+tokens only; the mean of its vectors of chunks, as long as it can read and shorter; all vectors of the shortest chunks;
+the original with all its position embeddings interpolated; with them repeated and windows, as `whereformer extend`
+begins, without training; and each extended model. Pairs of texts with a number for their similarity say, by the rank
+correlation of the cosines, how good the vectors of short texts are.
 
 Every finished row is a file in --out and is not repeated. Writes results.json.
 """
@@ -40,6 +41,7 @@ from whereformer.studies.extend.checkpoint import SentenceEncoder, extended, loa
 from whereformer.studies.extend.training import chunk_means
 
 AS_IS, INTERPOLATED, REPEATED = "as it is", "interpolated", "repeated, untrained"
+EACH = "a vector for each chunk"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Extended:
         """Make the missing rows, then print and write all."""
         torch.set_num_threads(self.threads)
         rows = {}
-        for name in (AS_IS, *self._sizes, INTERPOLATED, REPEATED, *(folder.name for folder in self.extended)):
+        for name in (AS_IS, *self._sizes, EACH, INTERPOLATED, REPEATED, *(folder.name for folder in self.extended)):
             file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
             rows[name] = kept(file, self._settings, partial(self._scores, name))
             console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
@@ -103,16 +105,19 @@ class Extended:
 
     def _scores(self, name: str) -> dict[str, Any]:
         """Return how well the vectors of a row of the table do, and the CPU time that the documents took."""
-        student = self._encoder(name)
+        student, rows = self._encoder(name), self._rows
         began = time.process_time()
         if name in self._sizes:
-            vectors = chunk_means(student, self._rows, self._sizes[name])
+            vectors = chunk_means(student, rows, self._sizes[name])
+        elif name == EACH:
+            chunks = rows.split(min(self.chunks), dim=1)
+            vectors = torch.stack([_vectors(student, list(chunk)) for chunk in chunks], 1).flatten(0, 1)
         else:
-            vectors = _vectors(student, list(self._rows[:, : student.limit - 2]))
+            vectors = _vectors(student, list(rows[:, : student.limit - 2]))
         seconds = time.process_time() - began
-        # passages: (documents, places, hidden_size); each is compared with all documents.
-        nearest = (self._passages @ vectors.T).argmax(-1)
-        right = (nearest == torch.arange(len(vectors))[:, None]).double()
+        # Of all vectors, one is nearest to each of the passages, (documents, places, hidden_size).
+        nearest = (self._passages @ vectors.T).argmax(-1) // (len(vectors) // len(rows))
+        right = (nearest == torch.arange(len(rows))[:, None]).double()
         by_document = right.mean(1)
         return {
             "found": float(right.mean()),
@@ -123,7 +128,7 @@ class Extended:
         }
 
     def _encoder(self, name: str) -> SentenceEncoder:
-        if name == AS_IS or name in self._sizes:
+        if name in (AS_IS, EACH, *self._sizes):
             return self._teacher
         if name in (INTERPOLATED, REPEATED):
             return extended(self._teacher, self.length, repeat=name == REPEATED)
