@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
     from rich.table import Table
+
+MOST_WIDTH = 10_000
+"""Characters of the widest table that is measured."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +112,33 @@ class Sheet:
         """The distinct notes of cells, in order."""
         return list(dict.fromkeys(cell.note for row in self.rows for cell in row.cells if cell.note))
 
-    def __rich__(self) -> Any:
-        from rich.console import Group
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        """Draw the sheet, with the columns that the terminal has no room for in more tables below."""
         from rich.styled import Styled
 
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
-        return Group(Styled(self.title, "bold"), self._table(), *(Styled(note, "dim") for note in self.notes))
+        yield Styled(self.title, "bold")
+        columns = [index for index, column in enumerate(self.columns) if not column.page]
+        names = [index for index in columns if index <= self.named]
+        # Where text may take several lines, a table fits by itself.
+        wraps, parts = any(self.columns[index].wraps for index in columns), [list[int]()]
+        unlimited = options.update(width=MOST_WIDTH)
+        for index in columns[len(names) :]:
+            wider = [*parts[-1], index]
+            width = console.measure(self._table([*names, *wider]), options=unlimited).maximum
+            if parts[-1] and not wraps and width > options.max_width:
+                parts.append([index])
+            else:
+                parts[-1] = wider
+        yield from (self._table([*names, *part]) for part in parts)
+        yield from (Styled(note, "dim") for note in self.notes)
 
-    def _table(self) -> Table:
+    def _table(self, shown: Sequence[int]) -> Table:
+        """Return the table of some columns, by their indices."""
         from rich import box
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=self.has_header)
-        shown = [index for index, column in enumerate(self.columns) if not column.page]
         for index in shown:
             column = self.columns[index]
             left = column.left or index == self.named
