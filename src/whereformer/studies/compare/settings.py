@@ -37,7 +37,7 @@ QUICK_CHARACTERS = 3_000_000
 LENGTH_FACTORS = (1, 2, 4)
 """Held-out text is read in windows of these multiples of the training length, if nothing else is said."""
 MOST_LENGTHS = 5
-"""The most lengths to judge at, which is as many as a terminal has room for."""
+"""The most lengths to judge at."""
 TABLE_SEEDS = 3
 """Number of seeds with a labeled table."""
 
