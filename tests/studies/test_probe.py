@@ -11,6 +11,7 @@ from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.score import Cannot
+from whereformer.models import EncoderForMaskedLM
 from whereformer.studies.probe import run as probing
 from whereformer.studies.probe import train
 from whereformer.studies.probe.judgment import ERRORS
@@ -182,8 +183,8 @@ def test_other_settings_are_not_mixed(tmp_path, capsys):
 def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, monkeypatch, capsys):
     real = train.build_model
 
-    def broken(config, baseline, seed):
-        model = real(config, baseline, seed)
+    def broken(kind, config, baseline, seed):
+        model = real(kind, config, baseline, seed)
         if config.position == "learned":
             torch.nn.init.constant_(model.encoder.embeddings.word.weight, float("nan"))
         return model
