@@ -67,7 +67,7 @@ class Export:
         tokenizer, reason = tokenizer_of(self.model)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         limit = None
-        if backend is not None and sentences is not None:
+        if tokenizer is not None and backend is not None and sentences is not None:
             limit = min(sentences.limit or tokenizer.model_max_length, model.config.max_position_embeddings)
             _read_as(sentences, backend, limit)
         file, content = out.parent / "tokenizer.json", None if backend is None else backend.to_str()
