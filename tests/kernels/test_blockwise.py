@@ -29,7 +29,7 @@ from tests.kernels.cases import (
 from whereformer import DenseBias, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, native
 from whereformer.kernels.call import make_call
-from whereformer.kernels.problem import Problem
+from whereformer.kernels.problem import GRADIENTS, Problem
 from whereformer.lab.memory import peak_memory
 
 # Of the module, so that a test that draws many examples does not ask for it again for each.
@@ -297,14 +297,57 @@ def test_operator_contract(fast, explicit, lse):
 
 
 def check_operator(fast, call):
-    """Check what torch asks of an operator that computes a call."""
+    """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
+    backend, problem = importlib.import_module(f"whereformer.kernels.{fast}"), Problem.of(call)
+    plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in problem.arguments()]
     arguments = [
-        argument.detach().requires_grad_(argument.is_floating_point())
-        if isinstance(argument, torch.Tensor)
-        else argument
-        for argument in Problem.of(call).arguments()
+        each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
+        for each in plain
     ]
-    torch.library.opcheck(importlib.import_module(f"whereformer.kernels.{fast}")._forward, arguments)
+    torch.library.opcheck(backend._forward, arguments)
+    with unwritten_memory_is_nan():
+        outputs = backend._forward(*plain)
+        output, kept, lse = outputs
+        needed = [getattr(problem, name) is not None for name in GRADIENTS]
+        d_lse = torch.ones_like(lse[1]) if problem.wants_lse else None
+        arguments = (output_gradient(output).to(output.dtype), d_lse, output, kept, needed, *plain)
+        outputs += tuple(backend._backward(*arguments))
+    assert not any(each.isnan().any() for each in outputs)
+    torch.library.opcheck(backend._backward, arguments)
+
+
+@contextlib.contextmanager
+def unwritten_memory_is_nan():
+    """As it is where algorithms have to be deterministic."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+PADDED = torch.arange(9) < torch.tensor([[9], [6]])
+
+
+@pytest.mark.parametrize(
+    ("terms", "options"),
+    [
+        ([], {}),
+        (["bias"], {"key_mask": PADDED}),
+        (["bias"], {"causal": True}),
+        (EVERY_KIND, {"causal": True, "key_mask": PADDED.flip(1), "return_lse": True}),
+    ],
+    ids=["plain", "padding", "causal", "rows of nothing"],
+)
+def test_operators_of_usual_calls(fast, terms, options):
+    inputs = [tensor.float() for tensor in content(9, 9)]
+    built = [
+        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms_of(terms, 9, 9)
+    ]
+    check_operator(fast, make_call(*inputs, built, **options))
 
 
 def test_the_operator_is_the_function_behind_it(fast):

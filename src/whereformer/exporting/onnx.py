@@ -20,7 +20,9 @@ from ..files import write_atomically
 from .program import ExportableModel, Exported, trace
 
 
-def to_onnx(model: PreTrainedModel, file: str | Path, *, int8: bool = False) -> Exported:
+def to_onnx(
+    model: PreTrainedModel, file: str | Path, *, int8: bool = False, pooled_as: str | Path | None = None
+) -> Exported:
     """Write a model as an ONNX file.
 
     ONNX Runtime does not check lengths. Beyond ``max_length`` it fails with an error of its own; below ``min_length``
@@ -31,13 +33,14 @@ def to_onnx(model: PreTrainedModel, file: str | Path, *, int8: bool = False) -> 
         file: the file to write.
         int8: whether to round the weights of products and embeddings to int8, with a scale for every output of
             a product. Inputs of products are rounded to 8 bits as they come.
+        pooled_as: what :func:`to_torch` takes.
 
     Raises:
         ImportError: without the ``export`` extra.
         InputError: if the model can't be exported, or exceeds the 2 GB of an ONNX file.
     """
     require("export", "onnx", "onnxscript", "onnxruntime")
-    exportable = ExportableModel(model)
+    exportable = ExportableModel(model, pooled_as)
     content = _converted(exportable)
     error, _ = exportable.difference(_Session(content, exportable.outputs))
     rounding = None

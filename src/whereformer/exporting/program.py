@@ -23,6 +23,7 @@ from ..files import write_atomically
 from ..kernels.choose import written_out
 from ..kernels.torch_private import asserts, size_oblivious
 from ..models.attachment.attaching import is_attached
+from ..models.checkpoints.sentences import read_sentence_settings
 from ..models.encoder import Encoder, EncoderPreTrainedModel
 from ..models.layers import Attention
 from ..models.pooling import Pooling
@@ -30,6 +31,8 @@ from ..positions import Position, PositionRangeError
 
 TRACED_LENGTH = 24
 """The length to trace at, where the model takes it."""
+STATES, VECTOR = "last_hidden_state", "sentence_embedding"
+"""The outputs of a model without a head. The second name is that of sentence-transformers."""
 
 Run = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
 
@@ -68,12 +71,13 @@ class ExportableModel(nn.Module):
 
     Args:
         model: the model, one of this library or one of transformers with a method attached.
+        pooled_as: a folder of sentence-transformers; the vectors that its modules make of the states are an output.
 
     Raises:
-        InputError: if it is neither, does not read text alone, or is not in float32.
+        InputError: if it is neither, does not read text alone, or is not in float32; or if its states can't be pooled.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, pooled_as: str | Path | None = None) -> None:
         super().__init__()
         own = isinstance(model, EncoderPreTrainedModel) and model.base_model_prefix == Encoder.base_model_prefix
         if not own and not (isinstance(model, PreTrainedModel) and is_attached(model)):
@@ -85,6 +89,9 @@ class ExportableModel(nn.Module):
             raise InputError("model", f"expected a model in float32, got {model.dtype}; load it in float32")
         self.model = deepcopy(model).cpu().eval()
         self.config = model.config
+        self.sentences = None if pooled_as is None else read_sentence_settings(pooled_as)
+        if pooled_as is not None and self.sentences is None:
+            raise InputError("pooled_as", f"expected a folder of sentence-transformers, got {str(pooled_as)!r}")
         taken = inspect.signature(model.forward).parameters
         typed = "token_type_ids" in taken and bool(getattr(self.config, "type_vocab_size", False))
         self.inputs = ("input_ids", "attention_mask") + (("token_type_ids",) if typed else ())
@@ -108,6 +115,8 @@ class ExportableModel(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return the outputs for inputs of shape (batch, length)."""
         found = self._run(input_ids, attention_mask, token_type_ids)
+        if self.sentences is not None:
+            found[VECTOR] = self.sentences.vectors(found[STATES], attention_mask)
         return tuple(found[name] for name in self.outputs)
 
     def _run(self, *given: Tensor | None) -> Any:
@@ -116,10 +125,15 @@ class ExportableModel(nn.Module):
 
     @torch.no_grad()
     def _outputs(self) -> tuple[str, ...]:
-        """Return the names of the outputs that say what the model predicts; of a base model, the last states."""
+        """Return the names of the outputs that say what the model predicts; of a base model, states and vectors."""
         found = self._run(*self.example(1, TRACED_LENGTH).values())
         logits = tuple(name for name in found if name.endswith("logits"))
-        return logits or ("last_hidden_state",)
+        if self.sentences is None:
+            return logits or (STATES,)
+        if logits or found[STATES].shape[1] != TRACED_LENGTH:
+            why = "a head" if logits else "no state for every token"
+            raise InputError("model", f"expected a model whose states make vectors, got one with {why}")
+        return (STATES, VECTOR)
 
     def example(self, batch: int, length: int) -> dict[str, Tensor]:
         """Return inputs of shape (batch, length), in which the last row, if there are several, is half padding."""
@@ -230,18 +244,21 @@ def _allow_single_rows(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def to_torch(model: PreTrainedModel, file: str | Path) -> Exported:
+def to_torch(model: PreTrainedModel, file: str | Path, *, pooled_as: str | Path | None = None) -> Exported:
     """Write a model as a ``.pt2`` file, which ``torch.export.load`` reads where only torch is installed.
 
     Args:
         model: an :class:`~whereformer.Encoder`, a model that has one, or a transformers model of text to which
             :func:`~whereformer.attach` gave a method (one with an encoder and a decoder excepted), in float32.
         file: the file to write.
+        pooled_as: a folder of sentence-transformers, or its id on the Hugging Face Hub. The file then gives the vectors
+            of texts, too, as ``sentence_embedding`` of shape (batch, hidden_size). Its modules may be a Transformer,
+            Pooling (by the mean, the first token or the maximum) and Normalize.
 
     Raises:
         InputError: if the model can't be exported.
     """
-    exportable = ExportableModel(model)
+    exportable = ExportableModel(model, pooled_as)
     program = trace(exportable)
     content = io.BytesIO()
     save(program, content)

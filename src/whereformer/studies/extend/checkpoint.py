@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ...errors import InputError
-from ...files import check_regular
 from ...models import Encoder
-from ...models.checkpoints.sentences import LIMIT, LIST, keep_sentence_settings
+from ...models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
 from ...positions.learned import Learned
 from ..analyze.loading import load, tokenizer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
-"""The modules of sentence-transformers that a model may have, in this order."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +29,13 @@ class SentenceEncoder:
     Args:
         model: the encoder, which is never in training mode: without dropout it can agree with another exactly.
         tokenizer: its tokenizer.
-        pooling: whether a text's vector is the mean of its tokens' states, or the first token's.
+        pooling: whether a text's vector is the mean of its tokens' states, or the first token's ("cls").
         limit: how many tokens it reads, special ones included.
     """
 
     model: Encoder
     tokenizer: PreTrainedTokenizerBase
-    pooling: Literal["mean", "cls"]
+    pooling: str
     limit: int
 
     def states(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -51,9 +46,7 @@ class SentenceEncoder:
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors of texts, (rows, hidden_size), each of length 1."""
-        if self.pooling == "cls":
-            return functional.normalize(states[:, 0], dim=-1)
-        return functional.normalize((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=-1)
+        return SentenceSettings(self.pooling, normalized=True).vectors(states, mask)
 
     def vectors(self, rows: Sequence[Tensor]) -> Tensor:
         """Return the vectors of texts, (rows, hidden_size); each row is the text's token ids without special ones."""
@@ -84,7 +77,12 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise InputError("model", f"expected a folder with a config.json, got {path!r}")
-    pooling = _pooling(folder)
+    settings = read_sentence_settings(folder)
+    if settings is None and (folder / LIST).exists():
+        raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {path}")
+    settings = settings or SentenceSettings()
+    if settings.pooling not in ("mean", "cls"):
+        raise InputError("model", f"expected pooling by the mean or by the first token, got {settings.pooling}")
     model, kind = load(path)
     table = learned(model)
     if "-" in model.config.blocks:
@@ -95,11 +93,11 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
     lacking = [name for name in ("cls", "sep", "pad") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
-    told = _read(folder / LIMIT).get("max_seq_length") or tokenizer.model_max_length
+    told = settings.limit or tokenizer.model_max_length
     most = len(table.weight)
     if most < told < 2**30:
         raise InputError("model", f"{path}: its tokenizer gives up to {told} tokens, and it has {most} positions")
-    return SentenceEncoder(model, tokenizer, pooling, min(told, most)), kind
+    return SentenceEncoder(model, tokenizer, settings.pooling, min(told, most)), kind
 
 
 def learned(model: Encoder) -> Learned:
@@ -155,43 +153,3 @@ def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None
         backend.no_padding()
     tokenizer.save_pretrained(folder)
     keep_sentence_settings(original, folder, limit=encoder.limit)
-
-
-def _pooling(folder: Path) -> Literal["mean", "cls"]:
-    """Return how a folder's modules make a vector of states.
-
-    Raises:
-        InputError: if they have a module or a pooling that is not known.
-    """
-    if not (folder / LIST).is_file():
-        return "mean"
-    modules = _read(folder / LIST)
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if kinds not in (list(KNOWN_MODULES), list(KNOWN_MODULES[:2])):
-        raise InputError("model", f"expected the modules {', '.join(KNOWN_MODULES)}, got {', '.join(kinds) or 'none'}")
-    found = _read(folder / modules[1].get("path", "1_Pooling") / "config.json")
-    mark = "pooling_mode_"
-    ways = [name.removeprefix(mark) for name, used in found.items() if used is True and name.startswith(mark)]
-    if isinstance(found.get("pooling_mode"), str):
-        ways = [found["pooling_mode"]]
-    if ways in (["mean_tokens"], ["mean"], []):
-        return "mean"
-    if ways in (["cls_token"], ["cls"]):
-        return "cls"
-    raise InputError("model", f"expected pooling by the mean or by the first token, got {', '.join(ways)}")
-
-
-def _read(path: Path) -> Any:
-    """Return what a JSON file holds; nothing if there is none.
-
-    Raises:
-        InputError: if it is not JSON, or not a regular file.
-    """
-    if path.exists():
-        check_regular("model", path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InputError("model", f"cannot read {str(path)!r}: {error}") from None
