@@ -52,14 +52,17 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Describe the machine: processor, instructions, threads, Python, torch, system and a CUDA device's GPU."""
+    """Describe the machine: processor, instructions, threads, Python, torch, system and a CUDA device's GPU.
+
+    The instructions are those of the compiled kernel. Where there is none, they are torch's, and the text says so.
+    """
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         cpu = next(iter(re.findall("^model name.*?: *(.*)", info.read_text(), re.MULTILINE)), cpu).strip()
     return {
         "cpu": cpu,
-        "instructions": level() or torch.backends.cpu.get_cpu_capability().lower(),
+        "instructions": level() or f"{torch.backends.cpu.get_cpu_capability().lower()} without the compiled kernel",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
