@@ -4,12 +4,13 @@ import errno
 import json
 import os
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
 
-from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
+from tests.data.harm import DAMAGE, contents, damage, only_folder, reseal, rewrite, stop_before_the_end
 from tests.data.told import Told
 from whereformer.data import corpus, encode, fingerprint
 from whereformer.data.corpus import Pages, Text
@@ -114,6 +115,22 @@ def test_a_damaged_cache_is_noticed_and_mended(file, tmp_path, name, kind):
     assert told.lines[0].startswith(f"{folder} is damaged (")
     assert name == "contents.json" or name in told.lines[0]
     assert contents(tmp_path / "cache") == before
+
+
+@pytest.mark.parametrize("name", ["training.ids", "held_out.ids"])
+def test_ids_beyond_the_vocabulary_are_encoded_again_although_the_hash_fits(file, tmp_path, name):
+    expected, _ = made(file, tmp_path / "cache")
+    folder = only_folder(tmp_path / "cache")
+    rewrite(folder, name, np.uint16, lambda ids: np.where(np.arange(len(ids)) == 7, 120, ids))
+    again, told = made(file, tmp_path / "cache")
+    assert told.lines[0] == f"{folder} is damaged ({name}: expected ids below 120); encoding it again"
+    assert same(expected, again)
+    damage(folder / name, "longer")
+    os.truncate(folder / name, (folder / name).stat().st_size | 1)
+    reseal(folder)
+    again, told = made(file, tmp_path / "cache")
+    assert f"({name}: expected ids of 2 bytes)" in told.lines[0]
+    assert same(expected, again)
 
 
 @pytest.mark.parametrize("change", ["content", "size", "time"])

@@ -4,10 +4,11 @@ import json
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
+from tests.data.harm import DAMAGE, contents, damage, only_folder, reseal, rewrite, stop_before_the_end
 from tests.data.told import Told
 from tests.studies.finetuning import save_model
 from whereformer import EncoderConfig
@@ -83,6 +84,34 @@ def test_a_damaged_cache_is_noticed_and_mended(data, tokenizer, tmp_path, name, 
     assert contents(tmp_path / "cache") == bytes_before
     assert [[*split] for split in found] == expected
     assert [split.cut for split in found] == [split.cut for split in before]
+
+
+def first(value):
+    return lambda numbers: np.concatenate([[value], numbers[1:]])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: rewrite(folder, "0.ids", np.int32, first(30522)), "0.ids: expected ids from"),
+        (lambda folder: rewrite(folder, "0.ids", np.int32, first(-1)), "0.ids: expected ids from"),
+        (lambda folder: rewrite(folder, "0.ids", np.int32, lambda ids: ids + (ids < 2)), "0.ids: expected ids from"),
+        (lambda folder: rewrite(folder, "1.ids", np.int32, lambda ids: ids[:-1]), "1.lengths: expected the lengths of"),
+        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda lengths: lengths[:-1]), "1.lengths: expected"),
+        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda lengths: -lengths), "1.lengths: expected"),
+        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda lengths: lengths[::-1] * 0), "1.lengths:"),
+        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda some: [some.sum(), 0]), "those of 20 rows"),
+        (lambda folder: reseal(folder, **{"1": [0]}), "facts.1: expected two numbers"),
+        (lambda folder: reseal(folder, **{"1": [0, 0]}), "1.ids: expected ids from"),
+    ],
+)
+def test_rows_that_cannot_be_are_tokenized_again_although_their_hashes_fit(data, tokenizer, tmp_path, change, reason):
+    before, _ = made(data, tokenizer, tmp_path / "cache")
+    expected = [[*split] for split in before]
+    change(only_folder(tmp_path / "cache"))
+    found, told = made(data, tokenizer, tmp_path / "cache")
+    assert reason in told.lines[0]
+    assert [[*split] for split in found] == expected
 
 
 def test_what_is_there_is_opened_without_tokenizing_and_another_key_or_length_is_not(data, tokenizer, tmp_path):

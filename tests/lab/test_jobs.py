@@ -1,5 +1,6 @@
 """Independent runs in several processes: results, progress, errors and a stop."""
 
+import multiprocessing.queues
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from whereformer.errors import InputError
+from whereformer.lab import jobs
 from whereformer.lab.jobs import number_of_jobs, spread, threads, undisturbed
 from whereformer.lab.progress import Progress
 
@@ -40,14 +42,14 @@ def work(task, progress):
     return task, os.getpid(), torch.get_num_threads()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_all_tasks_are_done_and_report_their_progress(jobs):
+@pytest.mark.parametrize("count", [1, 2])
+def test_all_tasks_are_done_and_report_their_progress(count):
     listener = Listener()
-    found = dict(spread(work, [1, 2, 3], jobs, listener))
+    found = dict(spread(work, [1, 2, 3], count, listener))
     assert {task: result[0] for task, result in found.items()} == {1: 1, 2: 2, 3: 3}
     assert listener.steps == 6
     assert listener.labels == {"task 1", "task 2", "task 3"}
-    assert (os.getpid() in {process for _, process, _ in found.values()}) == (jobs == 1)
+    assert (os.getpid() in {process for _, process, _ in found.values()}) == (count == 1)
     assert {threads for _, _, threads in found.values()} == {1}
 
 
@@ -70,6 +72,18 @@ def test_finished_tasks_are_kept_when_the_caller_stops():
     assert next(tasks)[0] == 1
     with pytest.raises(KeyboardInterrupt):
         tasks.throw(KeyboardInterrupt)
+
+
+def test_without_memory_for_a_thread_nothing_waits_for_ever(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(multiprocessing.queues.Queue, "_start_thread", start)
+    monkeypatch.setattr(jobs, "SECONDS", 0.1)
+    before = multiprocessing.active_children()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(spread(work, [1, "endless"], 2, Listener()))
+    assert not {*multiprocessing.active_children()}.difference(before)
 
 
 def test_a_processor_does_one_run_at_a_time_by_default_or_a_small_one_for_each_thread():

@@ -55,7 +55,7 @@ def nothing_is_built(monkeypatch):
         ({"blocks": "1" * 5000}, "blocks: expected layers as"),
         ({"blocks": "900"}, "blocks: the checkpoint has 37 tensors, too few for 900 different layers"),
         ({"vocab_size": math.nan}, "vocab_size: expected a whole number, got nan"),
-        ({"id2label": 5}, "path_or_id: its config.json describes no model"),
+        ({"id2label": 5}, "id2label: expected a name for each of 0, 1, 2..., got 5"),
         ({"make_pooling": 5}, "config: it has no field 'make_pooling'"),
         ({"position": "t5", "position_options": {"max_distance": 10**9}}, "max_distance: expected at most 1048576"),
     ],

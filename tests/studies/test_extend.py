@@ -14,6 +14,7 @@ import whereformer
 from tests.failing import fails
 from whereformer.cli.main import main
 from whereformer.errors import InputError
+from whereformer.lab.training import manifest
 from whereformer.studies.extend import run, training
 from whereformer.studies.extend.checkpoint import extended, learned, load_encoder
 from whereformer.studies.extend.results import ExtendResults
@@ -138,7 +139,8 @@ def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words
     assert not torch.allclose(student.vectors([long]), student.vectors([other]), atol=1e-4)
 
 
-def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents, tmp_path, monkeypatch):
+def interrupt(monkeypatch, options):
+    """Extend an encoder, and interrupt that in the fourth step."""
     steps = iter(range(3))
 
     def stop(*arguments):
@@ -146,12 +148,16 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
             raise KeyboardInterrupt
         return training.train_step(*arguments)
 
-    monkeypatch.setattr(run, "train_step", stop)
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "train_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            whereformer.extend(**options)
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents, tmp_path, monkeypatch):
     options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out", "quiet": True}
-    with pytest.raises(KeyboardInterrupt):
-        whereformer.extend(**options)
-    monkeypatch.undo()
-    with pytest.raises(InputError, match="it was saved with other seed"):
+    interrupt(monkeypatch, options)
+    with pytest.raises(InputError, match="holds results with seed 0, not 1"):
         whereformer.extend(**options, seed=1)
     results = whereformer.extend(**options)
     assert (results.losses, results.curve) == (finished[1].losses, finished[1].curve)
@@ -161,6 +167,32 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
     assert whereformer.extend(**options) == results
     with pytest.raises(InputError, match="holds results with seed 0, not 1"):
         whereformer.extend(**options, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("model.safetensors", b"", "model.safetensors was changed"),
+        ("model.safetensors", None, "model.safetensors cannot be loaded ("),
+        ("optimizer.pt", None, "optimizer.pt cannot be loaded ("),
+        ("state.json", b'{"step": 3, "curve": []}', "state.json cannot be loaded (curve: expected one up to step 3)"),
+        ("manifest.json", b"{", "its manifest.json cannot be read"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(
+    name, content, reason, finished, model, documents, tmp_path, monkeypatch, capsys
+):
+    options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out"}
+    interrupt(monkeypatch, options)
+    file = tmp_path / "out" / "checkpoint" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content is None else content)
+    if "was changed" not in reason and name != "manifest.json":
+        manifest.write(file.parent, manifest.facts(file.parent))
+    results = whereformer.extend(**options)
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"passing over checkpoint: {reason}" in told
+    assert told.count("Starting again from the first step") == 1
+    assert (results.losses, results.curve) == (finished[1].losses, finished[1].curve)
 
 
 def test_training_brings_documents_near_their_passages(model, documents, tmp_path):

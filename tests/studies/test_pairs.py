@@ -4,10 +4,11 @@ import errno
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 
-from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
+from tests.data.harm import DAMAGE, contents, damage, only_folder, rewrite, stop_before_the_end
 from tests.data.told import Told
 from tests.studies.parallel_text import pairs as some_pairs
 from tests.studies.test_parallel import held_out_in_memory
@@ -103,6 +104,16 @@ def test_a_damaged_cache_is_noticed_and_mended(data, tmp_path, name, kind):
     assert name in told.lines[0]
     assert contents(tmp_path / "cache") == before
     assert len(encoded.training) == len(encoded.training.lengths) == 288
+
+
+def test_ids_beyond_the_vocabulary_are_encoded_again_although_the_hash_fits(data, tmp_path):
+    made(data, tmp_path / "cache")
+    before = contents(tmp_path / "cache")
+    folder = only_folder(tmp_path / "cache")
+    rewrite(folder, "training.ids", np.uint16, lambda ids: ids + 60_000)
+    _, told = made(data, tmp_path / "cache")
+    assert "training.ids: expected ids from and below" in told.lines[0]
+    assert contents(tmp_path / "cache") == before
 
 
 def test_another_text_or_vocabulary_has_an_entry_of_its_own(data, tmp_path):

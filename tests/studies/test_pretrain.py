@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
@@ -32,6 +32,7 @@ from whereformer.lab.training import manifest
 from whereformer.lab.training.folder import Folder
 from whereformer.lab.training.loading import loading_problem
 from whereformer.lab.training.long_run import LongTrainer
+from whereformer.lab.training.optimizer import build_optimizer, build_schedule
 from whereformer.studies.pretrain import pretraining
 from whereformer.studies.pretrain import text as pretraining_text
 from whereformer.studies.pretrain.results import PretrainResults
@@ -336,7 +337,7 @@ def test_a_checkpoint_of_other_settings_does_not_count(copy):
     assert again.newest_checkpoint() == copy / NEWEST
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json", "rng_state.pth", "scheduler.pt"])
 def test_a_checkpoint_that_fits_its_manifest_but_cannot_be_loaded_is_passed_over(name, text, finished, copy, capsys):
     shutil.rmtree(copy / "model")
     file = copy / NEWEST / name
@@ -349,24 +350,77 @@ def test_a_checkpoint_that_fits_its_manifest_but_cannot_be_loaded_is_passed_over
     assert without_time(again) == without_time(results_of(finished))
 
 
+def altered(file, change):
+    """Change what a file of a checkpoint holds, as somebody would who knows its format."""
+    if file.suffix == ".json":
+        state = json.loads(file.read_text())
+        change(state)
+        file.write_text(json.dumps(state))
+    elif file.suffix == ".safetensors":
+        state = load_file(file)
+        change(state)
+        save_file(state, file, {"format": "pt"})
+    else:
+        state = torch.load(file, weights_only=False)
+        change(state)
+        torch.save(state, file)
+
+
+def not_finite(state):
+    return {name: value * torch.nan for name, value in state.items()}
+
+
+def first_of(state):
+    return next(name for name in state if name != "step")
+
+
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("name", "change", "reason"),
     [
-        (lambda state: state["param_groups"].pop(), "not the model's"),
-        (lambda state: state["state"][0].update(exp_avg=torch.zeros(3)), "has shape (3,), not the parameter's"),
+        ("model.safetensors", lambda state: state.pop(first_of(state)), " is missing"),
+        ("model.safetensors", lambda state: state.update(more=torch.zeros(2)), "more is not as in this training"),
+        ("model.safetensors", lambda state: state.update({first_of(state): torch.zeros(3)}), " is not as in this"),
+        (
+            "model.safetensors",
+            lambda state: state.update({name: value.bfloat16() for name, value in state.items()}),
+            " is not as in this",
+        ),
+        (
+            "model.safetensors",
+            lambda state: state.update({first_of(state): state[first_of(state)] * torch.nan}),
+            " is not as in this",
+        ),
+        ("optimizer.pt", lambda state: state["param_groups"].pop(), "different number of parameter groups"),
+        ("optimizer.pt", lambda state: state["param_groups"][0].pop("lr"), "param_groups[0] is not as in this"),
+        ("optimizer.pt", lambda state: state["param_groups"][0].update(eps="1"), "param_groups[0]['eps'] is not"),
+        ("optimizer.pt", lambda state: state["state"][0].update(exp_avg=torch.zeros(3)), "parameter 0['exp_avg'] is"),
+        ("optimizer.pt", lambda state: state["state"][0].pop("exp_avg"), "parameter 0 is not as in this training"),
+        ("optimizer.pt", lambda state: state["state"][0].update(step=torch.zeros(2)), "parameter 0['step'] is not"),
+        ("optimizer.pt", lambda state: state["state"].update({999: {}}), "it has the states of other parameters"),
+        ("scheduler.pt", lambda state: state.update(base_lrs=[]), "the schedule['base_lrs'] is not"),
+        ("scheduler.pt", lambda state: state.update(last_epoch=-5), "it is of step -5"),
+        ("scheduler.pt", lambda state: state.update(step=3), "step is not as in this training"),
+        ("rng_state.pth", lambda state: state.update(cpu=state["cpu"][:10]), "RNG state"),
+        ("rng_state.pth", lambda state: state.update(python=(3, (1, 2), None)), "state vector is the wrong size"),
+        ("rng_state.pth", lambda state: state.pop("numpy"), "'numpy'"),
+        ("trainer_state.json", lambda state: state.update(global_step="x"), "global_step: expected int, got 'x'"),
+        ("trainer_state.json", lambda state: state.update(global_step=5), "it is of step 5"),
+        ("trainer_state.json", lambda state: state["log_history"][0].pop("step"), "expected a step in each entry"),
+        ("trainer_state.json", lambda state: state["log_history"][0].update(loss=[]), "loss: expected float, got []"),
     ],
 )
-def test_an_optimizer_of_another_model_is_refused(change, reason, tmp_path):
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    state = optimizer.state_dict()
-    torch.save(state, tmp_path / "optimizer.pt")
-    assert loading_problem(tmp_path, model, optimizer) is None
-    change(state)
-    torch.save(state, tmp_path / "optimizer.pt")
-    assert reason in loading_problem(tmp_path, model, optimizer)
+def test_a_checkpoint_whose_files_do_not_load_is_not_used(name, change, reason, copy):
+    model = EncoderForMaskedLM.from_pretrained(copy / "model")
+
+    def problem_of():
+        optimizer = build_optimizer(model, 0.01)
+        return loading_problem(copy / NEWEST, 6, model, optimizer, build_schedule(optimizer, "linear", 1, 6))
+
+    assert problem_of() is None
+    altered(copy / NEWEST / name, change)
+    problem = problem_of()
+    assert problem.startswith(f"{name} cannot be loaded (")
+    assert reason in problem
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_with_the_same_bits(text, finished, copy, capsys):
@@ -476,8 +530,8 @@ def test_a_resume_opens_pickles_only_for_their_tensors(text, copy, monkeypatch):
 
     monkeypatch.setattr(torch, "load", load)
     run(text, copy)
-    # What has a shape is first tried, then loaded.
-    expected = ("optimizer.pt", "optimizer.pt", "rng_state.pth", "scheduler.pt", "scheduler.pt")
+    # All is first tried, then loaded.
+    expected = [name for name in ("optimizer.pt", "rng_state.pth", "scheduler.pt") for _ in range(2)]
     assert sorted(opened) == [(name, True) for name in expected]
     assert not list(copy.rglob("*.bin"))
 

@@ -76,6 +76,8 @@ def _failed(error: Exception, command: Any) -> int:
         return fail(_with_option(error, command))
     if isinstance(error, RuntimeError) and ranks.another_failed():
         return 2  # the connection to a process was lost that has failed, and has said why
+    if ranks.lost_another(error):
+        return fail("another process of this run ended unexpectedly; the same command continues")
     if isinstance(error, MemoryError) or any(part in str(error) for part in NO_MEMORY):
         return fail(f"not enough memory for these sizes ({str(error) or type(error).__name__})")
     text = f"whereformer {__version__}\n{sys.argv}\n\n{''.join(traceback.format_exception(error))}"

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ LOT = 128
 """Number of pages that are encoded at a time, by all processors. Encoded pages take a hundred bytes per token."""
 STREAMS = ("training.ids", "held_out.ids")
 
+Encoded = TypeVar("Encoded")
 Facts = dict[str, list[int]]
 """Numbers about what a folder holds."""
 
@@ -61,28 +62,35 @@ class Cache:
     """A folder of this process alone to encode into, if the cache is not to change."""
     progress: Progress = field(default_factory=Progress)
 
-    def entry(self, kind: str, key: Sequence[str], fill: Callable[[Path], Facts]) -> tuple[Path, Facts]:
-        """Return a folder with what was encoded, and numbers about it. It is filled if it is missing or damaged.
+    def entry(
+        self,
+        kind: str,
+        key: Sequence[str],
+        fill: Callable[[Path], Facts],
+        open_filled: Callable[[Path, Facts], Encoded],
+    ) -> Encoded:
+        """Open a folder with what was encoded. It is filled if it is missing or damaged, or cannot be opened.
 
         Of several processes of a run, only the main one fills a folder that they share.
 
         Args:
             kind: the beginning of the folder's name.
             key: what decides what it holds.
-            fill: writes all files into an empty folder, and returns the numbers.
+            fill: writes all files into an empty folder, and returns numbers about it.
+            open_filled: opens a folder with these numbers; it raises a ValueError if they do not fit the files.
 
         Raises:
             InputError: if it can't be written, or another command is writing to it; and what ``fill`` raises.
         """
         folder = self.folder / f"{kind}-{fingerprint([FORMAT, *key])}"
-        facts = self._opened(folder)
-        if facts is None:
+        found = self._opened(folder, open_filled)
+        if found is None:
             folder = folder if self.scratch is None else self.scratch / folder.name
-            facts = self._filled(folder, fill)
-        return folder, facts
+            found = self._filled(folder, fill, open_filled)
+        return found
 
-    def _opened(self, folder: Path) -> Facts | None:
-        """Return the numbers if the folder is there and undamaged, else None. Every byte is checked."""
+    def _opened(self, folder: Path, open_filled: Callable[[Path, Facts], Encoded]) -> Encoded | None:
+        """Open the folder if it is there and undamaged, else return None. Every byte is checked."""
         if not folder.exists():
             return None
         try:
@@ -92,19 +100,21 @@ class Cache:
             for name, expected in found.files.items():
                 if _hash(folder / name) != expected:
                     raise ValueError(f"{name} is not what was written")
+            return open_filled(folder, found.facts)
         except (OSError, ValueError) as error:
             self.progress.line(f"{folder} is damaged ({error}); encoding it again")
             return None
-        return found.facts
 
-    def _filled(self, folder: Path, fill: Callable[[Path], Facts]) -> Facts:
+    def _filled(
+        self, folder: Path, fill: Callable[[Path], Facts], open_filled: Callable[[Path, Facts], Encoded]
+    ) -> Encoded:
         partial = folder.with_name(f"{folder.name}.partial")
         with self._locked(partial) as lock:
             try:
                 # Another command may have filled it while this one waited for its text.
-                facts = self._opened(folder)
-                if facts is not None:
-                    return facts
+                found = self._opened(folder, open_filled)
+                if found is not None:
+                    return found
                 for left in partial.iterdir():  # by a command that was killed
                     if left.name != ".lock":
                         left.unlink()
@@ -119,7 +129,7 @@ class Cache:
                 raise InputError("cache", f"cannot write {partial}: {error.strerror or error}") from None
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-        return facts
+        return open_filled(folder, facts)
 
     def _locked(self, folder: Path) -> AbstractContextManager[Any]:
         """Create a folder, and keep other commands from writing to it."""
@@ -221,13 +231,16 @@ def open_or_encode(
                     stream.write(packed((*page.ids, vocabulary.sep), width))
                     number += 1
         check_unchanged(text, seen)
-        return {file.name: open_stream(file, width).counts(vocabulary.size).tolist() for file in files}
+        return {}
+
+    def open_filled(folder: Path, facts: Facts) -> EncodedText:
+        tokenizer, vocabulary, files = opened(folder)
+        training, held_out = (open_stream(file, width_of(vocabulary.size)) for file in files)
+        counts = torch.stack([stream.counts(vocabulary.size) for stream in (training, held_out)])
+        return EncodedText(training, held_out, counts, tokenizer, vocabulary)
 
     key = [seen.summary.fingerprint, choice.setting]
-    folder, facts = Cache(cache, scratch, text.progress).entry("ids", key, fill)
+    found = Cache(cache, scratch, text.progress).entry("ids", key, fill, open_filled)
     if scratch is None:
         remember(text, seen, cache)
-    tokenizer, vocabulary, files = opened(folder)
-    training, held_out = (open_stream(file, width_of(vocabulary.size)) for file in files)
-    counts = torch.tensor([facts[name] for name in STREAMS])
-    return EncodedText(training, held_out, counts, tokenizer, vocabulary)
+    return found

@@ -329,7 +329,7 @@ def _run_varlen(
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute :func:`attention_varlen`; ``cu_seqlens`` are those of queries and of keys."""
-    by_triton = backend == "triton" or (backend == "auto" and value.device.type != "cpu")
+    by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
     given = varlen.as_batch(query, key, value, terms, *cu_seqlens, options, by_triton)
     output, lse = _run(given.checked(return_lse), backend)
     return varlen.as_rows(output), None if lse is None else varlen.as_rows(lse)

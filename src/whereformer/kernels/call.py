@@ -637,7 +637,7 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
         return ()
     if isinstance(terms, Term):
         raise TypeError(f"terms: expected a sequence of terms, got a single {type(terms).__name__}; write (term,)")
-    if not isinstance(terms, Iterable):
+    if not isinstance(terms, Iterable) or isinstance(terms, Tensor):
         raise TypeError(f"terms: expected a sequence of terms, got {type(terms).__name__}")
     terms = tuple(terms)
     for term in terms:

@@ -30,6 +30,8 @@ ARRIVAL = timedelta(seconds=50)
 MOST_PROCESSES = 2**16
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
 
+LOST = ("gloo/transport", "remote process exited", "Connection closed by peer", "Connection reset by peer")
+"""Parts of the errors of torch.distributed about processes that are gone."""
 _joined: dict[str, Any] = {}
 """The "store" where processes count failures and, where gradients don't travel over the CPU, the "group" that does."""
 
@@ -157,6 +159,11 @@ def is_first_to_fail() -> bool:
 def another_failed() -> bool:
     """Return whether another process of this run has failed."""
     return bool(_joined) and _failures(0) != 0
+
+
+def lost_another(error: Exception) -> bool:
+    """Return whether an error is that of a connection to a process which has ended without a word, as if killed."""
+    return bool(_joined) and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)
 
 
 def _failures(more: int) -> int | None:

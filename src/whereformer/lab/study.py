@@ -173,12 +173,14 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
 
 def _option(field: Field[Any], hint: Any, value: Any) -> Any:
     """Return the value of an option as its dataclass takes it."""
-    several = isinstance(value, Sequence) and not isinstance(value, str)
+    several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         if type(value) is kind or (get_origin(kind) is Literal and value in get_args(kind)):
             return value
         if get_origin(kind) is tuple and (several or isinstance(value, str | Path)):
-            return tuple(map(get_args(kind)[0], value if several else [value]))
+            listed, of = value if several else [value], get_args(kind)[0]
+            if of is str or all(isinstance(each, str | Path) for each in listed):
+                return tuple(map(of, listed))
         if kind is Path and isinstance(value, str | Path):
             return Path(value)
         if kind is float and type(value) is int:

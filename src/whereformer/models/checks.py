@@ -194,16 +194,22 @@ def check_labels(entries: Mapping[str, Any]) -> None:
     transformers calls a method of the number, or makes as many names, before it looks at anything else.
     """
     count = entries.get("num_labels")
-    if count is None:
-        return
-    if not isinstance(count, int) or isinstance(count, bool):
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
         raise InputError("num_labels", f"expected a whole number, got {shown(count)}")
-    if not 0 <= count <= MOST_LABELS:
+    if count is not None and not 0 <= count <= MOST_LABELS:
         raise InputError("num_labels", f"expected a number from 0 to {MOST_LABELS}, got {shown(count)}")
+    names = entries.get("id2label")
+    if names is not None and not (isinstance(names, Mapping) and all(str(key).isdecimal() for key in names)):
+        raise InputError("id2label", f"expected a name for each of 0, 1, 2..., got {shown(names)}")
 
 
-def check_implementation(extra: Mapping[str, Any]) -> None:
-    """Raise an InputError if one of transformers' attention functions is asked for, which our models do not call."""
+def check_inherited(config: Any, extra: Mapping[str, Any]) -> None:
+    """Raise an InputError for a bad value of a field of transformers' configurations: labels, dtype, attention."""
+    check_labels({**extra, "id2label": config.id2label})
+    dtype = getattr(torch, config.dtype, None) if isinstance(config.dtype, str) else config.dtype
+    if config.dtype is not None and not isinstance(dtype, torch.dtype):
+        raise InputError("dtype", f"expected a dtype of torch, or the name of one, got {shown(config.dtype)}")
+    # One of transformers' attention functions, which our models do not call.
     asked = extra.get("attn_implementation")
     if asked not in (None, "eager"):
         raise InputError(

@@ -19,9 +19,8 @@ from .checks import (
     check_bounds,
     check_choices,
     check_fields,
-    check_implementation,
+    check_inherited,
     check_kinds,
-    check_labels,
     check_position,
     set_unknown_apart,
     width_of_heads,
@@ -200,8 +199,7 @@ class EncoderConfig(PreTrainedConfig):
         check_fields(self, kwargs)
         kwargs |= loaded
         check_kinds(self, kwargs)
-        check_labels(kwargs)
-        check_implementation(kwargs)
+        check_inherited(self, kwargs)
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")

@@ -96,8 +96,12 @@ def position_names(
     """
     if acts_on is not None and acts_on not in ACTS_ON:
         raise InputError("acts_on", f"expected one of {', '.join(ACTS_ON)}, got {shown(acts_on)}")
+    if not isinstance(pattern, str | None):
+        raise InputError("pattern", f"expected a text such as 'rope*', got {shown(pattern)}")
     names = [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
     for attribute, wanted in (("extrapolates", extrapolates), ("shift_invariant", shift_invariant)):
+        if not isinstance(wanted, bool | None):
+            raise InputError(attribute, f"expected True, False or None, got {shown(wanted)}")
         if wanted is not None:
             names = [name for name in names if getattr(method_class(name), attribute) == wanted]
     return names if acts_on is None else [name for name in names if acts_on in method_class(name).acts_on]
@@ -192,6 +196,8 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     sizes = {option: options.pop(option) for option in _SIZES & options.keys()}
     model = ModelShape.of(hidden_size=hidden_size, num_heads=num_heads, **sizes)
     if isinstance(name, type):
+        if not issubclass(name, Position):
+            raise InputError("position", f"expected a method's name or a class of Position, got {name.__name__}")
         named = {name.__name__: name}
         places = [[name.__name__]]
     else:

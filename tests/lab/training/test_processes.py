@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from tests.studies import parallel_text
 from tests.studies.conftest import text  # noqa: F401 - a fixture
 from tests.studies.finetuning import save_glue, save_model, save_words
 from tests.studies.trainings import TINY_ENCODER, same, weights
+from whereformer.cli.ending import ending
 from whereformer.cli.main import main
+from whereformer.lab import ranks
 from whereformer.positions import position_names
 
 ENCODER = ["--device=cpu", *TINY_ENCODER, "--steps=4", "--every=2", "--learning-rate=0.01"]
@@ -195,6 +198,42 @@ def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_proces
     assert same(weights(tmp_path / "two"), weights(tmp_path / "whole"))
     main([*options, str(tmp_path / "one")])
     assert results(tmp_path / "one")["step"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["translate", "finetune"])
+def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(name, tmp_path):
+    if name == "translate":
+        command = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
+    else:
+        glue = save_glue(tmp_path / "glue", "cola", rows=21)
+        command = ["finetune", f"--model={save_model(tmp_path / 'model')}", f"--data={glue}", "--task=cola", *TUNING]
+    command += ["--out", str(tmp_path / "out")]
+    file = str(tmp_path / "out" / "results.json")
+    script = tmp_path / "killed.py"
+    # Of fine-tunings, the first one is complete then.
+    script.write_text(AT_STEP_3.format(happens=f"os.path.exists({file!r}) and os.kill(os.getpid(), signal.SIGKILL)"))
+    ended = launched([str(script)], *command)
+    assert ended.returncode != 0
+    # torchrun may end the process before it says anything.
+    said = [line for line in ended.stderr.splitlines() if "whereformer:" in line]
+    line = "whereformer: another process of this run ended unexpectedly; the same command continues"
+    assert said in ([], [line])
+    continued = launched([str(Path(sys.executable).with_name("whereformer"))], *command)
+    assert continued.returncode == 0, continued.stderr
+    assert ("continuing after step 2" if name == "translate" else "1 of 2 runs are already done") in continued.stdout
+
+
+def test_the_error_of_a_lost_connection_is_a_line(monkeypatch, capsys):
+    def lost():
+        monkeypatch.setattr(ranks, "_joined", {"store": SimpleNamespace(add=lambda name, more: more)})
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:21726: Connection reset by peer")
+
+    with pytest.raises(SystemExit) as stop, ending():
+        lost()
+    assert stop.value.code == 2
+    line = "whereformer: another process of this run ended unexpectedly; the same command continues\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.slow

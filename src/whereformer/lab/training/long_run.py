@@ -136,9 +136,9 @@ class LongTraining(ABC, Generic[Kind]):
         """Return callbacks of this training's own."""
         return []
 
-    def unusable(self, folder: Folder[Kind], step: int) -> str | None:
-        """Return a further reason why a step's checkpoint can't be used, or None."""
-        return None
+    def unusable(self, folder: Folder[Kind], step: int, model: nn.Module) -> str | None:
+        """Return why a step's checkpoint, which is what its manifest says, can't be used by a model; or None."""
+        return loading_problem(folder.checkpoint(step), step, model, *self.optimizer(model))
 
     def finished(self, model: Any, folder: Folder[Kind], results: Kind) -> tuple[PreTrainedModel, Kind]:
         """Return the model to save, and the results with what is known after training."""
@@ -370,11 +370,7 @@ def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress, re
     start = folder.kind(**plan, settings=folder.settings, text=long.text.facts, **provenance(long.device))
     if ranks.is_main():
         folder.claim(start)
-
-    def unusable(step: int) -> str | None:
-        return long.unusable(folder, step) or loading_problem(folder.checkpoint(step), model, long.optimizer(model)[0])
-
-    checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(unusable))
+    checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(lambda step: long.unusable(folder, step, model)))
     if folder.passed_over:
         passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
         progress.line(f"passing over {passed}{'' if checkpoint else '. Starting again from the first step'}")

@@ -59,6 +59,15 @@ def problem(folder: Path, facts: Mapping[str, Any], *, alone: bool = False) -> s
     return f"{others[0]} does not belong to it" if alone and others else None
 
 
+def facts(folder: Path) -> dict[str, Any]:
+    """Return what a folder's manifest says that its files are of; nothing if it cannot be read."""
+    try:
+        found = read_json(folder / NAME).get("facts")
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def describe(path: Path) -> dict[str, Any]:
     """Return the size of a file in bytes and its SHA-256."""
     with path.open("rb") as file:

@@ -44,8 +44,8 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     """
     hub = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
     hub_options = {name: options[name] for name in hub if name in options}
-    files = find_weights(path_or_id, **hub_options)
     described = find_config(path_or_id, **hub_options)
+    files = find_weights(path_or_id, **hub_options)
     settings = _settings_of(path_or_id, described)
     _check_kind(described)
     header = read_header(files)

@@ -29,6 +29,9 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         OSError: if there is no config.json.
         InputError: if it holds something else, or the folder has a pipe or a device in it.
     """
+    if not isinstance(path_or_id, str | Path):
+        told = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {shown(path_or_id)}"
+        raise InputError("path_or_id", told)
     check_regular_in("path_or_id", path_or_id)
     try:
         found = PreTrainedConfig.get_config_dict(path_or_id, **hub)[0]

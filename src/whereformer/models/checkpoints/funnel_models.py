@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import FunnelConfig, PreTrainedModel
 from transformers.models.funnel import modeling_funnel
 
-from ...errors import InputError
+from ...errors import InputError, shown
 from ..blocks import parse_blocks
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
@@ -96,15 +96,14 @@ def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: An
         ValueError: if a weight is missing; the message names it.
     """
     kernel, inner, words = "attn_layers.0.r_kernel", "pffn_layers.0.pffn.0.bias", "input_layer.0.lookup_table"
-    for name in (kernel, inner, words):
-        if name not in state:
+    if not isinstance(state, Mapping):
+        raise InputError("state", f"expected a state dict, got {shown(state)}")
+    for name, dimensions in ((kernel, 3), (inner, 1), (words, 2)):
+        if not isinstance(state.get(name), Tensor) or state[name].dim() != dimensions:
             raise InputError("state", f"it has no {name!r}, so it is not of the authors' model")
     width, heads, head_dim = state[kernel].shape
     sizes = {"d_model": width, "n_head": heads, "d_head": head_dim, "block_sizes": [1]}
-    sizes["vocab_size"], sizes["d_inner"] = (
-        len(state[words]),
-        len(state[inner]),
-    )
+    sizes["vocab_size"], sizes["d_inner"] = len(state[words]), len(state[inner])
     config = EncoderConfig.from_dict({**funnel_config(sizes, decoder=False), "blocks": blocks, **options})
     model = Encoder(config)
     model.load_state_dict(from_funnel(from_authors(state, config), config))

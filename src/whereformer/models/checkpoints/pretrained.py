@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from ...errors import InputError, one_line
+from ...errors import InputError, one_line, shown
 from ...positions import describe, layer_pattern, method_names, own_name
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
@@ -72,10 +72,13 @@ def load_pretrained(
             compared before any memory is taken.
         OSError: if there is no such checkpoint, or it has no readable safetensors.
     """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError("dtype", f"expected a floating dtype of torch, got {shown(dtype)}")
     source = source_of(find_config(path_or_id), model_class, options)
-    build = model_class or source.built_as
-    if build.base_model_prefix != Encoder.base_model_prefix:
-        raise TypeError(f"model_class: expected Encoder or a model that has one, got {build.__name__}")
+    build = source.built_as if model_class is None else model_class
+    if getattr(build, "base_model_prefix", None) != Encoder.base_model_prefix:
+        name = getattr(build, "__name__", shown(build))
+        raise TypeError(f"model_class: expected Encoder or a model that has one, got {name}")
     config = EncoderConfig.from_dict(_changed(source.fields, position, options))
     before = source.fields.get("position", "learned")
     relabeled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels

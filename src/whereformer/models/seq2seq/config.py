@@ -15,9 +15,8 @@ from ..checks import (
     check_bounds,
     check_choices,
     check_fields,
-    check_implementation,
+    check_inherited,
     check_kinds,
-    check_labels,
     check_position,
     set_unknown_apart,
     width_of_heads,
@@ -129,8 +128,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         check_fields(self, kwargs)
         kwargs |= loaded
         check_kinds(self, kwargs)
-        check_labels(kwargs)
-        check_implementation(kwargs)
+        check_inherited(self, kwargs)
         check_position(self, "position", self.encoder_layers, self.decoder_layers)
         check_position(self, "cross_position", self.decoder_layers)
         check_bounds(self, BOUNDS)

@@ -153,7 +153,9 @@ class ExtendJob:
     ) -> TrainingState:
         """Train the student from the checkpoint, if there is one, and return what its training was like."""
         optimizer = optimizer_of(student)
-        state = TrainingState.load(checkpoint, student, optimizer, facts)
+        state, problem = TrainingState.load(checkpoint, student, optimizer, facts)
+        if problem is not None:
+            progress.line(f"passing over {checkpoint.name}: {problem}. Starting again from the first step")
         if state.step:
             progress.line(f"continuing after step {state.step}")
         bank = bank_of(teacher, windows, self.seed)

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_model, save_model
 
-from ...errors import InputError
 from ...files import new_folder
-from ...lab.json_files import from_json, read_json, write_json
+from ...lab.json_files import check_that, from_json, read_json, write_json
+from ...lab.store import refuse_other_settings
 from ...lab.training import manifest
+from ...lab.training.loading import file_problem, optimizer_problem, weights_problem
 from .checkpoint import SentenceEncoder
 from .results import Judged
+from .training import optimizer_of
 
-WEIGHTS, FACTS = "state.safetensors", "state.json"
+WEIGHTS, OPTIMIZER, FACTS = "model.safetensors", "optimizer.pt", "state.json"
 
 
 @dataclass
@@ -40,37 +41,45 @@ class TrainingState:
         self, folder: Path, student: SentenceEncoder, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
     ) -> None:
         """Write a checkpoint, completely or not at all."""
-        tensors = {f"model.{name}": weights for name, weights in student.model.state_dict().items()}
-        for index, moments in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
         with new_folder(folder) as partial:
-            save_file({name: value.contiguous().clone() for name, value in tensors.items()}, partial / WEIGHTS)
+            save_model(student.model, str(partial / WEIGHTS))
+            torch.save(optimizer.state_dict(), partial / OPTIMIZER)
             write_json(partial / FACTS, asdict(self))
             manifest.write(partial, settings)
 
     @classmethod
     def load(
         cls, folder: Path, student: SentenceEncoder, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
-    ) -> TrainingState:
-        """Load a checkpoint into the student and its optimizer; without one, return the state of the beginning.
+    ) -> tuple[TrainingState, str | None]:
+        """Load a checkpoint into the student and its optimizer.
+
+        Returns:
+            The state, and why the checkpoint is passed over, if it is. Then, and without one, the state is that of the
+            beginning.
 
         Raises:
-            InputError: if the checkpoint is damaged, or of other settings.
+            InputError: if the checkpoint is of other settings.
         """
         if not folder.exists():
-            return cls()
-        problem = manifest.problem(folder, settings)
+            return cls(), None
+        if saved := manifest.facts(folder):
+            refuse_other_settings(folder, saved, settings)
+        problem = (
+            manifest.problem(folder, settings)
+            or weights_problem(folder / WEIGHTS, student.model)
+            or optimizer_problem(folder / OPTIMIZER, optimizer_of(student))
+            or file_problem(folder / FACTS, cls._read)
+        )
         if problem is not None:
-            raise InputError("out", f"{folder} can't be continued: {problem}; choose another folder")
-        tensors = load_file(folder / WEIGHTS)
-        student.model.load_state_dict(_below("model.", tensors))
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, value in _below("optimizer.", tensors).items():
-            index, _, moment = name.partition(".")
-            states.setdefault(int(index), {})[moment] = value
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-        return from_json(cls, read_json(folder / FACTS))
+            return cls(), problem
+        load_model(student.model, folder / WEIGHTS)
+        optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
+        return cls._read(folder / FACTS), None
 
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    @classmethod
+    def _read(cls, file: Path) -> TrainingState:
+        state = from_json(cls, read_json(file))
+        check_that(bool(state.curve) and state.curve[-1].step == state.step, "curve", f"one up to step {state.step}")
+        steps = all(len(values) == state.step for values in state.losses.values())
+        check_that(steps, "losses", f"{state.step} numbers each")
+        return state

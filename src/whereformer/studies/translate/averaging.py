@@ -15,6 +15,7 @@ from ...files import new_folder
 from ...lab import ranks
 from ...lab.training import manifest
 from ...lab.training.folder import Folder
+from ...lab.training.loading import weights_problem
 
 WEIGHTS = "model.safetensors"
 """The file of a checkpoint's weights."""
@@ -47,18 +48,23 @@ class Averaging(TrainerCallback):
                 shutil.copyfile(self.folder.checkpoint(step) / WEIGHTS, partial / WEIGHTS)
                 manifest.write(partial, self._facts(step))
 
-    def problem(self, newest: int) -> str | None:
-        """Return why the weights up to a checkpoint are not all here, or None if they are.
+    def problem(self, newest: int, model: nn.Module) -> str | None:
+        """Return why the weights up to a checkpoint are not all here, or None if they are, and the model's.
 
         Those that are missing or damaged are copied again if their checkpoints still are there.
         """
-        for step in sorted(self.steps):
-            if step <= newest and (reason := manifest.problem(self.place(step), self._facts(step))) is not None:
-                if self.folder.problem(step) is not None:
-                    return f"the average also needs averaging/{self.place(step).name}, but {reason}"
+        for step in sorted(step for step in self.steps if step <= newest):
+            if self._problem(step, model) is not None and self.folder.problem(step) is None:
                 # The run may have stopped after saving the checkpoint and before copying it.
                 self.keep(step)
+            if (reason := self._problem(step, model)) is not None:
+                return f"the average also needs averaging/{self.place(step).name}, but {reason}"
         return None
+
+    def _problem(self, step: int, model: nn.Module) -> str | None:
+        return manifest.problem(self.place(step), self._facts(step)) or weights_problem(
+            self.place(step) / WEIGHTS, model
+        )
 
     def place(self, step: int) -> Path:
         """Return the folder for the weights after a step."""

@@ -328,11 +328,16 @@ def open_or_encode(
         return {}
 
     key = [seen.summary.fingerprint, str(seen.summary.documents), str(vocab_size)]
-    folder, _ = Cache(cache, scratch, text.progress).entry("pairs", key, fill)
+    found = Cache(cache, scratch, text.progress).entry("pairs", key, fill, _open)
     if scratch is None:
         remember(text, seen, cache)
+    return found
+
+
+def _open(folder: Path, facts: Facts) -> EncodedPairs:
     tokenizer = subwords.load(folder / "tokenizer.json")
-    training, held_out = (open_rows(folder, name, width_of(len(tokenizer)), 2) for name in PARTS)
+    lines = [(0, len(tokenizer))] * 2
+    training, held_out = (open_rows(folder, name, width_of(len(tokenizer)), *lines) for name in PARTS)
     return EncodedPairs(training, held_out, tokenizer)
 
 

@@ -125,8 +125,8 @@ class TranslatorTraining(LongTraining[TranslationResults]):
     def callbacks(self, folder: Folder[TranslationResults]) -> list[TrainerCallback]:
         return [Averaging(folder, self.averaged_steps)]
 
-    def unusable(self, folder: Folder[TranslationResults], step: int) -> str | None:
-        return Averaging(folder, self.averaged_steps).problem(step)
+    def unusable(self, folder: Folder[TranslationResults], step: int, model: nn.Module) -> str | None:
+        return super().unusable(folder, step, model) or Averaging(folder, self.averaged_steps).problem(step, model)
 
     def finished(
         self, model: Any, folder: Folder[TranslationResults], results: TranslationResults

@@ -1,0 +1,145 @@
+"""Strange values for every argument of the public functions: they work, or an error of ours names the argument."""
+
+import contextlib
+import inspect
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+import whereformer
+from whereformer import GridPositions, Positions, attention
+from whereformer.errors import InputError
+from whereformer.lab import study
+from whereformer.studies import STUDIES, options
+
+B, H, N, D = 1, 2, 4, 8
+STRANGE = [
+    *(None, "", b"x", -1, 0, 1, 2**31, 2**63, 10**30, 1.5, math.inf, -math.inf, math.nan, True, [], {}, (), [None]),
+    *("x\0y", "a" * 5000, "\ud800", {"a": 1}, object(), int, len, torch.zeros(0), torch.zeros((), dtype=torch.bool)),
+    *(torch.zeros(3, dtype=torch.int8), torch.full((2, 2), math.nan), torch.zeros(2, 3, 4, 5, 6)),
+    torch.zeros(B, H, N, D, dtype=torch.complex64),
+]
+
+
+def heads(*shape):
+    return torch.randn(B, H, *shape)
+
+
+def in_attention(term):
+    """A function that makes a term of arguments and attends with it."""
+
+    def call(**given):
+        return attention(heads(N, D), heads(N, D), heads(N, D), [term(**given)])
+
+    return call
+
+
+def bert():
+    sizes = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 16, "max_position_embeddings": 32}
+    return BertModel(BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2, "blocks": "1"}
+    whereformer.EncoderForMaskedLM(whereformer.EncoderConfig(**sizes)).save_pretrained(folder)
+    return folder
+
+
+CONTENT = {name: lambda: heads(N, D) for name in ("query", "key", "value")}
+ROWS = {name: lambda: torch.randn(N, H, D) for name in ("query", "key", "value")}
+GRIDS = {name: lambda: GridPositions(2, 2) for name in ("queries", "keys")}
+TABLE = {"table": lambda: torch.randn(H, 5), "first": lambda: -2, "step": lambda: 1}
+WIDE = {**TABLE, "table": lambda: torch.randn(1, 5, D)}
+CALLS = {
+    "attention": CONTENT,
+    "attention_weights": CONTENT,
+    "explain": CONTENT,
+    "attention_varlen": {**ROWS, "cu_seqlens_q": lambda: torch.tensor([0, 2, N], dtype=torch.int32)},
+    "merge_attention": {"outputs": lambda: [heads(N, D)] * 2, "lses": lambda: [heads(N)] * 2},
+    "index_bias": {"table": lambda: torch.randn(H, 5), "index": lambda: torch.zeros(N, N, dtype=torch.long)},
+    "decomposed_offset_keys": {
+        **GRIDS,
+        "query": lambda: heads(N, D),
+        "row_table": lambda: torch.randn(H, 3, D),
+        "column_table": lambda: torch.randn(H, 3, D),
+        "first": lambda: (-1, -1),
+    },
+    "Positions": {"start": lambda: 0, "stride": lambda: 1, "length": lambda: N},
+    "GridPositions": {"rows": lambda: 2, "columns": lambda: 2},
+    "Place": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
+    "DenseBias": {"scores": lambda: heads(N, N)},
+    "DistanceDecay": {"query_levels": lambda: heads(N), "key_levels": lambda: heads(N)},
+    "OffsetBias": TABLE,
+    "OffsetBias2d": {**GRIDS, "table": lambda: torch.randn(H, 3, 3), "first": lambda: (-1, -1)},
+    "OffsetKeys": WIDE,
+    "OffsetQueries": WIDE,
+    "OffsetValues": WIDE,
+    "build_position": {"name": lambda: "tisa", "hidden_size": lambda: 16, "num_heads": lambda: 2},
+    "position_names": {},
+    "attach": {"model": bert, "position": lambda: "tisa"},
+    "detach": {"model": bert},
+    "to_transformers": {"model": bert},
+    "from_authors_weights": {"state": dict, "blocks": lambda: "1"},
+    "load_attached": {"path_or_id": None, "model_class": lambda: BertModel},
+    "load_pretrained": {"path_or_id": None},
+    "EncoderConfig": {},
+    "ElectraPretrainingConfig": {},
+    "Seq2SeqConfig": {},
+}
+
+
+def arguments():
+    """Every function with each of its arguments."""
+    for name, valid in CALLS.items():
+        function = getattr(whereformer, name)
+        if name.endswith("Config"):
+            own = [field.name for field in fields(function)]
+        else:
+            own = [
+                each.name for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD
+            ]
+        yield from ((name, argument) for argument in dict.fromkeys([*valid, *own]))
+
+
+@pytest.mark.parametrize(("name", "argument"), [*arguments()])
+def test_a_strange_value_works_or_is_refused_by_name(name, argument, saved):
+    function = getattr(whereformer, name)
+    if name in ("DenseBias", "DistanceDecay") or name.startswith("Offset"):
+        function = in_attention(function)
+    for value in STRANGE:
+        given = {each: make() if make else saved for each, make in CALLS[name].items()}
+        try:
+            function(**{**given, argument: value})
+        except (TypeError, ValueError, OSError) as error:
+            # Of another argument, if the two do not go together.
+            named = [getattr(error, "field", None), *(each for each in given.keys() | {argument} if each in str(error))]
+            assert any(named), (value, error)  # noqa: PT017  # it need not fail
+        except NotImplementedError:
+            pass
+
+
+def study_options():
+    """Every study with each of its options."""
+    found = {name: options(name) for name in STUDIES}
+    return [(name, field.name) for name, study in found.items() for field in fields(study) if field.name != "out"]
+
+
+@pytest.mark.parametrize(("name", "option"), study_options())
+def test_a_strange_option_of_a_study_is_refused_by_name(name, option, saved, tmp_path, monkeypatch):
+    class CheckedError(Exception):
+        pass
+
+    def check(what, progress):
+        what.job()
+        raise CheckedError
+
+    monkeypatch.setattr(study, "do", check)
+    given = {"model": str(saved)} if name in ("distill_positions", "extend", "finetune") else {}
+    for value in STRANGE:
+        with contextlib.suppress(InputError, CheckedError):
+            getattr(whereformer, name)(**{**given, option: value}, out=tmp_path / "out", quiet=True)
