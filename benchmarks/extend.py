@@ -1,9 +1,9 @@
 """Does an extended sentence encoder find passages in long documents, and is it as good on short texts as it was?
 
-Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended runs/extend/0/model \\
+Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended runs/extend/posts-0 \\
      --documents 20newsgroups/train.parquet --pairs stsb/validation.parquet
 
-``--extended`` are models that `whereformer extend` wrote from --model, such as those of several seeds. For each long
+``--extended`` are folders that `whereformer extend` made from --model, such as those of several seeds. For each long
 document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
 document has the nearest vector of all. The documents' vectors are those of the original as it is, which reads the first
 tokens only; the mean of its vectors of chunks, as long as it can read and shorter; all vectors of the shortest chunks;

@@ -45,6 +45,15 @@ def test_a_study_continues_what_its_folder_has(toy, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "results.json").read_text())["format"] == "count 1"
 
 
+def test_a_page_without_its_own_template_has_sentences_sheets_and_settings(toy, tmp_path):
+    results = function(toy.Count, "count")(out=tmp_path, quiet=True)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for text in (*results.sentences(), '<h2 id="table-1">Parameters of position</h2>', "32,768", "hidden size"):
+        assert text in page
+    assert results.date
+    assert results.machine["torch"]
+
+
 def test_other_settings_and_a_locked_folder_are_refused(toy, tmp_path):
     count = function(toy.Count, "count")
     count(positions="learned", out=tmp_path, quiet=True)

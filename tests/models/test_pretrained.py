@@ -21,6 +21,7 @@ from whereformer import (
     load_pretrained,
     to_transformers,
 )
+from whereformer.errors import InputError
 
 MODELS = ["Model", "BaseModel", *(f"For{task}" for task in ("MaskedLM", "PreTraining", "SequenceClassification"))]
 MODELS += ["ForTokenClassification", "ForQuestionAnswering"]
@@ -322,3 +323,16 @@ def test_bad_checkpoints(tmp_path):
         load_pretrained(tmp_path)
     with pytest.raises(ValueError, match="position: transformers' Funnel has 'transformer_xl' only, this model 'tisa'"):
         to_transformers(Encoder(EncoderConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, position="tisa")))
+
+
+def test_the_folder_of_a_run_names_the_folder_of_its_model(tmp_path):
+    config = EncoderConfig(vocab_size=40, hidden_size=16, num_attention_heads=2, blocks="1")
+    Encoder(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError) as error:
+        load_pretrained(tmp_path)
+    model = str(tmp_path / "model")
+    assert str(error.value).endswith(f"config.json, got {str(tmp_path)!r}; did you mean {model!r}?")
+    load_pretrained(model)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"config\.json, got .*/empty'$"):
+        load_pretrained(tmp_path / "empty")

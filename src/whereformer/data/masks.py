@@ -1,4 +1,4 @@
-"""Masked and causal language modelling on a stream of text: BERT's masking, training batches, held-out windows."""
+"""Masked and causal language modeling on a stream of text: BERT's masking, training batches, held-out windows."""
 
 from __future__ import annotations
 

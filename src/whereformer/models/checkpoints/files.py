@@ -26,13 +26,18 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         hub: options of the Hub, such as ``revision``.
 
     Raises:
-        OSError: if there is no config.json.
-        InputError: if it holds something else, or the folder has a pipe or a device in it.
+        OSError: if there is nothing of this name.
+        InputError: if a folder has no config.json, or a pipe or a device, or if the config.json holds something else.
     """
     if not isinstance(path_or_id, str | Path):
         told = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {shown(path_or_id)}"
         raise InputError("path_or_id", told)
     check_regular_in("path_or_id", path_or_id)
+    folder = Path(path_or_id, hub.get("subfolder") or "")
+    if folder.is_dir() and not (folder / "config.json").exists():  # transformers would return an empty one
+        model = folder / "model"
+        hint = f"; did you mean {str(model)!r}?" if (model / "config.json").exists() else ""
+        raise InputError("path_or_id", f"expected a folder with a config.json, got {str(folder)!r}{hint}")
     try:
         found = PreTrainedConfig.get_config_dict(path_or_id, **hub)[0]
     except OSError as error:

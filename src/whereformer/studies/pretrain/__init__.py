@@ -1,1 +1,1 @@
-"""The pretrain study: pretrain an encoder by masked language modelling or ELECTRA."""
+"""The pretrain study: pretrain an encoder by masked language modeling or ELECTRA."""
