@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,10 @@ class WhichPosition:
         # On another processor, with the same text, settings and seeds: their losses differ from these by at most 0.001.
         absolute = self._runs("avx2/comparison.json")
         causal = self._runs("avx512/comparison_causal.json")
+        baseline = replace(masked, runs={"none": masked.runs["none"]})
         return [
             _loss((absolute, masked), 1, "loss,\nmasked words"),
+            _loss((baseline, *self._equal_time()), 1, "masked words,\nequal time"),
             _loss((absolute, masked), 4, "masked words,\n4 times as long"),
             _loss((masked,), 8, "masked words,\n8 times as long"),
             _loss((causal,), 1, "loss,\nnext word"),
@@ -125,6 +127,11 @@ class WhichPosition:
             _speed(masked, "speed,\nmasked words"),
             _speed(causal, "speed,\nnext word"),
         ]
+
+    def _equal_time(self) -> list[CompareResults]:
+        """Return comparisons of a method each, with the steps that it takes in the time of all steps of ``none``."""
+        folder = self.results / "amd-epyc-2-cores-avx512" / "equal_time"
+        return [CompareResults.load(file) for file in sorted(folder.glob("*.json"))]
 
     def _runs(self, name: str) -> CompareResults:
         return CompareResults.load(self.results / f"amd-epyc-2-cores-{name}")
