@@ -263,7 +263,7 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path,
     assert "continuing after step 3 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(out))
     assert without_time(again) == without_time(whole)
-    assert again["seconds"] > kept["seconds"]
+    assert again["seconds"] >= kept["seconds"]
 
 
 def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(text, tmp_path):
