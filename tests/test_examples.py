@@ -56,6 +56,13 @@ def test_a_cache_changes_nothing():
 
 
 @pytest.mark.slow
+def test_an_encoder_reads_more():
+    text = printed("longer_texts.py")
+    assert float(re.search(r"by at most (\S+),", text)[1]) < 1e-6
+    assert "states of shape (1, 128, 32)" in text
+
+
+@pytest.mark.slow
 def test_a_head_looks_where_the_task_needs_it():
     centers = [float(number) for number in re.findall(r"at offset (\S+),", printed("read_a_head.py"))]
     assert len(centers) == 4

@@ -40,7 +40,7 @@ def documents(tmp_path_factory, words):
 @pytest.fixture(scope="module")
 def finished(model, documents, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    results = whereformer.extend(model=model, data=documents, length=48, steps=4, out=out, quiet=True)
+    results = whereformer.extend(model=Path(model), data=documents, length=48, steps=4, out=out, quiet=True)
     return out, results
 
 

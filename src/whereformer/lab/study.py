@@ -181,8 +181,8 @@ def _option(field: Field[Any], hint: Any, value: Any) -> Any:
             listed, of = value if several else [value], get_args(kind)[0]
             if of is str or all(isinstance(each, str | Path) for each in listed):
                 return tuple(map(of, listed))
-        if kind is Path and isinstance(value, str | Path):
-            return Path(value)
+        if kind in (Path, str) and isinstance(value, str | Path):  # a model is a folder or an id
+            return kind(value)
         if kind is float and type(value) is int:
             return float(value)
         if kind is str and several:
