@@ -35,15 +35,15 @@ def loading_problem(
         model: the model that is to go on. It stays as it is.
         optimizer, schedule: fresh ones of that model, which are of no use afterwards.
     """
-    checks: dict[str, Callable[[Path], object]] = {
-        "trainer_state.json": lambda file: _check_log(file, step),
-        "model.safetensors": lambda file: _check_weights(file, model),
-        "optimizer.pt": lambda file: _check_optimizer(file, optimizer),
-        "scheduler.pt": lambda file: _check_schedule(file, schedule, step),
-        **{file.name: _check_random_state for file in sorted(checkpoint.glob("rng_state*.pth"))},
-    }
-    problems = (file_problem(checkpoint / name, check) for name, check in checks.items())
-    return next((problem for problem in problems if problem is not None), None)
+    weights, random_states = checkpoint / "model.safetensors", sorted(checkpoint.glob("rng_state*.pth"))
+    return (
+        file_problem(checkpoint / "trainer_state.json", lambda file: _check_log(file, step))
+        # Large weights are in several files; the manifest says what has to be there.
+        or (weights_problem(weights, model) if weights.exists() else None)
+        or optimizer_problem(checkpoint / "optimizer.pt", optimizer)
+        or file_problem(checkpoint / "scheduler.pt", lambda file: _check_schedule(file, schedule, step))
+        or next(filter(None, (file_problem(file, _check_random_state) for file in random_states)), None)
+    )
 
 
 def weights_problem(file: Path, model: nn.Module) -> str | None:

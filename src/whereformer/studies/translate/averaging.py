@@ -54,10 +54,12 @@ class Averaging(TrainerCallback):
         Those that are missing or damaged are copied again if their checkpoints still are there.
         """
         for step in sorted(step for step in self.steps if step <= newest):
-            if self._problem(step, model) is not None and self.folder.problem(step) is None:
+            reason = self._problem(step, model)
+            if reason is not None and self.folder.problem(step) is None:
                 # The run may have stopped after saving the checkpoint and before copying it.
                 self.keep(step)
-            if (reason := self._problem(step, model)) is not None:
+                reason = self._problem(step, model)
+            if reason is not None:
                 return f"the average also needs averaging/{self.place(step).name}, but {reason}"
         return None
 
