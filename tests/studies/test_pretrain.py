@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from whereformer.errors import InputError
 from whereformer.kernels import torch_private
 from whereformer.lab import options
 from whereformer.lab.folder import open_folder
-from whereformer.lab.training import manifest
+from whereformer.lab.training import long_run, manifest
 from whereformer.lab.training.folder import Folder
 from whereformer.lab.training.loading import loading_problem
 from whereformer.lab.training.long_run import LongTrainer
@@ -248,10 +249,18 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
     assert model(torch.full((1, 16), 9)).logits.shape[1] == 16
 
 
-def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys):
+def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     whole = run(text, tmp_path / "whole", "--dropout=0.1")
     out = tmp_path / "stopped"
+    # The clock goes on by a minute at each look in the run that is interrupted, and by a second in the other one.
+    clock, tick = [0.0], [60.0]
+
+    def perf_counter():
+        clock[0] += tick[0]
+        return clock[0]
+
+    monkeypatch.setattr(long_run, "time", SimpleNamespace(perf_counter=perf_counter))
     interrupt_at(3, lambda: run(text, out, "--dropout=0.1"))
     captured = capsys.readouterr()
     assert "the same command continues" in captured.err
@@ -259,11 +268,12 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path,
     kept = json.loads((out / "results.json").read_text())
     assert (kept["step"], kept["finished"]) == (3, False)
     assert signal.getsignal(signal.SIGINT) is before
+    tick[0] = 1.0
     again = run(text, out, "--dropout=0.1")
     assert "continuing after step 3 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(out))
     assert without_time(again) == without_time(whole)
-    assert again["seconds"] >= kept["seconds"]
+    assert again["seconds"] > kept["seconds"] > 60
 
 
 def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(text, tmp_path):
