@@ -86,7 +86,7 @@ class WhichPosition:
     """Draw and print what all experiments say about each position method."""
 
     results: Path = Path("benchmarks/results")
-    """Folder with the results of each machine."""
+    """Folder with a folder of results for each machine."""
     out: Path = Path("docs/images/which-position.svg")
     """The picture."""
 
@@ -197,7 +197,10 @@ class WhichPosition:
 
 
 def _loss(sources: tuple[CompareResults, ...], factor: int, title: str) -> Column:
-    """Return the held-out loss of texts that are ``factor`` times as long as in training. Later results come first."""
+    """Return the held-out loss of texts that are ``factor`` times as long as in training.
+
+    Where several sources have a method, the last one counts.
+    """
     rows = [row for results in sources for row in rank(results).rows]
     noise = SEED_NOISE / min(len(row.runs) for row in rows) ** 0.5
     length = factor * sources[0].settings.length
