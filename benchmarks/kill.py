@@ -13,10 +13,13 @@ For each of pretrain, finetune, translate train and compare, with models that tr
 - A full disk is a small file system in memory or, without the right to mount one, a limit on the size of files. The
   command must end with one line that names what it could not write. Then there is room, and the same command runs
   again.
+- For ranks, two processes do one run together, as under torchrun, and one of them is killed at a random moment: the
+  main one as often as the other. The one that is left must end by itself in one line, or when its launcher ends it. Two
+  processes then continue as after a kill. compare trains each model in one process, and is not tried.
 
 Equal means that every file of the trained models and every number of the results, but for the times, are those of a run
-that nothing happened to. Each run is a fork of this process, which has imported everything: kills while Python imports
-libraries are not tried, since nothing is written then.
+that nothing happened to, in as many processes. Each process is a fork of this one, which has imported everything: kills
+while Python imports libraries are not tried, since nothing is written then.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +58,10 @@ from whereformer.lab.provenance import write_results
 
 TIMES = {"seconds", "cpu_seconds", "speed", "date", "commit", "sha256"}
 """Entries of results that differ between two runs of the same command."""
+ALONE = 10.0
+"""Seconds that the other process gets to end by itself."""
+TERMINATION = 30.0
+"""Seconds between the signals by which torchrun ends a process."""
 DAMAGES = ("delete", "empty", "truncate", "flip", "edit", "swap")
 NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
 PATTERNS = ["the {a} saw the {b} near the old house.", "a {b} and a {a} went to the market.", "where is the {a}?"]
@@ -73,6 +80,8 @@ class Kill:
     """Damaged files of each command."""
     disks: int = 10
     """Full disks of each command."""
+    ranks: int = 20
+    """Runs of each command in two processes, of which one is killed."""
     seed: int = 0
     """Seed of the moments, files and sizes."""
     out: Path | None = None
@@ -88,11 +97,16 @@ class Kill:
                 command = prepare(name, Path(folder))
                 chance = random.Random(f"{self.seed} {name}")
                 whole, moments = reference(command)
+                shutil.copytree(command.out, command.folder / "whole")
                 found[name] = {
                     "kills": counted(kill(command, whole, moments, chance) for _ in range(self.kills)),
                     "damages": counted(damage(command, whole, chance) for _ in range(self.damages)),
                     "disks": counted(fill(command, whole, chance) for _ in range(self.disks)),
                 }
+                if name != "compare" and self.ranks:
+                    whole, moments = reference(command, 2)
+                    ranks = [bereave(command, whole, moments, number % 2, chance) for number in range(self.ranks)]
+                    found[name]["ranks"] = counted(iter(ranks))
                 show(console, name, found[name])
                 if self.out is not None:
                     write_results(self.out, {"seed": self.seed, "commands": found})
@@ -100,24 +114,40 @@ class Kill:
 
 @dataclass(frozen=True)
 class Command:
-    """A command to try: its arguments without ``--out``, and a folder for its runs."""
+    """A command to try: its arguments without ``--out``, a folder for its runs, and where its processes meet."""
 
     name: str
     arguments: list[str]
     folder: Path
+    stores: list[torch.distributed.TCPStore] = field(default_factory=list)
 
     @property
     def out(self) -> Path:
         return self.folder / "disk" / "run"
 
-    def start(self, limit: int | None = None) -> int:
-        """Start the command in a fork of this process; ``limit`` is the largest file in bytes that it may write."""
+    def start(self, limit: int | None = None, ranks: int = 1) -> list[int]:
+        """Start the command in forks of this process.
+
+        Args:
+            limit: the largest file in bytes that it may write.
+            ranks: how many processes do the run together.
+        """
+        if ranks == 1:
+            return [self._fork(limit, 0)]
+        # As torchrun does, this process has the store where the others meet.
+        self.stores[:] = [torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)]
+        shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
+        shared |= {"MASTER_PORT": str(self.stores[0].port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return [self._fork(limit, rank, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
+
+    def _fork(self, limit: int | None, rank: int, **environment: str) -> int:
         child = os.fork()
         if child:
             return child
         code = 1
         try:
-            log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.environ.update(environment)
+            log = os.open(self.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)
             if limit is not None:
@@ -135,10 +165,18 @@ class Command:
                 sys.stderr.flush()
             os._exit(code)
 
-    def finish(self, limit: int | None = None) -> tuple[int, str]:
-        """Run the command to its end; return the exit code and what it printed."""
-        _, status = os.waitpid(self.start(limit), 0)
-        return os.waitstatus_to_exitcode(status), (self.folder / "log").read_text(errors="replace")
+    def finish(self, limit: int | None = None, ranks: int = 1) -> tuple[int, str]:
+        """Run the command to its end; return the largest exit code of its processes and what they printed."""
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self.start(limit, ranks)]
+        return max(codes, key=abs), "".join(self.output(rank) for rank in range(ranks))
+
+    def log(self, rank: int) -> Path:
+        """Return the file for what a process prints."""
+        return self.folder / f"log-{rank}"
+
+    def output(self, rank: int = 0) -> str:
+        """Return what a process has printed."""
+        return self.log(rank).read_text(errors="replace")
 
     def fresh(self) -> None:
         """Remove the run."""
@@ -202,7 +240,8 @@ def import_everything() -> None:
     """Import all of the package and what it imports late, so that forks start at once."""
     torch.set_num_threads(1)
     for module in pkgutil.walk_packages(whereformer.__path__, "whereformer."):
-        if "triton" not in module.name and "__main__" not in module.name:
+        # The compiled kernel is a library, not a module.
+        if not any(part in module.name for part in ("triton", "__main__", "_native")):
             importlib.import_module(module.name)
     for name in ("torch.utils.tensorboard", "transformers.integrations", "transformers.trainer_seq2seq"):
         with contextlib.suppress(ImportError):
@@ -245,23 +284,23 @@ def prepare(name: str, folder: Path) -> Command:
     return Command(name, ["finetune", "--model", str(own / "model"), *files, *options], own)
 
 
-def reference(command: Command) -> tuple[dict[str, Any], tuple[float, float]]:
-    """Run a command undisturbed and keep its folder beside.
+def reference(command: Command, ranks: int = 1) -> tuple[dict[str, Any], tuple[float, float]]:
+    """Run a command undisturbed.
 
     Returns:
         its bits, and the seconds until half of the time to its first results and until its end.
     """
     command.fresh()
     started = time.perf_counter()
-    child, first, status = command.start(), 0.0, None
-    while status is None:
+    children, first = command.start(ranks=ranks), 0.0
+    while children:
         time.sleep(0.01)
         now = time.perf_counter() - started
         first = first or (now if work(command.out) else 0.0)
-        done, found = os.waitpid(child, os.WNOHANG)
-        status = found if done else None
-    assert status == 0, (command.folder / "log").read_text()
-    shutil.copytree(command.out, command.folder / "whole")
+        done, status = os.waitpid(children[-1], os.WNOHANG)
+        if done:
+            assert status == 0, command.output(len(children) - 1)
+            children.pop()
     return bits(command.out), (first / 2, time.perf_counter() - started)
 
 
@@ -320,23 +359,70 @@ def taken_up(output: str, command: Command) -> int:
 
 def kill(command: Command, whole: dict[str, Any], moments: tuple[float, float], chance: random.Random) -> Outcome:
     """Kill a run at a random moment, and continue it."""
+    moment, _ = interrupted(command, moments, chance)
+    return continued(command, whole, f"SIGKILL after {moment:.2f} s")
+
+
+def bereave(
+    command: Command, whole: dict[str, Any], moments: tuple[float, float], rank: int, chance: random.Random
+) -> Outcome:
+    """Kill one of two processes at a random moment, let the other one end, and continue with two."""
+    moment, (other,) = interrupted(command, moments, chance, rank, 2)
+    what, how = f"rank {rank} killed after {moment:.2f} s", "ended in one line"
+    code = exit_code(other, ALONE)
+    if code is None:
+        # So do launchers at once.
+        os.kill(other, signal.SIGTERM)
+        code, how = exit_code(other, TERMINATION), "ended by its launcher"
+    if code is None:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+        return Outcome(what, False, False, "hung", command.output(1 - rank))
+    if code == 0:
+        how = "had ended"
+    elif len(error_lines(command.output(1 - rank))) != (code != -signal.SIGTERM):
+        return Outcome(what, False, False, "not clear", command.output(1 - rank))
+    outcome = continued(command, whole, what, 2)
+    return replace(outcome, how=f"{outcome.how}, {how}")
+
+
+def interrupted(
+    command: Command, moments: tuple[float, float], chance: random.Random, rank: int = 0, ranks: int = 1
+) -> tuple[float, list[int]]:
+    """Start a fresh run and kill one of its processes; return when, in seconds, and the other processes."""
     while True:
         command.fresh()
         moment = chance.uniform(*moments)
-        child = command.start()
+        children = command.start(ranks=ranks)
         time.sleep(moment)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
+        killed = children.pop(rank)
+        os.kill(killed, signal.SIGKILL)
+        _, status = os.waitpid(killed, 0)
         if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-            break  # otherwise the run had ended before
+            return moment, children
+        for child in children:  # the run had ended before
+            os.waitpid(child, 0)
+
+
+def exit_code(child: int, seconds: float) -> int | None:
+    """Wait for a process so long at most; return its exit code, or None if it goes on."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    return None
+
+
+def continued(command: Command, whole: dict[str, Any], what: str, ranks: int = 1) -> Outcome:
+    """Continue what a kill has left, and compare it with an undisturbed run."""
     before = work(command.out)
-    code, output = command.finish()
+    code, output = command.finish(ranks=ranks)
     equal = code == 0 and bits(command.out) == whole
     kept = code == 0 and taken_up(output, command) >= before
     how = "with work done" if before else "before any"
-    return Outcome(
-        f"SIGKILL after {moment:.2f} s with {before} done", equal, kept, how, "" if equal and kept else output
-    )
+    return Outcome(f"{what} with {before} done", equal, kept, how, "" if equal and kept else output)
 
 
 def damage(command: Command, whole: dict[str, Any], chance: random.Random) -> Outcome:

@@ -261,7 +261,7 @@ def import_time(run, tmp_path):
 
 def kill(run, tmp_path):
     out = tmp_path / "kill.json"
-    run("kill", "--commands=pretrain", "--kills=1", "--damages=1", "--disks=1", f"--out={out}")
+    run("kill", "--commands=pretrain", "--kills=1", "--damages=1", "--disks=1", "--ranks=1", f"--out={out}")
     for kind, counts in results_of(out)["commands"]["pretrain"].items():
         assert counts["tried"] == counts["equal"] == counts["nothing_lost"] == 1, (kind, counts["failed"])
 

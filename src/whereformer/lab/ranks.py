@@ -30,7 +30,13 @@ ARRIVAL = timedelta(seconds=50)
 MOST_PROCESSES = 2**16
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
 
-LOST = ("gloo/transport", "remote process exited", "Connection closed by peer", "Connection reset by peer")
+LOST = (
+    "gloo/transport",
+    "remote process exited",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection was likely closed",
+)
 """Parts of the errors of torch.distributed about processes that are gone."""
 _joined: dict[str, Any] = {}
 """The "store" where processes count failures and, where gradients don't travel over the CPU, the "group" that does."""
@@ -153,12 +159,12 @@ def is_first_to_fail() -> bool:
     if not _joined:
         # Processes fail alike before they join, but the machines may differ. Without a launcher nothing is set.
         return os.environ.get("LOCAL_RANK", "0") == "0"
-    return _failures(1) == 1
+    return _failures(1) in (1, None)
 
 
 def another_failed() -> bool:
-    """Return whether another process of this run has failed."""
-    return bool(_joined) and _failures(0) != 0
+    """Return whether another process of this run has failed and has said why."""
+    return bool(_joined) and bool(_failures(0))
 
 
 def lost_another(error: Exception) -> bool:
@@ -167,7 +173,10 @@ def lost_another(error: Exception) -> bool:
 
 
 def _failures(more: int) -> int | None:
-    """Add to the number of processes that have failed and return it; None if the store is gone, and its process too."""
+    """Add to the number of processes that have failed and return it.
+
+    None means that the store is gone: it is the launcher's or, where the launcher has none, the main process's.
+    """
     try:
         return int(_joined["store"].add("whereformer/failed", more))
     except RuntimeError:

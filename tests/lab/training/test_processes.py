@@ -224,9 +224,14 @@ def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(name, tmp_
     assert ("continuing after step 2" if name == "translate" else "1 of 2 runs are already done") in continued.stdout
 
 
-def test_the_error_of_a_lost_connection_is_a_line(monkeypatch, capsys):
+def gone(name, more):
+    raise RuntimeError("Failed to recv, got 0 bytes. Connection was likely closed.")
+
+
+@pytest.mark.parametrize("add", [pytest.param(lambda name, more: more, id="launcher's store"), gone])
+def test_the_error_of_a_lost_connection_is_a_line(add, monkeypatch, capsys):
     def lost():
-        monkeypatch.setattr(ranks, "_joined", {"store": SimpleNamespace(add=lambda name, more: more)})
+        monkeypatch.setattr(ranks, "_joined", {"store": SimpleNamespace(add=add)})
         raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:21726: Connection reset by peer")
 
     with pytest.raises(SystemExit) as stop, ending():
