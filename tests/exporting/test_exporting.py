@@ -20,6 +20,7 @@ from whereformer import (
     Seq2SeqForConditionalGeneration,
 )
 from whereformer.exporting import to_onnx, to_torch
+from whereformer.exporting.program import ExportableModel
 from whereformer.models import pooling
 from whereformer.models.presets import PRESETS
 
@@ -263,6 +264,11 @@ def test_the_program_refuses_lengths_outside_its_range(tmp_path):
     ids = torch.ones(1, LONGEST + 1, dtype=torch.long)
     with pytest.raises(AssertionError, match=f"<= {LONGEST}"):
         run(input_ids=ids, attention_mask=ids)
+
+
+def test_a_model_of_few_positions():
+    model = ExportableModel(exportable(EncoderForMaskedLM, "learned", max_position_embeddings=5))
+    assert (model.outputs, model.max_length) == (("logits",), 5)
 
 
 def test_the_model_itself_stays_as_it_is(tmp_path):

@@ -57,6 +57,9 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
     assert set(trained) == {"similarity", "masked_lm_loss", "masked_lm_accuracy", "spearman"}
     assert all(0 < share <= 1 for layers in results["explained"].values() for heads in layers for share in heads)
     assert set(results["explained"]) == {"S=1", "S=2"}
+    card = (out / "model" / "README.md").read_text()
+    assert f"`{folder}`, that was changed. With 2 kernels per head" in card
+    assert f"| S=2 | {results['scores']['S=2']['similarity']:.3f} |" in card
     printed = capsys.readouterr().out
     assert "without positions" in printed
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
 
@@ -91,7 +92,20 @@ def test_results_say_what_was_trained(finished, documents):
     assert results.text.documents == 40
     assert ExtendResults.load(out) == results
     assert "The model reads 48 tokens, the original 16." in (out / "report.html").read_text()
+    assert "Among 3 documents, passages are easy to find: give more text" in (out / "report.html").read_text()
     assert not (out / "checkpoint").exists()
+
+
+def test_the_model_card_says_how_the_model_was_made(finished, model):
+    out, results = finished
+    card = ModelCard.load(out / "model" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
+    assert f"`{model}`, that was changed. The model reads 48 tokens, the original 16." in card.text
+    assert 'model = SentenceTransformer("path or id of this model")' in card.text
+    last = results.curve[-1]
+    assert f"| 4 | {last.short:.4f} | {last.chunks:.4f} | {last.found:.1%} | {last.lead:.4f} |" in card.text
+    assert "| length | `48` |" in card.text
+    assert f"torch {results.versions['torch']}" in card.text
 
 
 def test_short_texts_have_the_same_vectors(model):

@@ -126,11 +126,13 @@ class ExportableModel(nn.Module):
     @torch.no_grad()
     def _outputs(self) -> tuple[str, ...]:
         """Return the names of the outputs that say what the model predicts; of a base model, states and vectors."""
-        found = self._run(*self.example(1, TRACED_LENGTH).values())
+        # RoBERTa keeps two of its positions for itself.
+        length = min(TRACED_LENGTH, max(1, self.config.max_position_embeddings - 2))
+        found = self._run(*self.example(1, length).values())
         logits = tuple(name for name in found if name.endswith("logits"))
         if self.sentences is None:
             return logits or (STATES,)
-        if logits or found[STATES].shape[1] != TRACED_LENGTH:
+        if logits or found[STATES].shape[1] != length:
             why = "a head" if logits else "no state for every token"
             raise InputError("model", f"expected a model whose states make vectors, got one with {why}")
         return (STATES, VECTOR)

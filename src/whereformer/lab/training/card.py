@@ -13,15 +13,19 @@ from transformers import PreTrainedModel
 
 from ...files import write_atomically
 from ...models import (
+    Encoder,
     EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForSequenceClassification,
     Seq2SeqForConditionalGeneration,
 )
+from ...models.checkpoints.sentences import LIST
+from ..store import Results
 from .results import TrainingResults
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
+    Encoder: ("feature-extraction", "AutoModel"),
     EncoderForCausalLM: ("text-generation", "AutoModelForCausalLM"),
     EncoderForMaskedLM: ("fill-mask", "AutoModelForMaskedLM"),
     EncoderForPreTraining: ("feature-extraction", "AutoModelForPreTraining"),
@@ -30,21 +34,31 @@ KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
 }
 """The Hub's name for the task of each saved class, and the class of transformers that loads it."""
 
-BODY = Path(__file__).with_suffix(".md")
-"""The text, with names in braces for what differs."""
+TRAINED, CHANGED = (Path(__file__).with_name(f"{name}.md") for name in ("card", "changed"))
+"""The texts, with names in braces for what differs."""
+SENTENCES = """from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path or id of this model")
+vectors = model.encode(["some text"])"""
+STATES = """from transformers import {auto}
+
+model = {auto}.from_pretrained("path or id of this model")"""
 
 
 def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, command: str) -> None:
     """Write README.md, a trained model's card, to its folder; ``command`` is the one that trained it, or empty."""
     task, auto = KINDS[type(model)]
     config, scores, method = model.config, results.scores, model.config.position
-    metadata = ModelCardData(
-        library_name="whereformer",
-        pipeline_tag=task,
-        tags=["transformers", "position", *method.replace("+", " ").split()],
-        metrics=sorted(scores),
-    )
-    body = BODY.read_text(encoding="utf-8").format(
+    _write(
+        folder,
+        TRAINED,
+        ModelCardData(
+            library_name="whereformer",
+            pipeline_tag=task,
+            tags=["transformers", "position", *method.replace("+", " ").split()],
+            metrics=sorted(scores),
+        ),
+        results,
         name=type(model).__name__,
         method=method,
         parameters=results.parameters,
@@ -57,6 +71,45 @@ def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, c
         command=f"```sh\n{_plain(command)}\n```" if command else "The command is not known.",
         settings=_table({name: value for name, value in results.settings.items() if value is not None}),
         seconds=results.seconds,
+    )
+
+
+def write_changed_card(
+    folder: Path, model: PreTrainedModel, original: str, settings: Mapping[str, Any], results: Results
+) -> None:
+    """Write README.md, the card of a model that a study made of a pretrained one, to its folder.
+
+    Args:
+        folder: the model's folder. Where sentence-transformers loads it, the card says so.
+        model: the model.
+        original: the path or id of the pretrained one.
+        settings: what was chosen.
+        results: what the study found.
+    """
+    task, auto = KINDS[type(model)]
+    sentences = (folder / LIST).exists()
+    _write(
+        folder,
+        CHANGED,
+        ModelCardData(
+            library_name="sentence-transformers" if sentences else "whereformer",
+            pipeline_tag="sentence-similarity" if sentences else task,
+            tags=["whereformer", "transformers", "position"],
+        ),
+        results,
+        name=type(model).__name__,
+        method=model.config.position,
+        original=_code(original),
+        sentences=" ".join(map(_plain, results.sentences())),
+        usage=SENTENCES if sentences else STATES.format(auto=auto),
+        scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in results.sheets()),
+        settings=_table(settings),
+    )
+
+
+def _write(folder: Path, text: Path, metadata: ModelCardData, results: Results, **parts: Any) -> None:
+    body = text.read_text(encoding="utf-8").format(
+        **parts,
         machine=_code(results.machine.get("cpu", "an unknown machine")),
         versions=", ".join(f"{name} {version}" for name, version in results.versions.items()),
     )

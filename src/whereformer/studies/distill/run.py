@@ -18,6 +18,7 @@ from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.training import manifest
+from ...lab.training.card import write_changed_card
 from ...lab.training.trainer import quiet_transformers
 from ...models.checkpoints.sentences import keep_sentence_settings
 from ..analyze.loading import load, tokenizer_of
@@ -103,15 +104,7 @@ class DistillJob:
             progress.step()
             progress.line(f"{name}: {score_text(scores[name])}")
         text = DistillText(corpus.source_of(self.data), len(windows), windows.shape[1], int(held_out.sum()))
-        with quiet_transformers(), new_folder(folder / "model") as partial:
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
-            keep_sentence_settings(self.path, partial)
-            manifest.write(
-                partial, {"settings": {"model": self.path, "kernels": max(self.kernels), "text": asdict(text)}}
-            )
-        progress.line(f"saved {folder / 'model'}, with {max(self.kernels)} kernels per head")
-        return DistillResults(
+        results = DistillResults(
             model=self.path,
             kind=kind,
             position=config.position,
@@ -121,6 +114,15 @@ class DistillJob:
             explained=explained,
             **provenance(),
         )
+        facts = {"model": self.path, "kernels": max(self.kernels), "text": asdict(text)}
+        with quiet_transformers(), new_folder(folder / "model") as partial:
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            keep_sentence_settings(self.path, partial)
+            write_changed_card(partial, model, self.path, facts, results)
+            manifest.write(partial, {"settings": facts})
+        progress.line(f"saved {folder / 'model'}, with {max(self.kernels)} kernels per head")
+        return results
 
 
 def score_text(scores: dict[str, float]) -> str:

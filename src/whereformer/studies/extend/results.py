@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SHORT, CHUNKS, FOUND, LEAD = "like the original", "like its chunks", "passages found", "lead"
 """What is measured on held-out text."""
+FEW = 12
+"""With fewer held-out documents, nearly every model finds nearly every passage."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,13 @@ class ExtendResults(Results):
         return [Sheet.of(f"On {self.text.held_out} documents that were held out", columns, rows)]
 
     def sentences(self) -> Sequence[str]:
-        last = self.curve[-1]
+        last, documents = self.curve[-1], self.text.held_out
+        few = f"Among {documents} documents, passages are easy to find: give more text to see a difference."
         return [
             f"The model reads {self.settings.length:,} tokens, the original {self.limit:,}.",
-            f"One vector of a document finds {last.found:.1%} of its passages among {self.text.held_out} documents; "
+            f"One vector of a document finds {last.found:.1%} of its passages among {documents} documents; "
             f"the mean of the original's chunks finds {self.chunks_found:.1%}.",
+            *([few] if documents < FEW else ()),
             f"The vector of its own document is nearer to a passage than any other by {last.lead:.4f} on average; with "
             f"chunks, by {self.chunks_lead:.4f}.",
             f"Its vectors of texts that the original can read have a cosine of {last.short:.4f} with the original's.",

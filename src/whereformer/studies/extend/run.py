@@ -21,6 +21,7 @@ from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.store import FILE
 from ...lab.training import manifest
+from ...lab.training.card import write_changed_card
 from ...lab.training.trainer import quiet_transformers
 from .checkpoint import SentenceEncoder, extended, load_encoder, save_encoder
 from .judge import Judge
@@ -89,9 +90,6 @@ class ExtendJob:
             raise InputError("model", f"{self.path} gives vectors that are not finite (NaN or inf)")
         student = extended(teacher, self.length, repeat=self.rows == "repeat")
         state = self._train(teacher, student, windows[~held], judge, folder / "checkpoint", facts, progress)
-        with quiet_transformers(), new_folder(folder / "model") as partial:
-            save_encoder(student, Path(self.path), partial)
-            manifest.write(partial, facts)
         chunks_found, chunks_lead = judge.found(judge.chunks)
         results = ExtendResults(
             kind=kind,
@@ -105,6 +103,10 @@ class ExtendJob:
             cpu_seconds=round(state.seconds, 1),
             **provenance(),
         )
+        with quiet_transformers(), new_folder(folder / "model") as partial:
+            save_encoder(student, Path(self.path), partial)
+            write_changed_card(partial, student.model, self.path, facts, results)
+            manifest.write(partial, facts)
         results.write(folder / FILE)
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         return results
