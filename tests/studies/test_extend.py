@@ -244,6 +244,7 @@ def test_only_positions_are_trained_at_first():
             "got 't5'",
         ),
         (lambda to, words: str(to), "expected a folder with a config.json"),
+        (lambda to, words: str(Path(save(to / "model", bert(), words)).parent), "; did you mean "),
     ],
 )
 def test_models_that_cannot_be_extended(make, message, tmp_path, words, documents, capsys):

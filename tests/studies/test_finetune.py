@@ -355,7 +355,12 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
         )
 
     assert "--task: expected sst2, mnli" in says(task="colla")
-    assert "--model: no tokenizer can be read from" in says(model=str(tmp_path))
+    assert f"--model: expected a folder with a config.json, got '{tmp_path}'" in says(model=str(tmp_path))
+    config = tmp_path / "run" / "model" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_bytes((Path(model) / "config.json").read_bytes())
+    assert f"; did you mean '{config.parent}'?" in says(model=str(config.parent.parent))
+    assert "--model: no tokenizer can be read from" in says(model=str(config.parent))
     assert "--position: unknown position method 'tsia'; did you mean 'tisa'?" in says("--position=tsia")
     assert "--kernels: expected numbers from 0 to 1024 separated by commas, got 'a'" in says("--kernels=a")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
@@ -367,7 +372,7 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     bare = tmp_path / "bare"
     AutoTokenizer.from_pretrained(model).save_pretrained(bare)
     (bare / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    assert "--model: path_or_id: expected" in says(model=str(bare))
+    assert "--model: expected" in says(model=str(bare))
     (bare / "config.json").write_text(json.dumps({"model_type": "bert", "position_embedding_type": "relative_key"}))
     assert "--model: position_embedding_type: expected 'absolute'" in says(model=str(bare))
     assert not (out / "results.json").exists()

@@ -34,10 +34,8 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         raise InputError("path_or_id", told)
     check_regular_in("path_or_id", path_or_id)
     folder = Path(path_or_id, hub.get("subfolder") or "")
-    if folder.is_dir() and not (folder / "config.json").exists():  # transformers would return an empty one
-        model = folder / "model"
-        hint = f"; did you mean {str(model)!r}?" if (model / "config.json").exists() else ""
-        raise InputError("path_or_id", f"expected a folder with a config.json, got {str(folder)!r}{hint}")
+    if folder.is_dir():  # without the file, transformers would return an empty one
+        check_has_config("path_or_id", folder)
     try:
         found = PreTrainedConfig.get_config_dict(path_or_id, **hub)[0]
     except OSError as error:
@@ -55,6 +53,18 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         raise InputError("path_or_id", f"expected an object in the config.json of {path_or_id}, got {shown(found)}")
     check_labels(found)
     return found
+
+
+def check_has_config(name: str, folder: Path) -> None:
+    """Check that a folder has the config.json of a checkpoint.
+
+    Raises:
+        InputError: for ``name``, if it has none; for the folder of a run, the error says where its model is.
+    """
+    if not (folder / "config.json").exists():
+        model = folder / "model"
+        hint = f"; did you mean {str(model)!r}?" if (model / "config.json").exists() else ""
+        raise InputError(name, f"expected a folder with a config.json, got {str(folder)!r}{hint}")
 
 
 def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ...errors import InputError
 from ...models import Encoder
+from ...models.checkpoints.files import check_has_config
 from ...models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
 from ...positions.learned import Learned
 from ..analyze.loading import load, tokenizer_of
@@ -75,8 +76,7 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
         InputError: if it can't be read, has no position embeddings, or works in a way that can't be kept.
     """
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise InputError("model", f"expected a folder with a config.json, got {path!r}")
+    check_has_config("model", folder)
     settings = read_sentence_settings(folder)
     if settings is None and (folder / LIST).exists():
         raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {path}")

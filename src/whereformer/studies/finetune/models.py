@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from ...files import check_regular_in
 from ...lab.training.model_options import about_method
 from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForSequenceClassification, EncoderForTokenClassification, load_pretrained
+from ...models.checkpoints.files import check_has_config
 from ...positions import method_names
 from .variants import OWN, Variant
 
@@ -24,9 +26,11 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer, or the one at ``path`` if that is given.
 
     Raises:
-        InputError: if no tokenizer can be read.
+        InputError: if no tokenizer can be read, or the model is a folder without a config.json.
     """
     field, where = ("model", model) if path is None else ("tokenizer", path)
+    if Path(model).is_dir():
+        check_has_config("model", Path(model))
     check_regular_in(field, where)
     try:
         with quiet_transformers():
@@ -60,7 +64,7 @@ def load(model: str, variant: Variant, classes: int | None, *, per_word: bool = 
         )
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, OSError) or variant.position is None:
-            raise InputError("model", str(error)) from None
+            raise InputError("model", str(error).removeprefix("path_or_id: ")) from None
         # If the model itself is at fault, loading it without the method fails too.
         own = load(model, Variant(OWN, None), classes, per_word=per_word)
         if variant.kernels is not None and "tisa" in method_names(own.config.position):
