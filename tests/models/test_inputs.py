@@ -129,3 +129,85 @@ def test_the_largest_position_is_taken_and_offsets_are_exact():
         far = model(ids, position_ids=torch.arange(5) + 2**31 - 5).last_hidden_state
     torch.testing.assert_close(far, near, rtol=0, atol=0)
     assert model(ids[:, :0], position_ids=torch.arange(0)).last_hidden_state.shape == (2, 0, near.shape[2])
+
+
+STRANGE = {
+    "list": ([[3, 4, 5]] * 2, "expected a tensor, got list"),
+    "array": (torch.ones(2, 3).long().numpy(), "expected a tensor, got ndarray"),
+    "number": (3, "expected a tensor, got int"),
+}
+IDS = {
+    "floats": (torch.ones(2, 3), "expected int64 or int32, got torch.float32"),
+    "too large": (torch.tensor([[3, 4, 50]] * 2), "expected numbers that the model has embeddings for, got 3 to 50"),
+    "negative": (torch.tensor([[-1, 4, 5]] * 2), "expected numbers that the model has embeddings for, got -1 to 5"),
+}
+EMBEDDED = {
+    "narrow": (torch.randn(2, 3, 8), r"expected shape \(batch, n, 16\), got \(2, 3, 8\)"),
+    "one state": (torch.randn(2, 16), r"expected shape \(batch, n, 16\), got \(2, 16\)"),
+    "whole": (torch.ones(2, 3, 16).long(), "expected floating-point numbers, got torch.int64"),
+}
+LABELS = {
+    "floats": (torch.ones(2, 3), "expected whole numbers, got torch.float32"),
+    "too large": (torch.tensor([[3, 4, 50]] * 2), "expected numbers from 0 to 49, or -100, got 50"),
+    "negative": (torch.tensor([[3, 4, -1]] * 2), "expected numbers from 0 to 49, or -100, got -1"),
+}
+
+
+def language_model(kind):
+    return kind(small_config(vocab_size=50, hidden_size=16, causal=kind is heads.EncoderForCausalLM)).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        pytest.param(name, *case, id=f"{name} {kind}")
+        for name, more in (
+            ("input_ids", IDS),
+            ("token_type_ids", IDS),
+            ("attention_mask", {}),
+            ("position_ids", {}),
+            ("document_ids", {}),
+            ("inputs_embeds", EMBEDDED),
+            ("labels", LABELS),
+        )
+        for kind, case in (STRANGE | more).items()
+    ],
+)
+@pytest.mark.parametrize("kind", [heads.EncoderForMaskedLM, heads.EncoderForCausalLM])
+def test_strange_inputs_are_refused_by_name(kind, name, value, message):
+    model = language_model(kind)
+    given = {"input_ids": torch.tensor([[3, 4, 5], [6, 7, 8]]), name: value}
+    if name == "inputs_embeds":
+        del given["input_ids"]
+    with pytest.raises(InputError, match=f"^{name}: {message}"):
+        model(**given)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("kind", [heads.EncoderForMaskedLM, heads.EncoderForCausalLM])
+def test_labels_of_any_whole_numbers(kind, dtype):
+    model = language_model(kind)
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    assert torch.equal(model(ids, labels=ids.to(dtype)).loss, model(ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("decoder_input_ids", torch.tensor([[3, 50]] * 2), "expected numbers that the model has embeddings for"),
+        ("decoder_input_ids", [[3, 4]] * 2, "expected a tensor, got list"),
+        ("decoder_inputs_embeds", torch.randn(2, 3, 8), r"expected shape \(batch, n, 32\)"),
+        ("decoder_attention_mask", [[1, 1]] * 2, "expected a tensor, got list"),
+        ("encoder_outputs", "states", "expected the encoder's output, got str"),
+        ("encoder_outputs", ([[1.0]],), "expected a tensor, got list"),
+        ("labels", torch.tensor([[3, 50]] * 2), "expected numbers from 0 to 39, or -100, got 50"),
+        ("labels", [[3, 4]] * 2, "expected a tensor, got list"),
+    ],
+)
+def test_strange_targets_are_refused_by_name(name, value, message):
+    model = build(Seq2SeqForConditionalGeneration)
+    given = {"input_ids": torch.tensor([[3, 4], [6, 7]]), "decoder_input_ids": torch.tensor([[3, 4], [6, 7]])}
+    if name == "decoder_inputs_embeds" or (name == "labels" and isinstance(value, list)):
+        del given["decoder_input_ids"]
+    with pytest.raises(InputError, match=f"^{name}: {message}"):
+        model(**{**given, name: value})

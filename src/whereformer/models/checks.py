@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.activations import ACT2FN
 
@@ -20,8 +20,15 @@ from ..kernels.tracing import can_look
 from ..positions import check_name, describe, method_names
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Raise an InputError that names the argument unless it is a tensor."""
+    if not isinstance(value, Tensor):
+        raise InputError(name, f"expected a tensor, got {type(value).__name__}")
+
+
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise an InputError that names the argument unless it has the expected shape."""
+    """Raise an InputError that names the argument unless it is a tensor of the expected shape."""
+    check_tensor(name, tensor)
     if tensor.shape != expected:
         raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
@@ -31,6 +38,7 @@ def check_positions(name: str, positions: Tensor, batch: int, length: int) -> No
 
     Numbers are looked at on the CPU only; elsewhere, and in compiled code, that would stall the device.
     """
+    check_tensor(name, positions)
     if positions.shape not in ((length,), (1, length), (batch, length)):
         raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
     if positions.is_complex() or not can_look(positions) or not positions.numel():
@@ -39,6 +47,72 @@ def check_positions(name: str, positions: Tensor, batch: int, length: int) -> No
     for value in torch.stack(positions.double().aminmax()).tolist():
         if not abs(value) <= MOST_IDS:  # NaN too
             raise InputError(name, f"expected numbers from -{MOST_IDS} to {MOST_IDS}, got {value:g}")
+
+
+def check_classes(labels: Tensor, classes: int) -> Tensor:
+    """Return labels as int64.
+
+    Raises:
+        InputError: unless they are whole numbers, each the number of one of the classes, or -100. Numbers are looked at
+            on the CPU only.
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype is torch.bool:
+        raise InputError("labels", f"expected whole numbers, got {labels.dtype}")
+    labels = labels.long()
+    if can_look(labels):
+        strange = labels[((labels < 0) | (labels >= classes)) & (labels != -100)]
+        if len(strange):
+            raise InputError("labels", f"expected numbers from 0 to {classes - 1}, or -100, got {int(strange[0])}")
+    return labels
+
+
+def embedded_tokens(
+    name: str, embeddings: nn.Module, width: int, ids: Tensor | None, embedded: Tensor | None
+) -> Tensor:
+    """Return embedded tokens (batch, n, width).
+
+    Args:
+        name: the argument that has the ids.
+        embeddings: the table of embeddings, or what stands for it.
+        width: that of an embedding.
+        ids: (batch, n).
+        embedded: (batch, n, width), in place of the ids.
+
+    Raises:
+        ValueError: unless exactly one is given, of this shape. Other errors are those of :func:`looked_up`.
+    """
+    other = name.replace("input_ids", "inputs_embeds")
+    if (ids is None) == (embedded is None):
+        raise ValueError(f"{name} and {other}: give exactly one of them")
+    if embedded is not None:
+        check_tensor(other, embedded)
+        if embedded.dim() != 3 or embedded.shape[-1] != width:
+            raise InputError(other, f"expected shape (batch, n, {width}), got {tuple(embedded.shape)}")
+        if not embedded.is_floating_point():
+            raise InputError(other, f"expected floating-point numbers, got {embedded.dtype}")
+        return embedded
+    assert ids is not None
+    check_tensor(name, ids)
+    if ids.dim() != 2:
+        raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
+    return looked_up(name, embeddings, ids)
+
+
+def looked_up(name: str, embeddings: nn.Module, ids: Tensor) -> Tensor:
+    """Return the embeddings of ids, with one more dimension.
+
+    Raises:
+        InputError: that names the argument, unless the ids are of a type that torch looks up. The CPU also refuses ids
+            that are not in the table.
+    """
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise InputError(name, f"expected int64 or int32, got {ids.dtype}")
+    try:
+        found: Tensor = embeddings(ids)
+    except IndexError:
+        least, most = (int(number) for number in ids.aminmax())
+        raise InputError(name, f"expected numbers that the model has embeddings for, got {least} to {most}") from None
+    return found
 
 
 MOST_WIDTH = 2**20

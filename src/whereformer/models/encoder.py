@@ -14,7 +14,7 @@ from ..kernels import Positions, PositionsLike
 from ..positions import Position, build_position
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .checks import check_positions, check_shape
+from .checks import check_positions, check_shape, embedded_tokens, looked_up
 from .config import EncoderConfig
 from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
@@ -65,10 +65,8 @@ class Embeddings(nn.Module):
         hidden = words * position.embedding_scale
         if self.token_type is not None:
             # BERT's default is type 0 for every token.
-            types = self.token_type(
-                words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
-            )
-            hidden = hidden + types
+            types = words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
+            hidden = hidden + looked_up("token_type_ids", self.token_type, types)
         hidden = position("embed", hidden, positions)
         hidden = self.dropout(hidden if self.norm is None else self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
@@ -186,7 +184,9 @@ class Encoder(EncoderPreTrainedModel):
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
         """
-        words = self._words(input_ids, inputs.get("inputs_embeds"))
+        words = embedded_tokens(
+            "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
+        )
         tokens = self._tokens(words, attention_mask, inputs)
         run = _Run(
             self,
@@ -211,17 +211,6 @@ class Encoder(EncoderPreTrainedModel):
             hidden_states=tuple(run.states) if run.with_states else None,
             attentions=tuple(run.attentions) if run.with_weights else None,
         )
-
-    def _words(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return the embedded tokens (batch, n, embedding_size), from ids or as given."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids and inputs_embeds: give exactly one of them")
-        if inputs_embeds is not None:
-            return inputs_embeds
-        assert input_ids is not None
-        if input_ids.dim() != 2:
-            raise InputError("input_ids", f"expected shape (batch, n), got {tuple(input_ids.shape)}")
-        return self.embeddings.word(input_ids)
 
     def _tokens(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tokens:
         """Check what attention needs to know about the tokens, and return it."""

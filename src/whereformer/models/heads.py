@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
-from .checks import check_shape
+from .checks import check_classes, check_shape, check_tensor
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, returns, takes
@@ -195,7 +195,7 @@ class EncoderForCausalLM(EncoderWithLMHead):
     ) -> tuple[Tensor, Tensor | None]:
         if labels is not None:
             check_shape("labels", labels, hidden.shape[:-1])
-            following = labels[:, 1:]
+            following = check_classes(labels, self.config.vocab_size)[:, 1:]
             if document_ids is not None:
                 following = following.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
             labels = functional.pad(following, (0, 1), value=-100)
@@ -205,7 +205,7 @@ class EncoderForCausalLM(EncoderWithLMHead):
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats over labels other than -100, for logits (*labels.shape, classes)."""
     check_shape("labels", labels, logits.shape[:-1])
-    return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+    return functional.cross_entropy(logits.flatten(0, -2).float(), check_classes(labels, logits.shape[-1]).flatten())
 
 
 def classifier_dropout(config: EncoderConfig) -> float:
@@ -325,13 +325,14 @@ class EncoderForSequenceClassification(EncoderWithHead):
         return hidden if self.config.classifier_pooling == "late" else self.classifier(hidden)
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+        check_tensor("labels", labels)
         problem = self.config.problem_type or self._infer_problem(labels)
         expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
         if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
             raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
         logits, labels = logits.float(), labels.reshape(expected)
         if problem == "single_label_classification":
-            return functional.cross_entropy(logits, labels)
+            return functional.cross_entropy(logits, check_classes(labels, logits.shape[-1]))
         if problem == "regression":
             return functional.mse_loss(logits, labels.float())
         return functional.binary_cross_entropy_with_logits(logits, labels.float())

@@ -11,12 +11,12 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ...errors import InputError
 from ...positions import Position
-from ..checks import check_shape
+from ..checks import check_classes, check_shape, check_tensor, embedded_tokens
 from ..devices import OneDeviceModel
 from ..inputs import Seq2SeqInputs, SourceInputs, asks_for, takes
 from .config import Seq2SeqConfig
 from .smoothed import IGNORED, smoothed_cross_entropy
-from .stacks import Seq2SeqDecoder, Seq2SeqEncoder, embedded_tokens
+from .stacks import Seq2SeqDecoder, Seq2SeqEncoder
 
 
 class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
@@ -160,7 +160,10 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         if given is None:
             asked = {name: inputs.get(name) for name in SourceInputs.__annotations__}
             return self.encoder(input_ids, attention_mask, **asked, return_dict=True)
-        read: BaseModelOutput = given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
+        if not isinstance(given, BaseModelOutput | tuple | list):
+            raise InputError("encoder_outputs", f"expected the encoder's output, got {type(given).__name__}")
+        read = given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given[:3])
+        check_tensor("encoder_outputs", read.last_hidden_state)
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(read.last_hidden_state.shape[:2]))
         return read
@@ -171,8 +174,9 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         """Return the embedded target (batch, n, hidden_size), from ids, embeddings or labels."""
         embedded = inputs.get("decoder_inputs_embeds")
         if labels is not None and decoder_input_ids is None and embedded is None:
+            check_tensor("labels", labels)
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        words = embedded_tokens("decoder_input_ids", self.words, decoder_input_ids, embedded)
+        words = embedded_tokens("decoder_input_ids", self.words, self.config.hidden_size, decoder_input_ids, embedded)
         if len(words) != sources:
             raise InputError("decoder_input_ids", f"expected a batch of {sources} like the source, got {len(words)}")
         return words
@@ -197,6 +201,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         check_shape("labels", labels, tuple(logits.shape[:2]))
+        labels = check_classes(labels, logits.shape[-1])
         smoothing = self.config.label_smoothing if self.training else 0.0
         total = smoothed_cross_entropy(logits.flatten(0, 1), labels.flatten(), smoothing)
         # A batch, or a device's part of it, may have nothing to predict; its loss is then 0.

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ...errors import InputError
 from ...kernels import Positions
 from ...positions import Position, build_position
-from ..checks import check_shape
+from ..checks import check_shape, embedded_tokens
 from ..inputs import SourceInputs, asks_for, takes
 from ..layers import Attention, AttentionContext, Earlier, Layer, may_share
 from ..pooling import Tokens
@@ -85,7 +85,9 @@ class Seq2SeqEncoder(_Stack):
         **inputs: Unpack[SourceInputs],
     ) -> BaseModelOutput:
         """Return states (batch, n, hidden_size) of tokens (batch, n); the mask is nonzero for real tokens."""
-        words = embedded_tokens("input_ids", self.words, input_ids, inputs.get("inputs_embeds"))
+        words = embedded_tokens(
+            "input_ids", self.words, self.config.hidden_size, input_ids, inputs.get("inputs_embeds")
+        )
         with_weights = asks_for("output_attentions", inputs, self.config)
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
@@ -223,20 +225,3 @@ def _position(
         initializer_range=config.initializer_range,
         **(options or {}),
     )
-
-
-def embedded_tokens(name: str, embeddings: nn.Embedding, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
-    """Return embedded tokens (batch, n, hidden_size), from ids or as given."""
-    if (ids is None) == (embedded is None):
-        raise ValueError(f"{name} and {name.replace('input_ids', 'inputs_embeds')}: give exactly one of them")
-    if embedded is not None:
-        if embedded.dim() != 3 or embedded.shape[-1] != embeddings.embedding_dim:
-            raise ValueError(
-                f"{name.replace('input_ids', 'inputs_embeds')}: expected shape (batch, n, {embeddings.embedding_dim}), "
-                f"got {tuple(embedded.shape)}"
-            )
-        return embedded
-    assert ids is not None
-    if ids.dim() != 2:
-        raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
-    return embeddings(ids)
