@@ -95,9 +95,9 @@ def test_jit_tracing_says_what_to_do_instead():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torch_onnx_takes_our_models_with_the_reference():
+def test_torch_onnx_takes_our_models():
     pytest.importorskip("onnxruntime", reason="the export extra is not installed")
-    model = exportable(Encoder, "tisa", attention_backend="reference")
+    model = exportable(Encoder, "tisa")
     ids = torch.randint(3, 50, (2, 7))
     axes = {0: "batch", 1: "length"}
     shapes = {"input_ids": axes, "attention_mask": axes}

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import transformers
+from transformers import AutoModel
 
 from whereformer import Encoder, EncoderConfig, Seq2SeqConfig
 from whereformer.errors import InputError
@@ -122,3 +123,17 @@ def test_files_of_other_hands_are_read(tmp_path):
     entries["save_pretrained"] = 1
     with pytest.raises(ValueError, match=r"^config: it has no field 'save_pretrained'"):
         EncoderConfig.from_dict(entries)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda config: AutoModel.from_config(config, attn_implementation="sdpa"),
+        lambda config: AutoModel.from_config(config).set_attn_implementation("sdpa"),
+    ],
+)
+def test_transformers_attention_functions_are_refused(ask):
+    config = EncoderConfig(vocab_size=9, hidden_size=4, num_attention_heads=1, intermediate_size=4, blocks="1")
+    with pytest.raises(InputError, match=r"^attn_implementation: .*, got 'sdpa'; say attention_backend= with one of"):
+        ask(config)
+    AutoModel.from_config(config, attn_implementation="eager").set_attn_implementation("eager")

@@ -84,7 +84,7 @@ _written_out = False
 
 def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     """Return the choice of backend="auto" and the reason."""
-    if _written_out:
+    if _written_out or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()):
         return "reference", "other programs know its operations"
     on_cpu = device.type == "cpu"
     taken = derivatives()

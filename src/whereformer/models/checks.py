@@ -283,8 +283,11 @@ def check_inherited(config: Any, extra: Mapping[str, Any]) -> None:
     dtype = getattr(torch, config.dtype, None) if isinstance(config.dtype, str) else config.dtype
     if config.dtype is not None and not isinstance(dtype, torch.dtype):
         raise InputError("dtype", f"expected a dtype of torch, or the name of one, got {shown(config.dtype)}")
-    # One of transformers' attention functions, which our models do not call.
-    asked = extra.get("attn_implementation")
+    check_attention(extra.get("attn_implementation"))
+
+
+def check_attention(asked: object) -> None:
+    """Raise an InputError if one of transformers' attention functions is asked for, which our models do not call."""
     if asked not in (None, "eager"):
         raise InputError(
             "attn_implementation",

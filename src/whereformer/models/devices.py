@@ -1,4 +1,4 @@
-"""Where a model's parts may lie: on one device, or on the CPU and on disk until that device needs them."""
+"""The base class of all models: where their parts may lie, and whose attention they do not use."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import InputError
+from .checks import check_attention
 
 OFFLOADED = {"cpu", "disk"}
 """Places from which accelerate fetches weights, to compute with them on one device."""
 
 
 class OneDeviceModel(PreTrainedModel):
-    """A model that computes on one device: a position's tables are shared by all layers, and do not move with them."""
+    """A model that computes on one device, where a position's tables are that all layers share, and computes attention
+    itself.
+
+    Its parts may wait on the CPU or on disk until the device needs them.
+    """
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -21,6 +26,15 @@ class OneDeviceModel(PreTrainedModel):
         loaded = super().from_pretrained(*args, **kwargs)
         check_devices(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """Raise an InputError for anything but "eager", transformers' name for a model's own attention."""
+        check_attention(attn_implementation)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        """Refuse transformers' attention functions when the model is built."""
+        check_attention(attn_implementation)
+        return "eager"
 
 
 def check_devices(model: PreTrainedModel) -> None:
