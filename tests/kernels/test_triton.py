@@ -35,6 +35,7 @@ from whereformer import (
     merge_attention,
 )
 from whereformer.kernels.call import make_call
+from whereformer.kernels.problem import GRADIENTS
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -110,32 +111,36 @@ def test_long_tables_go_in_parts(explicit, monkeypatch):
     check("triton", content(37, 30), terms, causal=True, dropout_p=0.2, **options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("explicit", [False, True])
-def test_operator_contract(explicit, monkeypatch):
-    calls = []
-    forward = torch.ops.whereformer.triton_forward
-
-    class Spy:
-        def triton_forward(self, *arguments):
-            calls.append(arguments)
-            return forward(*arguments)
-
-    inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        ([], {}),
+        (["bias"], {"return_lse": True}),
+        pytest.param(["bias"], {"deterministic": False}, marks=pytest.mark.slow),
+        pytest.param(EVERY_KIND, {}, marks=pytest.mark.slow),
+        pytest.param(EVERY_KIND, {"query_positions": torch.arange(7, device=DEVICE)}, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "bias", "one pass", "every kind", "every kind at positions"],
+)
+def test_contract_of_operators(names, options, monkeypatch):
     built = [
-        kind(*(tensor.float().requires_grad_() for tensor in tensors), *(() if first is None else (first,)))
-        for kind, tensors, first in terms_of(EVERY_KIND, 7, 9)
+        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms_of(names, 7, 9)
     ]
-    options = {"query_positions": torch.arange(7, device=DEVICE)} if explicit else {}
-    call = make_call(*inputs, built, dropout_p=0.1, **options)
-    monkeypatch.setattr(torch.ops, "whereformer", Spy())
+    call = make_call(*(tensor.float() for tensor in content(7, 9)), built, dropout_p=0.1, **options)
+    problems, run = [], backend._run
+    monkeypatch.setattr(backend, "_run", lambda problem: problems.append(problem) or run(problem))
     backend.attend(call)
-    monkeypatch.undo()
-    arguments = [
-        tensor.detach().requires_grad_(tensor.is_floating_point()) if isinstance(tensor, torch.Tensor) else tensor
-        for tensor in calls[0]
+    arguments = problems[0].arguments()
+    leaves = [
+        each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
+        for each in arguments
     ]
-    torch.library.opcheck(forward, arguments)
+    torch.library.opcheck(backend._forward, leaves)
+    out, norm, lse = backend._forward(*arguments)
+    needed = [tensor is not None for tensor in arguments[: len(GRADIENTS)]]
+    d_out, d_lse = output_gradient(out).to(out.dtype), torch.ones_like(lse[1]) if problems[0].wants_lse else None
+    torch.library.opcheck(backend._backward, (d_out, d_lse, out, norm, needed, *arguments))
 
 
 # --- windows, shared keys, soft caps, logs of sums

@@ -456,10 +456,14 @@ def test_the_floater_operator_is_the_solver(solver, length):
         assert_close(ours, expected)
 
 
-def test_the_floater_operator_is_well_formed():
+@pytest.mark.parametrize("length", [1, 3])
+def test_the_floater_operators_are_well_formed(length):
     position = make("floater")
     weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
-    torch.library.opcheck(torch.ops.whereformer.floater_trajectory.default, (*weights, 3, "rk4", 2))
+    operators, settings = torch.ops.whereformer, (length, "rk4", 2)
+    torch.library.opcheck(operators.floater_trajectory.default, (*weights, *settings))
+    inputs = (torch.randn(length, *position.initial.shape), *(weight.detach() for weight in weights))
+    torch.library.opcheck(operators.floater_trajectory_backward.default, (*inputs, *settings))
 
 
 # --- curves

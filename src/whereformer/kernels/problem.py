@@ -244,10 +244,9 @@ def register_gradients(forward: Any, backward: Any, run_forward: Any = None, run
         inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
         found: list[Tensor | None] = [None] * len(inputs)
         needed = list(ctx.needs_input_grad[: len(GRADIENTS)])
-        if not Problem(*inputs).wants_lse:
+        if lse_gradient is not None:
             # A compiled program has a gradient for every output, also for an empty one.
-            lse_gradient = None
-        lse_gradient = None if lse_gradient is None else lse_gradient[1]
+            lse_gradient = lse_gradient[1] if Problem(*inputs).wants_lse else None
         if (output_gradient is None and lse_gradient is None) or not any(needed):
             return tuple(found)
         if output_gradient is None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
+from ..kernels.torch_private import recording
 from .base import ModelShape, Place, Position, PositionRangeError, Work, float_dtype, out_of_range, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
@@ -95,13 +96,14 @@ def _trajectory_gradients(
     solver: str,
     substeps: int,
 ) -> list[Tensor]:
-    def trajectory(initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-        return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
-
-    # Autograd is off inside an operator; torch.func brings its own.
-    pull_back = torch.func.vjp(trajectory, initial, w1, b1, w2, b2)[1]
+    with recording():
+        leaves = [tensor.detach().requires_grad_() for tensor in (initial, w1, b1, w2, b2)]
+        initial, w1, b1, w2, b2 = leaves
+        states = integrate(initial, w1, b1, w2, b2, length, solver, substeps)
+        # At length 1, these are the initial one alone.
+        gradients = torch.autograd.grad(states, leaves, grad, allow_unused=True, materialize_grads=True)
     # Copy: at length 1 a gradient is a view of ``grad``, and an operator may not return a view of its input.
-    return [gradient.clone() for gradient in pull_back(grad)]
+    return [gradient.clone() for gradient in gradients]
 
 
 @_trajectory_gradients.register_fake

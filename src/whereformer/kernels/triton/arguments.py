@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -118,6 +119,13 @@ class Terms(NamedTuple):
     value_table: VectorTable  # products of the output's gradient with it
     levels: Levels
     dense: PairMatrix  # in natural units
+
+
+class RowCounts(NamedTuple):
+    """What kernels of single rows know of ``PairRules``."""
+
+    n_q: Any
+    heads: Any
 
 
 class PairRules(NamedTuple):
@@ -232,7 +240,7 @@ class OffsetSums(NamedTuple):
 
     If the strides of positions are the same, a row of ``data`` has the sums by key index - query index, from the last
     query's first key on, with a margin of LARGEST_BLOCK at both ends. Otherwise it has the sums by column of the table,
-    and then for each key what is at or beyond the left end, and the right end.
+    between what is at or beyond the left end for each key, and likewise the right end.
     """
 
     data: Any  # (batch, heads, length), int64; None if not needed
@@ -260,8 +268,13 @@ LONGEST_COMPILED = 128
 """Tables of at most this many vectors are loaded as a whole, and their offsets are compiled into the kernels."""
 
 
+@lru_cache(None, typed=True)
 def constant(value: int | bool | str) -> Any:
-    """Wrap a value as a compile-time constant of the kernels."""
+    """Wrap a value as a compile-time constant of the kernels.
+
+    The same value is the same object: Triton looks up a compiled kernel by its constants, and would compare two objects
+    in Python.
+    """
     # Imported here, because not every build of torch comes with Triton.
     import triton.language as tl
 
@@ -275,12 +288,13 @@ def row_matrix(tensor: Tensor | None, batch: int = 0, shared: int = 1) -> RowMat
     """
     if tensor is None:
         return RowMatrix(None, 0, 0, 0, constant(16), constant(16), constant(1))
-    if tensor.stride(3) != 1 and tensor.shape[3] != 1:
+    *_, width = shape = tensor.shape
+    if tensor.stride(3) != 1 and width != 1:
         tensor = tensor.contiguous()
-    across = 0 if tensor.shape[0] == 1 and batch > 1 else tensor.stride(0)
-    width = tensor.shape[3]
-    sizes = constant(width), constant(padded(width)), constant(shared)
-    return RowMatrix(tensor, across, tensor.stride(1), tensor.stride(2), *sizes)
+    across, head, row, _ = tensor.stride()
+    if shape[0] == 1 and batch > 1:
+        across = 0
+    return RowMatrix(tensor, across, head, row, constant(width), constant(padded(width)), constant(shared))
 
 
 def level_matrix(tensor: Tensor | None, batch: int) -> RowMatrix:
@@ -314,18 +328,27 @@ def shared_by(problem: Problem) -> int:
     return problem.heads // problem.value.shape[1]
 
 
-def new_norm(like: Tensor) -> Tensor:
-    """Allocate a (1 or 2, batch, heads, n_q) norm for the kernels, whose parts are contiguous.
+def new_norm(like: Tensor, numbers: int, heads: int, n_q: int) -> Tensor:
+    """Allocate a norm of one or two ``numbers``, (numbers, batch, heads, n_q), for the kernels.
 
-    Each begins at a multiple of 16 bytes: kernels are compiled anew for tensors that do not.
+    Each number's part is contiguous and begins at a multiple of 16 bytes: kernels are compiled anew for tensors that do
+    not.
     """
-    numbers = like[0].numel()
-    return like.new_empty(len(like), cdiv(numbers, 4) * 4)[:, :numbers].unflatten(1, like.shape[1:])
+    batch = like.shape[0]
+    strides = cdiv(batch * heads * n_q, 4) * 4, heads * n_q, n_q, 1
+    return like.new_empty_strided((numbers, batch, heads, n_q), strides, dtype=torch.float32)
 
 
 def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
     """Describe a norm of :func:`new_norm` to the kernels."""
-    return Norm(norm[0], norm[1] if len(norm) > 1 else None, delta)
+    shift, *log_sum = norm.unbind()
+    return Norm(shift, log_sum[0] if log_sum else None, delta)
+
+
+def at_rows(tensor: Tensor, rows: slice) -> Tensor:
+    """Return some rows of a (batch, heads, n_q, ...) tensor; itself, without a view, if these are all."""
+    length = rows.stop - rows.start
+    return tensor if length == tensor.shape[2] else tensor.narrow(2, rows.start, length)
 
 
 def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
@@ -484,8 +507,8 @@ def _bias_table(problem: Problem) -> BiasTable:
         return BiasTable(None, None, None)
     # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     lowest = torch.finfo(bias.dtype).min / 4
-    bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
-    return BiasTable(bias.contiguous(), problem.first[0] + bias.shape[1], bias.shape[1])
+    log2 = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest).mul_(LOG2E))
+    return BiasTable(log2.contiguous(), problem.first[0] + bias.shape[1], bias.shape[1])
 
 
 def _vector_table(problem: Problem, products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from .arguments import (
     OffsetSums,
     PairRules,
     QueryGradients,
+    RowCounts,
     SharedSums,
     TableSums,
     Terms,
+    at_rows,
     by_column,
     dropout_seeds_of,
     inputs_of,
@@ -51,6 +53,7 @@ class _QueryPart:
     problem: Problem
     rows: slice
     d_out: Tensor
+    delta: Tensor
     inputs: Inputs
     known: Known
     terms: Terms
@@ -125,15 +128,17 @@ class Backward:
                 self._dense_gradients(part)
 
     def _part(self, problem: Problem, rows: slice) -> _QueryPart:
-        d_out, norm = self.d_out[:, :, rows], self.norm[..., rows]
-        known_norm = norm_of(new_norm(norm).copy_(norm), self.delta[:, :, rows].contiguous())
+        d_out, delta, norm = at_rows(self.d_out, rows), at_rows(self.delta, rows).contiguous(), self.norm
+        if problem is not self.problem:
+            norm = new_norm(d_out, len(norm), self.heads, problem.n_q).copy_(norm[..., rows])
         dropout_seeds = None if self.dropout_seeds is None else self.dropout_seeds[:, :, rows].contiguous()
         return _QueryPart(
             problem,
             rows,
             d_out,
+            delta,
             inputs_of(problem),
-            Known(row_matrix(d_out), known_norm),
+            Known(row_matrix(d_out), norm_of(norm, delta)),
             terms_of(problem, d_out),
             pairs_of(problem, dropout_seeds),
         )
@@ -142,14 +147,10 @@ class Backward:
         # Imported here, and likewise below, because it imports Triton.
         from .jit.gradients import row_products
 
-        delta = torch.empty_like(self.norm[0], memory_format=torch.contiguous_format)
-        size = 64
-        row_products[(self.batch * self.heads * cdiv(self.problem.n_q, size),)](
-            row_matrix(out),
-            row_matrix(self.d_out),
-            delta,
-            pairs_of(replace(self.problem, key_mask=None, query_positions=None, query_documents=None), None),
-            BLOCK_M=size,
+        n_q, size = self.problem.n_q, 64
+        delta = self.norm.new_empty(self.batch, self.heads, n_q)
+        row_products[(self.batch * self.heads * cdiv(n_q, size),)](
+            row_matrix(out), row_matrix(self.d_out), delta, RowCounts(n_q, self.heads), BLOCK_M=size
         )
         return delta
 
@@ -179,7 +180,7 @@ class Backward:
         """Allocate the sums of the bias's gradient, if it is needed."""
         if not self.needs("bias"):
             return OffsetSums(None, None)
-        return bias_gradient.new_sums(part.problem, part.d_out, self.delta[:, :, part.rows])
+        return bias_gradient.new_sums(part.problem, part.d_out, part.delta)
 
     def _add_bias_gradient(self, part: _QueryPart, offsets: OffsetSums) -> None:
         if offsets.data is not None:
@@ -217,9 +218,9 @@ class Backward:
             part.inputs,
             part.known,
             QueryGradients(
-                query=row_matrix(None if d_query is None else d_query[:, :, rows]),
-                factors=row_matrix(None if d_factors is None else d_factors[:, :, rows]),
-                levels=level_matrix(None if d_levels is None else d_levels[:, :, rows], self.batch),
+                query=row_matrix(None if d_query is None else at_rows(d_query, rows)),
+                factors=row_matrix(None if d_factors is None else at_rows(d_factors, rows)),
+                levels=level_matrix(None if d_levels is None else at_rows(d_levels, rows), self.batch),
                 tables=TableSums(key_ends, key_rows, value_ends, value_rows),
             ),
             part.terms,

@@ -47,20 +47,17 @@ def to_table(problem: Problem, sums: OffsetSums) -> Tensor:
     if _by_diagonal(problem):
         query_start, _, key_start, stride = problem.affine
         first = key_start - query_start + (1 - problem.n_q - LARGEST_BLOCK) * stride - problem.first[0]
-        # Of the sums, those up to ``left`` are of the first column, and those from ``right`` on of the last.
-        left = min(max(-first // stride + 1, 0), number)
-        right = min(max(-((first - max(length - 1, 1)) // stride), left), number)
-        table = whole.new_zeros(len(whole), length)
-        if left < right:
-            table[:, first + left * stride :: stride][:, : right - left] = whole[:, left:right]
-        ends = [whole[:, :left], whole[:, right:]]
     else:
-        table = whole[:, :length]
-        ends = [whole[:, length : length + problem.n_k], whole[:, length + problem.n_k :]]
-    table[:, 0] += ends[0].sum(1)
-    table[:, -1] += ends[1].sum(1)
+        first, stride = -problem.n_k, 1
+    # Of the sums, those up to ``left`` are of the first column, and those from ``right`` on of the last.
+    left = min(max(-first // stride + 1, 0), number)
+    right = min(max(-((first - max(length - 1, 1)) // stride), left), number)
+    table = whole.new_zeros(len(whole), length)
+    table[:, first + left * stride : first + right * stride : stride] = whole[:, left:right]
+    table[:, 0].add_(whole[:, :left].sum(1))
+    table[:, -1].add_(whole[:, right:].sum(1))
     # Numbers that are not finite have no unit.
-    return (table.double() / sums.unit).float()
+    return table / sums.unit
 
 
 def _by_diagonal(problem: Problem) -> bool:
@@ -78,5 +75,6 @@ def _unit(problem: Problem, d_out: Tensor, delta: Tensor) -> Tensor:
     largest = norm(problem.value, math.inf, dtype=torch.float32)
     if problem.value_table is not None:
         largest += norm(problem.value_table, math.inf, dtype=torch.float32)
-    total = norm(d_out, 1, dtype=torch.float32).mul_(largest / (1.0 - problem.dropout_p)).add_(norm(delta, 1))
+    d_weights = norm(d_out, 1, dtype=torch.float32)
+    total = torch.addcmul(norm(delta, 1), d_weights, largest, value=1.0 / (1.0 - problem.dropout_p))
     return torch.exp2(_BITS - total.log2_().ceil_()).clamp_(max=_LARGEST_UNIT)

@@ -21,6 +21,7 @@ from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from ..terms import FactorPair, position_values
 from .arguments import (
+    at_rows,
     dropout_seeds_of,
     inputs_of,
     new_norm,
@@ -95,7 +96,10 @@ def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         dropout_seeds = dropout_seeds_of(problem)
         for part, rows in parts_of(problem):
             seeds_of_part = None if dropout_seeds is None else dropout_seeds[:, :, rows].contiguous()
-            _fill(part, seeds_of_part, out[:, :, rows], norm[..., rows])
+            part_norm = norm if part is problem else new_norm(out, len(norm), problem.heads, part.n_q)
+            _fill(part, seeds_of_part, at_rows(out, rows), part_norm)
+            if part is not problem:
+                norm[..., rows] = part_norm
     return out, norm, _lse_of(norm) if problem.wants_lse else problem.new_lse()
 
 
@@ -120,13 +124,11 @@ def _lse_of(norm: Tensor) -> LogSums:
 
 def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
     """Allocate the output, in the layout that suits the projection after it, and its norm."""
-    value = problem.value
-    batch, heads = value.shape[0], problem.heads
-    out = problem.new_output()
     may_be_large = any(
         term is not None for term in (problem.bias, problem.query_factors, problem.query_levels, problem.dense)
     )
-    return out, value.new_empty(2 if may_be_large else 1, batch, heads, problem.n_q, dtype=torch.float32)
+    norm = new_norm(problem.value, 2 if may_be_large else 1, problem.heads, problem.n_q)
+    return problem.new_output(), norm
 
 
 def _run_backward(
@@ -135,11 +137,10 @@ def _run_backward(
     problem = Problem(*arguments)
     gradients = _empty_gradients(problem, needed)
     if out.numel() == 0 or problem.n_k == 0:
-        return [gradient.zero_() for gradient in gradients]
+        return [gradient.zero_() for gradient in gradients.values()]
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
-        names = [name for name, wanted in zip(GRADIENTS, needed, strict=True) if wanted]
-        Backward(problem, d_out, d_lse, out, norm, dict(zip(names, gradients, strict=True))).run()
-    return gradients
+        Backward(problem, d_out, d_lse, out, norm, gradients).run()
+    return list(gradients.values())
 
 
 _backward = torch.library.custom_op(
@@ -154,13 +155,13 @@ _backward = torch.library.custom_op(
 def _(
     d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any
 ) -> list[Tensor]:
-    return _empty_gradients(Problem(*arguments), needed)
+    return list(_empty_gradients(Problem(*arguments), needed).values())
 
 
-def _empty_gradients(problem: Problem, needed: Sequence[bool]) -> list[Tensor]:
+def _empty_gradients(problem: Problem, needed: Sequence[bool]) -> dict[str, Tensor]:
     """Allocate the needed gradients, in the layout of their inputs."""
-    inputs = [getattr(problem, name) for name in GRADIENTS]
-    return [torch.empty_like(tensor) for tensor, wanted in zip(inputs, needed, strict=True) if wanted]
+    names = (name for name, wanted in zip(GRADIENTS, needed, strict=True) if wanted)
+    return {name: torch.empty_like(getattr(problem, name)) for name in names}
 
 
 _run = register_gradients(_forward, _backward, _run_forward, _run_backward)
@@ -172,7 +173,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _fill(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
-    """Fill ``out`` and ``norm``, (..., batch, heads, n_q, ...) with any strides."""
+    """Fill ``out``, (batch, heads, n_q, value_dim) with any strides, and a norm of :func:`new_norm`."""
     # Imported here, because it imports Triton.
     from .jit.forward import forward
 
@@ -183,15 +184,13 @@ def _fill(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Ten
         at_offset = new_rows(out, heads, problem.n_q, problem.value_table.shape[1])
         # Weights are rounded to the values' dtype too, so that tensor cores multiply them.
         values = problem.value_table.to(problem.value.dtype).unsqueeze(0).expand(batch, heads, -1, -1)
-    rows_norm = new_norm(norm)
     forward[(batch * heads * cdiv(problem.n_q, blocks.rows),)](
         inputs_of(problem),
         row_matrix(out),
-        norm_of(rows_norm),
+        norm_of(norm),
         row_matrix(values),
         at_offset,
         terms_of(problem),
         pairs_of(problem, dropout_seeds),
         **blocks.launch,
     )
-    norm.copy_(rows_norm)

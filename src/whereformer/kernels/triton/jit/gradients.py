@@ -98,13 +98,13 @@ def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AR
 
 
 @triton.jit
-def row_products(out, d_out, delta, pairs, BLOCK_M: tl.constexpr):
+def row_products(out, d_out, delta, counts, BLOCK_M: tl.constexpr):
     """Compute ``delta_i = <out_i, d_out_i>``, which the softmax's gradient subtracts in each row."""
-    blocks = tl.cdiv(pairs.n_q, BLOCK_M)
+    blocks = tl.cdiv(counts.n_q, BLOCK_M)
     program = tl.program_id(0)
-    place = place_of(program, blocks, pairs)
+    place = place_of(program, blocks, counts)
     first_row = program % blocks * BLOCK_M
-    o = load(out, place, first_row, pairs.n_q, BLOCK_M).to(tl.float32)
-    do = load(d_out, place, first_row, pairs.n_q, BLOCK_M).to(tl.float32)
+    o = load(out, place, first_row, counts.n_q, BLOCK_M).to(tl.float32)
+    do = load(d_out, place, first_row, counts.n_q, BLOCK_M).to(tl.float32)
     row = first_row + tl.arange(0, BLOCK_M)
-    tl.store(delta + row_index(pairs, place, row), tl.sum(o * do, 1), mask=row < pairs.n_q)
+    tl.store(delta + row_index(counts, place, row), tl.sum(o * do, 1), mask=row < counts.n_q)

@@ -86,17 +86,18 @@ def _add_pairs(sums, d_scores, unit, tile, terms, pairs, AREA: tl.constexpr):
     table, columns = terms.bias, tile.columns
     last = table.length - 1
     head = tl.cast(tile.place.batch, tl.int64) * pairs.heads + tile.place.head
-    at = sums.data + head * (table.length + 2 * pairs.n_k)
-    left = at + table.length + tile.first_key + tl.arange(0, N)
+    left = sums.data + head * (table.length + 2 * pairs.n_k) + tile.first_key + tl.arange(0, N)
+    right = left + pairs.n_k + table.length
     here = tile.first_key + tl.arange(0, N) < pairs.n_k
     if AREA == LEFT:
         _add_whole(left, tl.sum(d_scores, 1), unit, here)
     elif AREA == RIGHT:
-        _add_whole(left + pairs.n_k, tl.sum(d_scores, 1), unit, here)
+        _add_whole(right, tl.sum(d_scores, 1), unit, here)
     else:
         column = offsets_of(tile, pairs) - (table.end - table.length)
         _add_whole(left, tl.sum(tl.where(column <= 0, d_scores, 0.0), 1), unit, here)
         beyond = column >= tl.maximum(last, 1)
-        _add_whole(left + pairs.n_k, tl.sum(tl.where(beyond, d_scores, 0.0), 1), unit, here)
+        _add_whole(right, tl.sum(tl.where(beyond, d_scores, 0.0), 1), unit, here)
         between = (column > 0) & (column < last) & (columns < pairs.n_k) & (d_scores != 0.0)
+        at = sums.data + head * (table.length + 2 * pairs.n_k) + pairs.n_k
         _add_whole(at + column, d_scores, unit, between)
