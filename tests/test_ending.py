@@ -1,6 +1,7 @@
 """How commands end: in one line and with a code, whatever happens."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from tests.failing import fails
 from whereformer.cli.ending import ending
-from whereformer.cli.main import execute
+from whereformer.cli.main import execute, main
 from whereformer.errors import InputError, fail, one_line, printable
 from whereformer.lab.terminal import Bar, Terminal
 
@@ -130,30 +131,23 @@ def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):
     assert not {"\x1b", "\x07", "\u202e"} & {*captured.out, *captured.err}
 
 
-def command(*arguments, **options):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    return subprocess.Popen(
-        [sys.executable, "-c", "from whereformer.__main__ import main; main()", *arguments],
-        stderr=subprocess.PIPE,
-        env=environment,
-        **options,
-    )
-
-
 def test_a_closed_output_is_quiet():
     read, write = os.pipe()
     os.close(read)
-    process = command("positions", stdout=write)
+    code = "from whereformer.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "positions"], stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
-    assert process.communicate(timeout=60)[1] == b""
-    assert process.returncode == 141
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_terminal_without_unicode_gets_ascii():
-    process = command("positions", stdout=subprocess.PIPE)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, b"")
-    assert b"tisa" in out.decode("ascii").encode()
+def test_a_terminal_without_unicode_gets_ascii(monkeypatch, capsys):
+    shown = io.BytesIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+        main(["positions"])
+        sys.stdout.flush()
+        assert "tisa" in shown.getvalue().decode("ascii")
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("module", ["whereformer._extras", "tyro", "torch"])
@@ -185,8 +179,6 @@ FLAGS = {
 
 @pytest.mark.parametrize(("name", "flag"), [(name, flag) for name, flags in FLAGS.items() for flag in flags])
 def test_numbers_that_are_none_are_refused_before_any_work(name, flag, tmp_path, capsys, monkeypatch):
-    from whereformer.cli.main import main
-
     monkeypatch.chdir(tmp_path)
     for number in NUMBERS:
         with pytest.raises(SystemExit) as stopped:

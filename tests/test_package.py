@@ -74,18 +74,26 @@ def test_unknown_names_raise_attribute_error(name):
 
 
 def test_importing_needs_nothing_and_attention_torch_alone():
+    """Not even Triton, which torch brings on most systems."""
     code = """
 import sys, whereformer
 print(*sys.modules)
+sys.modules["triton"] = None
 whereformer.attention
 print(*sys.modules)
 for name in whereformer.position_names():
     whereformer.build_position(name, hidden_size=8, num_heads=2)
 import torch
-whereformer.attention(*torch.randn(3, 1, 2, 5, 4, requires_grad=True)).sum().backward()
+inputs = torch.randn(3, 1, 2, 5, 4, requires_grad=True)
+whereformer.attention(*inputs).sum().backward()
 print(*sys.modules)
+try:
+    whereformer.attention(*inputs, backend="triton")
+except ValueError as error:
+    print(error)
 """
-    lines = in_a_fresh_process(code).splitlines()
+    *lines, refusal = in_a_fresh_process(code).splitlines()
+    assert "needs Triton, which is not installed" in refusal
     at_import, with_attention, with_all_methods = (set(line.split()) for line in lines)
     # So that the command line can look after Ctrl-C before the long imports.
     assert not {"torch", "whereformer.kernels", "whereformer.positions"} & at_import

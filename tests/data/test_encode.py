@@ -33,9 +33,9 @@ def _small_lots(monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    """A text of about 30 pages that was written long ago."""
+    """A text of about 20 pages that was written long ago."""
     path = tmp_path / "text.txt"
-    path.write_text("\n".join(f"the {number} cats saw {number * 7} dogs near an old house." for number in range(2500)))
+    path.write_text("\n".join(f"the {number} cats saw {number * 7} dogs near an old house." for number in range(1600)))
     os.utime(path, (1e9, 1e9))
     return path
 

@@ -29,7 +29,7 @@ REFUSED = {
     "Latin cells": "a,b,label\nf\xfcnf,y,f\xfcnf\nz,w,1\n".encode("latin-1"),
     "a Latin header": "a,b,l\xfc,label\nf,y,f,0\nz,w,1,1\n".encode("latin-1"),
     "one name twice": b"a,a,b,label\nx,x,y,0\n",
-    "one name often": (",".join(["name"] * 50_000) + "\n").encode(),
+    "one name often": (",".join(["name"] * 10_000) + "\n").encode(),
     "many columns": (",".join(f"c{n}" for n in range(5000)) + "\n" + ",".join("x" * 5000) + "\n").encode(),
     "a huge cell": b"a,b,label\n" + b"x" * 3_000_000 + b",y,0\nz,w,1\n",
     "a huge header": b"a,b,label," + b"n" * 2_000_000 + b"\nx,y,0,1\nz,w,1,1\n",

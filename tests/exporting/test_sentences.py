@@ -22,6 +22,8 @@ from .models import exportable
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
 
+# What is of interest here follows the last layer, and tracing takes as long as there are layers.
+SHORT = {"num_hidden_layers": 1}
 WORDS = "the cat cats saw an old older dog dogs near"
 TEXTS = ["the cat", "", "An old dog saw the cats near the older dog.", "cat dogs saw " * 30]
 
@@ -65,14 +67,14 @@ def check(model, file, limit, capsys):
     [(MODULES, "mean_tokens", "onnx"), (MODULES[:2], "cls_token", "pt2"), (MODULES[:2], "max_tokens", "onnx")],
 )
 def test_vectors_are_those_of_sentence_transformers(modules, pooling, kind, tmp_path, capsys):
-    model = save(tmp_path / "model", bert(), WORDS, modules=modules, pooling=pooling)
+    model = save(tmp_path / "model", bert(**SHORT), WORDS, modules=modules, pooling=pooling)
     check(model, tmp_path / f"model.{kind}", 16, capsys)
 
 
 def test_a_checkpoint_with_a_head_is_read_without_it(tmp_path, capsys):
     """And in lower case, where the folder says so, up to the limit of a newer folder's tokenizer."""
     torch.manual_seed(0)
-    model = BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=32, initializer_range=0.3))
+    model = BertForMaskedLM(BertConfig(**SIZES | SHORT, max_position_embeddings=32, initializer_range=0.3))
     folder = Path(save(tmp_path / "model", model, WORDS))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 16, "pooling_mode": "mean"}))
@@ -80,7 +82,7 @@ def test_a_checkpoint_with_a_head_is_read_without_it(tmp_path, capsys):
 
 
 def test_an_attached_model(tmp_path, capsys):
-    model = attach(bert(), "tisa")
+    model = attach(bert(**SHORT), "tisa")
     run, _ = exported(save(tmp_path / "model", model, WORDS), tmp_path / "model.pt2", capsys)
     ids = torch.tensor([Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(TEXTS[2]).ids])
     wanted = model.eval()(ids).last_hidden_state.mean(1).detach()
@@ -95,7 +97,7 @@ def test_a_pretrained_encoder(kind, tmp_path, capsys):
 
 
 def test_from_python(tmp_path):
-    folder = save(tmp_path / "model", bert(), WORDS)
+    folder = save(tmp_path / "model", bert(**SHORT), WORDS)
     model = load_pretrained(folder)
     found = to_torch(model, tmp_path / "model.pt2", pooled_as=folder)
     assert found.outputs == ("last_hidden_state", "sentence_embedding")
@@ -127,7 +129,7 @@ def test_from_python(tmp_path):
     ],
 )
 def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_path, capsys):
-    folder = Path(save(tmp_path / "model", bert(), WORDS))
+    folder = Path(save(tmp_path / "model", bert(**SHORT), WORDS))
     (folder / name).write_text(json.dumps(content))
     line = fails(capsys, "export", str(folder), "--to", "onnx", "--out", str(tmp_path / "new" / "model.onnx"))
     assert message in line
@@ -135,7 +137,7 @@ def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_
 
 
 def test_a_pipe_is_not_read(tmp_path, capsys):
-    folder = Path(save(tmp_path / "model", bert(), WORDS))
+    folder = Path(save(tmp_path / "model", bert(**SHORT), WORDS))
     (folder / "1_Pooling" / "config.json").unlink()
     os.mkfifo(folder / "1_Pooling" / "config.json")
     line = fails(capsys, "export", str(folder), "--to", "onnx")
@@ -143,7 +145,7 @@ def test_a_pipe_is_not_read(tmp_path, capsys):
 
 
 def test_a_cross_encoder_keeps_its_head(tmp_path):
-    folder = Path(save(tmp_path / "model", bert(), WORDS, modules=MODULES[:1]))
+    folder = Path(save(tmp_path / "model", bert(**SHORT), WORDS, modules=MODULES[:1]))
     assert read_sentence_settings(tmp_path) is None
     (folder / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
     assert read_sentence_settings(folder) is None

@@ -19,6 +19,41 @@ def _no_collection_after_every_training() -> Iterator[None]:
         yield
 
 
+DRAWN = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _figures_are_drawn_once() -> Iterator[None]:
+    """Every report paints its figures, but only the first of a name becomes SVG; tests of pages have all of them."""
+    from matplotlib.figure import Figure
+
+    from whereformer.lab.report import figures
+
+    draw = figures.draw
+
+    def draw_once(name, label, width, height, paint):
+        if name in DRAWN:
+            paint(Figure())
+        else:
+            DRAWN[name] = draw(name, label, width, height, paint)
+        return DRAWN[name]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(figures, "draw", draw_once)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _speed_is_measured_in_two_rounds() -> Iterator[None]:
+    """Not in nine: no test asks how exact a speed is."""
+    from whereformer.studies.compare import run, speed
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (run, speed):
+            patched.setattr(module, "ROUNDS", 2)
+        yield
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """The path of a story that a tiny model learns in seconds."""

@@ -38,9 +38,9 @@ def save(folder, model, words, limit=16, modules=MODULES, pooling="mean_tokens")
     return str(folder)
 
 
-def bert(positions=32):
+def bert(positions=32, **changes):
     torch.manual_seed(0)
-    return BertModel(BertConfig(**SIZES, max_position_embeddings=positions, initializer_range=0.3))
+    return BertModel(BertConfig(**SIZES | changes, max_position_embeddings=positions, initializer_range=0.3))
 
 
 def save_documents(file, words):

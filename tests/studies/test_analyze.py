@@ -15,6 +15,7 @@ from tests.failing import fails
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import toeplitzness
 from whereformer.cli.main import main
+from whereformer.data import corpus
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
@@ -200,7 +201,8 @@ def test_numbers_in_json_are_finite_and_small(save):
     assert data["sizes"]["positions"] == 70
 
 
-def test_progress_is_whole(save, tmp_path):
+def test_progress_is_whole(save, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "default_documents", lambda: PAGES)
     paths = [save(ours("learned"), "a"), save(ours("tisa"), "b", with_tokenizer=False)]
     progress = Steps()
     results = AnalyzeJob(options(), sources_of(paths, None)).run(tmp_path, progress)

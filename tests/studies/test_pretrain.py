@@ -35,7 +35,7 @@ from whereformer.lab.training.loading import loading_problem
 from whereformer.lab.training.long_run import LongTrainer
 from whereformer.lab.training.optimizer import build_optimizer, build_schedule
 from whereformer.studies.pretrain import pretraining
-from whereformer.studies.pretrain import text as pretraining_text
+from whereformer.studies.pretrain import run as pretraining_run
 from whereformer.studies.pretrain.results import PretrainResults
 from whereformer.studies.pretrain.schedule import Stage, StagedBatches
 from whereformer.studies.pretrain.settings import PretrainTraining
@@ -883,10 +883,10 @@ OPTIONS = "--position-options"
         (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
     ],
 )
-def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
+def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_read(
     arguments, expected, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pretraining_text, "prepare_text", None)
+    monkeypatch.setattr(pretraining_run, "look_at", None)
     message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message
 

@@ -20,8 +20,9 @@ from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate import translating
 from whereformer.studies.translate.settings import Decoding
 
-LEARNED = ["--hidden-size=64", "--intermediate-size=128", "--steps=300", "--every=100", "--batch-tokens=1024"]
-LEARNED += ["--learning-rate=0.005", "--warmup=60", "--dropout=0", "--average=1", "--position=shaw"]
+LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=260", "--every=260"]
+LEARNED += ["--batch-tokens=1024", "--learning-rate=0.01", "--warmup=60", "--dropout=0", "--average=1"]
+LEARNED += ["--position=shaw"]
 CPU = torch.device("cpu")
 
 
@@ -302,9 +303,9 @@ def _other_tokenizer(folder):
         (_replaced("tokenizer.json", lambda file: file.read_bytes()[:40]), "MODEL: cannot read "),
         (
             _replaced(
-                "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 64', b'"hidden_size": 32')
+                "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 32', b'"hidden_size": 16')
             ),
-            "hidden_size 64 would fit, got 32",
+            "hidden_size 32 would fit, got 16",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (_other_tokenizer, "the tokenizer of"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import glob
+import os
 import re
 import sysconfig
 import warnings
@@ -38,8 +39,12 @@ def default_documents() -> list[str]:
     """
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "pydoc_data", "__pycache__"}
-    sources = [path for path in sorted(root.rglob("*.py")) if skipped.isdisjoint(path.relative_to(root).parts)]
-    documents = ["\n\n".join(_docstrings(path)) for path in sources]
+    sources: list[Path] = []
+    # Most files may be in folders that are skipped, so these are not searched.
+    for folder, inside, files in os.walk(root):
+        inside[:] = [name for name in inside if name not in skipped]
+        sources += [Path(folder, name) for name in files if name.endswith(".py")]
+    documents = ["\n\n".join(_docstrings(path)) for path in sorted(sources)]
     try:
         from pydoc_data import topics
     except ImportError:

@@ -172,6 +172,10 @@ class TokenizerChoice:
         # The JSON does not tell whether names of special tokens in text are plain text.
         return fingerprint([backend.to_str(), *(["plain text"] if backend.encode_special_tokens else [])])
 
+    def check(self) -> None:
+        """Raise :class:`InputError` if there is no tokenizer at ``path``; for the time before a long text is read."""
+        _ = self.setting
+
 
 @dataclass(frozen=True)
 class EncodedText:

@@ -43,12 +43,17 @@ def _git(*arguments: str) -> str | None:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that are measured or compared with, if installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "whereformer": __version__}
-    for name in ("triton", "transformers", "x-transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    known = {name: _installed(name) for name in ("triton", "transformers", "x-transformers")}
+    return found | {name: number for name, number in known.items() if number}
+
+
+@cache
+def _installed(name: str) -> str | None:
+    """Return the version of a library, None if it is not installed. It is looked up in files, and asked for often."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -85,9 +85,10 @@ class LongTraining(ABC, Generic[Kind]):
     def course(self) -> Course:
         """The length of the training, and what its steps mean."""
 
+    @property
     @abstractmethod
     def plan(self) -> TrainingPlan:
-        """Return the facts that are known before training."""
+        """The facts that are known before training."""
 
     @abstractmethod
     def sheet(self) -> Sheet:
@@ -366,7 +367,7 @@ def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress, re
     seed, steps = long.training.seed, long.course.steps
     torch.manual_seed(seed)
     model = long.build().to(long.device)
-    plan = vars(long.plan())
+    plan = vars(long.plan)
     start = folder.kind(**plan, settings=folder.settings, text=long.text.facts, **provenance(long.device))
     if ranks.is_main():
         folder.claim(start)

@@ -21,6 +21,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     Raises:
         InputError: if the settings do not fit together.
     """
+    only_checks = vocabulary is None
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
     assert model.position is not None  # resolved
@@ -56,7 +57,8 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
             **{name: value for name, value in given.items() if value is not None},
         )
         # The model is built here, so that errors appear before the text is read and encoded, which may take long.
-        count_parameters(config)
+        if only_checks:
+            count_parameters(config)
     except (ValueError, TypeError) as error:
         raise as_setting(error, kind.__dataclass_fields__, options) from None
     return config

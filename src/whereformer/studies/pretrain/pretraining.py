@@ -100,6 +100,7 @@ class Pretraining(LongTraining[PretrainResults]):
     def course(self) -> Course:
         return Course(self.training.steps, self.every, self.epochs, self.tokens_seen)
 
+    @cached_property
     def plan(self) -> PretrainPlan:
         first = self.stages[0]
         return PretrainPlan(
@@ -111,7 +112,7 @@ class Pretraining(LongTraining[PretrainResults]):
         )
 
     def sheet(self) -> Sheet:
-        facts, plan = self.text.facts, self.plan()
+        facts, plan = self.text.facts, self.plan
         lengths = ", ".join(f"{length:,}" for length in plan.block_lengths)
         rows = [
             ("text", f"{facts.training_tokens:,} training and {facts.held_out_tokens:,} held-out tokens"),

@@ -46,6 +46,7 @@ class PretrainJob(LongJob[PretrainResults]):
         with ranks.main_first():
             paths = fetched(self.data, progress)
         text = Text(paths, self.column, progress, source_of(self.data))
+        self.tokenizer.check()
         if self.data and ranks.is_main():
             progress.line(text.about_files)
         return text, look_at(text, cache)

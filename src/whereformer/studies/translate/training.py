@@ -79,8 +79,9 @@ class TranslatorTraining(LongTraining[TranslationResults]):
         judged = (step for step in range(self.course.steps, 0, -1) if self.course.is_judged(step))
         return sorted(islice(judged, self.training.average))
 
+    @cached_property
     def plan(self) -> TranslationPlan:
-        """Return the facts that are known before training."""
+        """The facts that are known before training."""
         with torch.device("meta"):
             counts = parameters(Seq2SeqForConditionalGeneration(self.config))
         return TranslationPlan(
@@ -93,7 +94,7 @@ class TranslatorTraining(LongTraining[TranslationResults]):
         )
 
     def sheet(self) -> Sheet:
-        facts, plan, rows = self.text.facts, self.plan(), []
+        facts, plan, rows = self.text.facts, self.plan, []
         for name, part in (("training", facts.training), ("held-out", facts.held_out)):
             tokens = f"{part.source_tokens:,} and {part.target_tokens:,} tokens, at most {part.longest} per line"
             rows.append((name, f"{part.pairs:,} pairs, {tokens}"))
