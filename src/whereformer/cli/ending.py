@@ -26,7 +26,13 @@ CLOSED = 141
 OURS = "WHEREFORMER_TRACEBACK"
 """The environment variable that also prints the traceback of a fault of ours."""
 
-NO_MEMORY = ("allocate memory", "out of memory", "can't start new thread", "failed to map segment")
+NO_MEMORY = (
+    "allocate memory",
+    "out of memory",
+    "can't start new thread",
+    "failed to map segment",
+    "error return without exception set",
+)
 """Parts of the errors of libraries that got no memory. A thread needs some for its stack, a library for its code."""
 
 
@@ -79,6 +85,8 @@ def _failed(error: Exception, command: Any) -> int:
     if ranks.lost_another(error):
         return fail("another process of this run ended unexpectedly; the same command continues")
     if isinstance(error, MemoryError) or any(part in str(error) for part in NO_MEMORY):
+        # What libraries do at the end needs memory, too, and would print a traceback.
+        sys.unraisablehook = lambda _: None
         return fail(f"not enough memory for these sizes ({str(error) or type(error).__name__})")
     text = f"whereformer {__version__}\n{sys.argv}\n\n{''.join(traceback.format_exception(error))}"
     if os.environ.get(OURS):
