@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.report.pages import Page
 from whereformer.lab.json_files import from_json
-from whereformer.lab.report import figures, heads
+from whereformer.lab.report import figures, heads, page
 from whereformer.studies.compare import report
 from whereformer.studies.compare.results import CompareResults
 
@@ -16,6 +16,10 @@ LENGTH, LAYERS, HEADS = 16, 2, 3
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"
 TO = "\N{EN DASH}"
 ODD_NAME = 'my<b>&"own"'
+LONG_NAMES = [
+    *("deberta", "inkling", "shaw", "tisa", "rope/rope/rope/none", "sinusoidal/rope+logn/none", "learned+tisa"),
+    *("learned+sinusoidal", "fox", "alibi", "none"),
+]
 
 
 def run_of(loss, seed, *, curve, extrapolates=True, parameters=0):
@@ -83,6 +87,23 @@ def results_of(seeds=1):
             name: {"relative_speed": 0.75, "lowest": 0.7, "highest": 0.8, "peak_memory": 3 * 2**20} for name in methods
         },
     }
+
+
+def wide_results():
+    """Results of a wide table: many methods with long names, four lengths, and ranges in most cells."""
+    results = results_of()
+    lengths = [LENGTH, 2 * LENGTH, 4 * LENGTH, 8 * LENGTH]
+    results["settings"] |= {"lengths": lengths, "steps": 200}
+    results["runs"], results["speed"] = {}, {}
+    for index, name in enumerate(LONG_NAMES):
+        results["runs"][name] = runs = {}
+        for seed in range(3):
+            loss = 4 + index / 10 + seed / 100
+            runs[str(seed)] = run = run_of(loss, seed, curve=False, parameters=73_664)
+            run["train_loss"] = [loss + 2 * ((step + 1) / 200) ** -0.5 for step in range(200)]
+            run["scores"] = {str(length): {"loss": loss, "accuracy": 0.395} for length in lengths}
+        results["speed"][name] = {"relative_speed": 0.75, "lowest": 0.5, "highest": 1.25, "peak_memory": 2**30}
+    return results
 
 
 def build_report(content):
@@ -187,6 +208,14 @@ def test_the_losses_of_longer_trainings_are_predicted():
     assert loss == pytest.approx(4.0 - 2 * (1 - 4**-0.5), abs=0.5)
     assert "Where it is heading" in page
     assert "the order of clearly better methods is settled" in page
+
+
+def test_long_names_wrap_and_stay_escaped(text):
+    assert page.breakable("a+b/<c>") == "a+<wbr>b/<wbr>&lt;c&gt;"
+    wide = build_report(wide_results())
+    assert "rope/<wbr>rope/<wbr>rope/<wbr>none" in wide
+    assert [row[1] for row in Page(wide).cells][:5] == LONG_NAMES[:5]
+    assert "<wbr>" not in text
 
 
 def test_methods_that_were_left_out_or_failed_and_the_rates_that_were_tried_are_named():

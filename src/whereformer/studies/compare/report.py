@@ -48,7 +48,7 @@ def ranking_sheet(
         *(Column("loss", f"@{length}") for length in sorted(rows[0].loss)),
         Column("accuracy", "", "descending", page=task is not None),
         *([] if task else heading),
-        Column("rate", "of learning", "descending", page=True),
+        Column("rate", "", "descending", page=True),
         Column("speed", f"{BASELINE} = 1", "descending"),
         Column("MiB"),
         Column("params"),
