@@ -1,6 +1,7 @@
 """The comparison's page, built from small results that are made up here."""
 
 import copy
+import itertools
 import math
 import re
 
@@ -9,7 +10,8 @@ import pytest
 from tests.lab.report.pages import Page
 from whereformer.lab.json_files import from_json
 from whereformer.lab.report import figures, heads, page
-from whereformer.studies.compare import report
+from whereformer.studies.compare import ranking, report
+from whereformer.studies.compare.outlook import SHARES, Estimate, Outlook
 from whereformer.studies.compare.results import CompareResults
 
 LENGTH, LAYERS, HEADS = 16, 2, 3
@@ -208,6 +210,28 @@ def test_the_losses_of_longer_trainings_are_predicted():
     assert loss == pytest.approx(4.0 - 2 * (1 - 4**-0.5), abs=0.5)
     assert "Where it is heading" in page
     assert "the order of clearly better methods is settled" in page
+
+
+def test_a_prediction_too_uncertain_to_change_the_order_is_a_gray_range_and_no_curve(monkeypatch):
+    # After more steps, learned would be ahead of tisa (3.65 and 3.9), but by less than its error.
+    # In the order of the runs, which are ranked twice: for the sentences and for the table.
+    ahead = itertools.cycle([Estimate(0.1, 0.1), Estimate(0.1, 0.1), Estimate(0.6, 0.5), Estimate(0.1, 0.1)])
+    curve = [4.0] * len(SHARES)
+    monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0.1, 0.1), next(ahead), curve))
+    text = build_report(results_of())
+    cells = {row[1]: row[7] for row in Page(text).cells}
+    error = "\N{PLUS-MINUS SIGN}0.10"
+    assert cells == {
+        "tisa": f"3.90{error}",
+        "learned": f"{TO}2.65{TO}4.65",
+        ODD_NAME: f"4.16{error}",
+        "none": f"4.40{error}",
+    }
+    assert '<td data-order="" class="no" data-label="loss 4x steps" title="too uncertain to change the order">' in text
+    assert "too uncertain to be drawn for learned." in text
+    assert "For learned, the predicted loss is lower" in text
+    drawn = re.search(r'<svg[^>]* aria-label="Training loss of.*?</svg>', text, flags=re.DOTALL)[0]
+    assert len(re.findall(r"stroke-dasharray: ?1,1\.5", drawn)) == 3
 
 
 def test_long_names_wrap_and_stay_escaped(text):
