@@ -70,20 +70,24 @@ def test_any_losses_give_numbers_or_nothing(values):
 
 
 @pytest.mark.parametrize(
-    ("falls", "expected"),
+    ("falls", "unsettled", "uncertain"),
     [
-        ((0.1, 0.1), []),  # the gap stays
-        ((0.1, 0.9), [("a", "b")]),  # the gap is closed within the error
-        ((0.1, 2.0), [("a", "b")]),  # the order changes
-        ((2.0, 0.1), []),  # the gap grows
+        ((0.1, 0.1), [], []),  # the gap stays
+        ((0.1, 0.9), [("a", "b")], []),  # the gap is closed within the error
+        ((0.1, 1.4), [("a", "b")], ["b"]),  # the order changes within twice the error
+        ((0.1, 2.0), [("a", "b")], []),  # the order changes by more
+        ((2.0, 0.1), [], []),  # the gap grows
     ],
 )
-def test_pairs_whose_order_may_change_are_named(monkeypatch, falls, expected):
+def test_pairs_whose_order_may_change_are_named(monkeypatch, falls, unsettled, uncertain):
     by_method = iter(falls)
     monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(next(by_method), 0.15), []))
-    assert rank(results(a=[[4.0] * 5], b=[[5.0] * 5])).unsettled == expected
+    ranked = rank(results(a=[[4.0] * 5], b=[[5.0] * 5]))
+    assert ranked.unsettled == unsettled
+    assert ranked.uncertain == uncertain
 
 
 def test_methods_that_can_not_be_told_apart_now_have_no_order_to_change(monkeypatch):
     monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(0.0, 1.0), []))
-    assert rank(results(a=[[4.0] * 5], b=[[4.01] * 5])).unsettled == []
+    ranked = rank(results(a=[[4.0] * 5], b=[[4.01] * 5]))
+    assert (ranked.unsettled, ranked.uncertain) == ([], [])

@@ -144,8 +144,8 @@ def attention(
             they refuse ``softcap``.
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
-        softcap_terms: whether the cap is over all that terms add to the score, too (Gemma 3n's audio). A bias of
-            ``-inf`` forbids its pairs all the same.
+        softcap_terms: whether the cap is over all that terms add to the score, too (Gemma 3n's audio). With a bias
+            of ``-inf``, a query does not attend to the key all the same.
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
             to nothing (GPT-OSS's learned sinks). They must be finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.

@@ -3,9 +3,9 @@
 A *term* describes what position adds to attention, without an (n_q, n_k) matrix wherever a smaller description exists.
 Throughout, ``offset = key position - query position``; a positive offset is a key to the right.
 
-Numbers must be finite, except that a bias of ``-inf`` forbids its pairs. A row that may not attend to anything gives
-zeros, with gradients of zero. A bias of ``+inf`` or NaN makes the rows that read it NaN. This is not checked, because
-the check would cost as much as some of the work.
+Numbers must be finite, except that a bias may be ``-inf``: then the query does not attend to the key. A row that may
+not attend to anything gives zeros, with gradients of zero. A bias of ``+inf`` or NaN makes the rows that read it NaN.
+This is not checked, because the check would cost as much as some of the work.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ class OffsetBias(_OffsetTable):
     """``score_ij += table[h, clamp(offset, first, first + T - 1) - first]``.
 
     Args:
-        table: (heads, T), one number per head and offset; ``-inf`` forbids its pairs. Offsets beyond the ends read the
-            end values.
+        table: (heads, T), one number per head and offset. With ``-inf``, queries do not attend to keys at the offset.
+            Offsets beyond the ends read the end values.
         first: the offset of the table's first column.
         step: the offset from one column to the next. It can exceed 1 if only multiples of it occur, as between pooled
             sequences.
@@ -230,7 +230,7 @@ class OffsetBias2d:
     call's own positions play no part in this.
 
     Args:
-        table: (heads, row offsets, column offsets); ``-inf`` forbids its pairs.
+        table: (heads, row offsets, column offsets). With ``-inf``, queries do not attend to keys at these offsets.
         first: the row offset and the column offset of ``table[:, 0, 0]``.
         queries: where the queries are; its length is n_q.
         keys: where the keys are; its length is n_k.
@@ -402,9 +402,9 @@ class DenseBias:
     """``score_ij += scores[b, h, i, j]``, for scores that really have one number per query and key.
 
     Args:
-        scores: (1 or batch, 1 or heads, n_q, n_k), numbers; ``-inf`` forbids its pair. The first axis may also divide
-            the batch: then so many neighboring items share a matrix, without a copy for each. This is how the rows of
-            an alignment share the bias of its pairs (Evoformer).
+        scores: (1 or batch, 1 or heads, n_q, n_k), numbers; ``-inf`` means that the query does not attend to the key.
+            The first axis may also divide the batch: then so many neighboring items share a matrix, without a copy for
+            each. This is how the rows of an alignment share the bias of its pairs (Evoformer).
     """
 
     scores: Float[Tensor, "_batch #heads n_q n_k"]

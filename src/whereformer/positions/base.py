@@ -588,7 +588,7 @@ class Position(nn.Module):
         return Work()
 
     def decayed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The method's own parameters that decay; none by default.
+        """The method's own parameters with weight decay; none by default.
 
         Weight decay pulls parameters towards zero, where some methods add nothing and others still do.
         """

@@ -22,6 +22,7 @@ PAGES = {
         [model_of(f"m{i}", n=16, step=i, score=1.0 - i, noise=0.5 + i) for i in range(3)]
     ).report(),
     "compare": lambda: compare.build_report(compare.results_of(seeds=2)),
+    "compare-wide": lambda: compare.build_report(compare.wide_results()),
     "finetune": lambda: finetune.build_report(finetune.two_tasks()),
 }
 NARROW, WIDE = 360, 1280
@@ -195,6 +196,29 @@ def test_nothing_is_wider_than_the_page(page, width):
     wider, dialog = page.execute_script(inside)
     assert wider == 0
     assert dialog > 0.8 * min(width, 1100)
+
+
+@pytest.mark.parametrize("width", [1100, WIDE])
+def test_a_wide_ranking_shows_all_its_columns_on_a_desk(browser, files, width):
+    show(browser, width)
+    browser.get(files["compare-wide"])
+    box = "const box = document.querySelector('.ranking').parentElement; return [box.scrollWidth, box.clientWidth]"
+    needed, there = browser.execute_script(box)
+    assert 0 < needed <= there <= width
+
+
+@pytest.mark.parametrize("width", [NARROW, 390])
+def test_cards_on_a_phone_are_in_two_columns_of_equal_width(browser, files, width):
+    show(browser, width)
+    browser.get(files["compare-wide"])
+    # A name of the user's own, with no "/" or "+" at which it could wrap.
+    browser.execute_script("document.querySelector('.cards tbody th').append('a_method_of_my_own_with_a_long_name')")
+    cards = [card.rect for card in select(browser, ".cards tbody tr")]
+    assert len(cards) == len(compare.LONG_NAMES)
+    assert len({card["x"] for card in cards}) == 2
+    assert len({card["width"] for card in cards}) == 1
+    inside = "return [...document.querySelectorAll('.cards tbody tr')].every((e) => e.scrollWidth <= e.clientWidth)"
+    assert browser.execute_script(inside)
 
 
 CONTRASTS = """

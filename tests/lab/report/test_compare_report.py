@@ -1,6 +1,7 @@
 """The comparison's page, built from small results that are made up here."""
 
 import copy
+import itertools
 import math
 import re
 
@@ -8,14 +9,19 @@ import pytest
 
 from tests.lab.report.pages import Page
 from whereformer.lab.json_files import from_json
-from whereformer.lab.report import figures, heads
-from whereformer.studies.compare import report
+from whereformer.lab.report import figures, heads, page
+from whereformer.studies.compare import ranking, report
+from whereformer.studies.compare.outlook import SHARES, Estimate, Outlook
 from whereformer.studies.compare.results import CompareResults
 
 LENGTH, LAYERS, HEADS = 16, 2, 3
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"
 TO = "\N{EN DASH}"
 ODD_NAME = 'my<b>&"own"'
+LONG_NAMES = [
+    *("deberta", "inkling", "shaw", "tisa", "rope/rope/rope/none", "sinusoidal/rope+logn/none", "learned+tisa"),
+    *("learned+sinusoidal", "fox", "alibi", "none"),
+]
 
 
 def run_of(loss, seed, *, curve, extrapolates=True, parameters=0):
@@ -83,6 +89,23 @@ def results_of(seeds=1):
             name: {"relative_speed": 0.75, "lowest": 0.7, "highest": 0.8, "peak_memory": 3 * 2**20} for name in methods
         },
     }
+
+
+def wide_results():
+    """Results of a wide table: many methods with long names, four lengths, and ranges in most cells."""
+    results = results_of()
+    lengths = [LENGTH, 2 * LENGTH, 4 * LENGTH, 8 * LENGTH]
+    results["settings"] |= {"lengths": lengths, "steps": 200}
+    results["runs"], results["speed"] = {}, {}
+    for index, name in enumerate(LONG_NAMES):
+        results["runs"][name] = runs = {}
+        for seed in range(3):
+            loss = 4 + index / 10 + seed / 100
+            runs[str(seed)] = run = run_of(loss, seed, curve=False, parameters=73_664)
+            run["train_loss"] = [loss + 2 * ((step + 1) / 200) ** -0.5 for step in range(200)]
+            run["scores"] = {str(length): {"loss": loss, "accuracy": 0.395} for length in lengths}
+        results["speed"][name] = {"relative_speed": 0.75, "lowest": 0.5, "highest": 1.25, "peak_memory": 2**30}
+    return results
 
 
 def build_report(content):
@@ -187,6 +210,36 @@ def test_the_losses_of_longer_trainings_are_predicted():
     assert loss == pytest.approx(4.0 - 2 * (1 - 4**-0.5), abs=0.5)
     assert "Where it is heading" in page
     assert "the order of clearly better methods is settled" in page
+
+
+def test_a_prediction_too_uncertain_to_change_the_order_is_a_gray_range_and_no_curve(monkeypatch):
+    # After more steps, learned would be ahead of tisa (3.65 and 3.9), but by less than its error.
+    # In the order of the runs, which are ranked twice: for the sentences and for the table.
+    ahead = itertools.cycle([Estimate(0.1, 0.1), Estimate(0.1, 0.1), Estimate(0.6, 0.5), Estimate(0.1, 0.1)])
+    curve = [4.0] * len(SHARES)
+    monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0.1, 0.1), next(ahead), curve))
+    text = build_report(results_of())
+    cells = {row[1]: row[7] for row in Page(text).cells}
+    error = "\N{PLUS-MINUS SIGN}0.10"
+    assert cells == {
+        "tisa": f"3.90{error}",
+        "learned": f"{TO}2.65{TO}4.65",
+        ODD_NAME: f"4.16{error}",
+        "none": f"4.40{error}",
+    }
+    assert '<td data-order="" class="no" data-label="loss 4x steps" title="too uncertain to change the order">' in text
+    assert "too uncertain to be drawn for learned." in text
+    assert "For learned, the predicted loss is lower" in text
+    drawn = re.search(r'<svg[^>]* aria-label="Training loss of.*?</svg>', text, flags=re.DOTALL)[0]
+    assert len(re.findall(r"stroke-dasharray: ?1,1\.5", drawn)) == 3
+
+
+def test_long_names_wrap_and_stay_escaped(text):
+    assert page.breakable("a+b/<c>") == "a+<wbr>b/<wbr>&lt;c&gt;"
+    wide = build_report(wide_results())
+    assert "rope/<wbr>rope/<wbr>rope/<wbr>none" in wide
+    assert [row[1] for row in Page(wide).cells][:5] == LONG_NAMES[:5]
+    assert "<wbr>" not in text
 
 
 def test_methods_that_were_left_out_or_failed_and_the_rates_that_were_tried_are_named():

@@ -42,7 +42,7 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["version"] = __version__
-    environment.filters.update(code=code, count=count, listed=listed)
+    environment.filters.update(breakable=breakable, code=code, count=count, listed=listed)
     return environment
 
 
@@ -55,6 +55,11 @@ def listed(words: list[Any]) -> str:
     """Join words as in a sentence: a, b and c."""
     *first, last = map(str, words)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def breakable(name: str) -> Markup:
+    """Turn the name of a method into HTML that may start a new line after each "/" and "+"."""
+    return escape(name).replace("/", Markup("/<wbr>")).replace("+", Markup("+<wbr>"))
 
 
 def code(text: str) -> Markup:

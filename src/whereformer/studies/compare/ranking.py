@@ -14,7 +14,7 @@ from ...lab.encoders import BASELINE
 from ...lab.report.page import listed
 from ...lab.score import Cannot
 from ...lab.seeds import Spread
-from .outlook import AHEAD, Outlook, outlook
+from .outlook import AHEAD, Estimate, Outlook, outlook
 from .results import CompareResults, Run, Score
 
 SEED_NOISE = 0.07
@@ -31,8 +31,8 @@ MOST_PAIRS = 4
 class RankedMethod:
     """A method's row in the ranking, with its runs by seed, and its held-out loss at each length.
 
-    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises, and it is None
-    for a method that is not yet learning. ``outlook`` is None for such a method, and if there are too few steps.
+    ``rank`` is one more than the number of methods that are clearly better. It never falls as the loss rises, and it is
+    None for a method that is not yet learning. ``outlook`` is None for such a method, and if there are too few steps.
     ``score`` is that of a labeled table, with its standard error over the rows; None without one.
     """
 
@@ -50,12 +50,15 @@ class Ranking:
     """The table of a comparison, best method first, and its result in one sentence.
 
     ``unsettled`` holds the pairs of a better and a worse method whose order may not last, by the curves of training.
+    ``uncertain`` holds the methods whose predicted loss says nothing about their rank: it is lower than that of a
+    clearly better method, but by less than twice the standard error of the difference.
     ``waiting`` holds the methods that are not yet learning; they are the last rows.
     """
 
     rows: list[RankedMethod]
     verdict: str
     unsettled: list[tuple[str, str]]
+    uncertain: list[str]
     waiting: list[str]
 
 
@@ -176,8 +179,16 @@ def rank(results: CompareResults) -> Ranking:
     last = [replace(row, rank=None, outlook=None) for row in ranked if row.position in waiting]
     rows = [row for row in ranked if row.position not in waiting]
     # The curves of masked LM say nothing about labels.
-    unsettled = _unsettled(rows, length) if results.task is None else []
-    return Ranking([*rows, *last], _verdict(rows, results, waiting), unsettled, waiting)
+    unsettled, uncertain = _outlooks(rows, length) if results.task is None else ([], [])
+    return Ranking([*rows, *last], _verdict(rows, results, waiting), unsettled, uncertain, waiting)
+
+
+def predicted(row: RankedMethod, length: int) -> Estimate | None:
+    """Return the loss of a method at a length after AHEAD times the steps; None without an outlook."""
+    now = row.loss[length].median
+    if now is None or row.outlook is None:
+        return None
+    return Estimate(now - row.outlook.ahead.value, row.outlook.ahead.error)
 
 
 def sentences(results: CompareResults) -> list[str]:
@@ -206,18 +217,22 @@ def sentences(results: CompareResults) -> list[str]:
     return found
 
 
-def _unsettled(rows: Sequence[RankedMethod], length: int) -> list[tuple[str, str]]:
-    """Return the pairs of which the first is clearly better now, but whose predicted losses overlap or change order."""
-    found = []
+def _outlooks(rows: Sequence[RankedMethod], length: int) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the pairs of which the first is clearly better now, but whose predicted losses overlap or change order.
+
+    Also return the methods whose prediction is lower than that of a clearly better one, but not by twice the error.
+    """
+    unsettled, uncertain = [], set()
     for better, worse in combinations(rows, 2):
-        now, then = better.loss[length].median, worse.loss[length].median
-        if now is None or then is None or better.outlook is None or worse.outlook is None:
+        first, second = predicted(better, length), predicted(worse, length)
+        if first is None or second is None or not clearly_better(better.runs, worse.runs):
             continue
-        gap = (then - worse.outlook.ahead.value) - (now - better.outlook.ahead.value)
-        overlap = gap <= better.outlook.ahead.error + worse.outlook.ahead.error
-        if overlap and clearly_better(better.runs, worse.runs):
-            found.append((better.position, worse.position))
-    return found
+        gap = second.value - first.value
+        if gap <= first.error + second.error:
+            unsettled.append((better.position, worse.position))
+        if -2 * math.hypot(first.error, second.error) < gap < 0:
+            uncertain.add(worse.position)
+    return unsettled, [row.position for row in rows if row.position in uncertain]
 
 
 def _row(position: str, runs: Mapping[int, Run]) -> RankedMethod:

@@ -15,7 +15,7 @@ from ...lab.sheet import Cell, Column, Row, Sheet
 from ...lab.study import command_line
 from ...positions import METHODS, describe, method_names
 from .outlook import AHEAD, SHARES
-from .ranking import RankedMethod, Ranking, noise_of, rank
+from .ranking import RankedMethod, Ranking, noise_of, predicted, rank
 from .results import CompareResults, Score
 from .settings import Compare
 
@@ -48,7 +48,7 @@ def ranking_sheet(
         *(Column("loss", f"@{length}") for length in sorted(rows[0].loss)),
         Column("accuracy", "", "descending", page=task is not None),
         *([] if task else heading),
-        Column("rate", "of learning", "descending", page=True),
+        Column("rate", "", "descending", page=True),
         Column("speed", f"{BASELINE} = 1", "descending"),
         Column("MiB"),
         Column("params"),
@@ -57,7 +57,7 @@ def ranking_sheet(
     return Sheet.of(
         title,
         columns,
-        [Row(tuple(_cells(row, results, looks)), "best" if row.rank == 1 and best else "") for row in rows],
+        [Row(tuple(_cells(row, ranking, results, looks)), "best" if row.rank == 1 and best else "") for row in rows],
         notes=(_reading(ranking, results),),
         named=1,
         sortable=True,
@@ -84,7 +84,9 @@ def _reading(ranking: Ranking, results: CompareResults) -> str:
     return " ".join(notes)
 
 
-def _cells(row: RankedMethod, results: CompareResults, looks: Mapping[str, figures.Series] | None) -> list[Cell]:
+def _cells(
+    row: RankedMethod, ranking: Ranking, results: CompareResults, looks: Mapping[str, figures.Series] | None
+) -> list[Cell]:
     """Return a method's cells."""
     seeds, task = len(_seeds(results)), results.task
     few = f"{len(row.runs)} of {seeds} seeds" if len(row.runs) != seeds else ""
@@ -107,7 +109,7 @@ def _cells(row: RankedMethod, results: CompareResults, looks: Mapping[str, figur
         for of in by_length
     ]
     cells.append(_number(accuracy, "{:.1%}".format))
-    cells += [] if task else _heading(row)
+    cells += [] if task else _heading(row, results.settings.length, row.position in ranking.uncertain)
     cells.append(Cell(f"{run.learning_rate:.2g}", order=run.learning_rate))
     if (speed := results.speed.get(row.position)) is None:
         cells += [Cell(DASH, title="not measured"), Cell(DASH)]
@@ -127,18 +129,26 @@ def _number(of: Spread, shown: Callable[[float], str], end: Callable[[float], st
     return Cell(shown(of.median), spread, of.median)
 
 
-def _heading(row: RankedMethod) -> list[Cell]:
-    """Return the cells that say where a method's loss at the training length is heading."""
-    now = row.loss[min(row.loss)].median
-    if row.outlook is None or now is None:
+def _heading(row: RankedMethod, length: int, uncertain: bool) -> list[Cell]:
+    """Return the cells that say where a method's loss at the training length is heading.
+
+    If the prediction is too uncertain to say whether the method overtakes better ones, the cell shows only a range, and
+    sorting puts it last.
+    """
+    ahead = predicted(row, length)
+    if row.outlook is None or ahead is None:
         why = "not yet learning" if row.rank is None else "too few steps"
         return [Cell(DASH, title=why)] * 2
 
     def cell(value: float, error: float, sign: str = "") -> Cell:
         return Cell(f"{value:{sign}.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", value)
 
-    double, ahead = row.outlook.double, row.outlook.ahead
-    return [cell(-double.value, double.error, "+"), cell(now - ahead.value, ahead.error)]
+    double = row.outlook.double
+    change = cell(-double.value, double.error, "+")
+    if uncertain:
+        low, high = max(0.0, ahead.value - 2 * ahead.error), ahead.value + 2 * ahead.error
+        return [change, Cell(DASH, f"{low:.2f}{DASH}{high:.2f}", title="too uncertain to change the order")]
+    return [change, cell(ahead.value, ahead.error)]
 
 
 def _seeds(results: CompareResults) -> list[int]:
@@ -187,7 +197,7 @@ def build_report(results: CompareResults) -> str:
             {
                 row.position: ([float(share * settings.steps) for share in SHARES], row.outlook.curve)
                 for row in rows
-                if row.outlook is not None
+                if row.outlook is not None and row.position not in ranking.uncertain
             },
         ),
         loss_over_length=losses.over_length(
