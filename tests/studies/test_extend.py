@@ -243,7 +243,7 @@ def test_only_positions_are_trained_at_first():
             lambda to, words: save(to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, num_layers=1)), words),
             "got 't5'",
         ),
-        (lambda to, words: str(to), "expected a folder with a config.json"),
+        (lambda to, words: str(to), "; `hf download NAME --local-dir FOLDER` gets one"),
         (lambda to, words: str(Path(save(to / "model", bert(), words)).parent), "; did you mean "),
     ],
 )

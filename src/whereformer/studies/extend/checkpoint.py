@@ -76,6 +76,9 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
         InputError: if it can't be read, has no position embeddings, or works in a way that can't be kept.
     """
     folder = Path(path)
+    if not folder.is_dir():
+        download = "`hf download NAME --local-dir FOLDER` gets one from the Hugging Face Hub"
+        raise InputError("model", f"expected a folder with a model, got {path!r}; {download}")
     check_has_config("model", folder)
     settings = read_sentence_settings(folder)
     if settings is None and (folder / LIST).exists():
