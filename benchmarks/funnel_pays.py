@@ -321,6 +321,7 @@ class Pays:
                 curve.append((self.finetune_seconds * spent, accuracy))
                 macro_f1.append(WORD_METRICS["macro_f1"]([wanted.tolist()], [found.tolist()]))
 
+        counted = model.config.without_decoder() if per_word and name in PRETRAINED else model.config
         steps = self._train(
             model,
             lambda step, spent: next(order),
@@ -333,7 +334,7 @@ class Pays:
             "seconds_of_a_step": seconds,
             "train_rows": len(train),
             "test_rows": len(test),
-            "gflops_of_a_row": _gflops(model.config, length, 0),
+            "gflops_of_a_row": _gflops(counted, length, 0),
             "accuracy": curve,
             "macro_f1": macro_f1[-1],
         }
