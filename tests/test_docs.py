@@ -28,13 +28,24 @@ def extension(name):
     return module
 
 
+MARKS = {
+    # This page exports a model, as tests of export do every day.
+    "export.md": pytest.mark.slow,
+    # The programs' own warnings.
+    "other-programs.md": pytest.mark.filterwarnings("ignore"),
+}
+NEEDED = {"other-programs.md": ("sentence_transformers", "peft", "lightning")}
+"""Modules that a page needs and that may be missing: they are in the extra "clients"."""
+
+
 @pytest.mark.parametrize(
     "page",
-    # This page exports a model, as tests of export do every day.
-    [pytest.param(page, marks=pytest.mark.slow) if page.name == "export.md" else page for page in PAGES],
+    [pytest.param(page, marks=MARKS.get(page.name, ())) for page in PAGES],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_the_code_of_a_page_prints_what_is_below_it(page):
+    for module in NEEDED.get(page.name, ()):
+        pytest.importorskip(module, reason=f"{module} is not installed")
     text = page.read_text(encoding="utf-8")
     assert extension("outputs").page(text) == text, f"run python docs/_ext/outputs.py {page.relative_to(ROOT)}"
 

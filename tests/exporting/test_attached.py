@@ -102,9 +102,10 @@ def test_jit_tracing_says_what_to_do_instead():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torch_onnx_takes_our_models():
+@pytest.mark.parametrize("kind", ["ours", "attached"])
+def test_torch_onnx_takes_models_as_they_are(kind):
     pytest.importorskip("onnxruntime", reason="the export extra is not installed")
-    model = exportable(Encoder, "tisa", blocks="1")
+    model = exportable(Encoder, "tisa", blocks="1") if kind == "ours" else attach(two_layers("bert"), "tisa").eval()
     ids = torch.randint(3, 50, (2, 7))
     axes = {0: "batch", 1: "length"}
     shapes = {"input_ids": axes, "attention_mask": axes}

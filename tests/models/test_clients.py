@@ -336,6 +336,31 @@ def test_optuna_studies_methods():
     assert study.best_value == min(trial.value for trial in study.trials)
 
 
+def words_model(position):
+    return EncoderForMaskedLM(EncoderConfig(**OURS, position=position))
+
+
+@pytest.mark.slow
+def test_torchinfo_counts_tied_embeddings_twice():
+    torchinfo = pytest.importorskip("torchinfo", reason="torchinfo is not installed")
+    model = words_model("tisa")
+    tied = model.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is tied
+    assert torchinfo.summary(model, verbose=0).total_params == model.num_parameters() + tied.numel()
+
+
+@pytest.mark.slow
+def test_torchinfo_is_not_given_inputs():
+    torchinfo = pytest.importorskip("torchinfo", reason="torchinfo is not installed")
+    inputs = {"input_ids": labeled()[0]}
+    model = words_model("tisa")
+    tied = model.get_input_embeddings().weight.numel()
+    assert torchinfo.summary(model, input_data=inputs, verbose=0).total_params > model.num_parameters() + tied
+    for position in ("learned", "t5", "tupe", "transformer_xl", "grid_bias", "fox"):
+        with pytest.raises(RuntimeError, match="Failed to run torchinfo"):
+            torchinfo.summary(words_model(position), input_data=inputs, verbose=0)
+
+
 @pytest.mark.slow
 def test_a_data_set_trains(tmp_path):
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")

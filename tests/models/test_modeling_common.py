@@ -17,6 +17,7 @@ import torch
 from whereformer import (
     Encoder,
     EncoderConfig,
+    EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
@@ -58,9 +59,10 @@ class ModelTester:
     batch_size, seq_length, is_training = 3, 7, True
     hidden_size, num_hidden_layers, num_attention_heads = 16, 2, 2
 
-    def __init__(self, position):
+    def __init__(self, position, causal):
         sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "blocks": "2"}
-        self.config = EncoderConfig(vocab_size=99, max_position_embeddings=64, position=position, **sizes)
+        options = {"causal": causal, "classifier_pooling": "mean" if causal else "cls"}
+        self.config = EncoderConfig(vocab_size=99, max_position_embeddings=64, position=position, **sizes, **options)
 
     def prepare_config_and_inputs_for_common(self):
         ids = common.ids_tensor([self.batch_size, self.seq_length], 99)
@@ -68,11 +70,11 @@ class ModelTester:
 
 
 class TestTisa(common.ModelTesterMixin, unittest.TestCase):
-    position = "tisa"
+    position, causal = "tisa", False
     all_model_classes = tuple(CLASSES.values())
 
     def setUp(self):
-        self.model_tester = ModelTester(self.position)
+        self.model_tester = ModelTester(self.position, self.causal)
         for names, kind in CLASSES.items():
             known = patch.dict(getattr(common, names), whereformer=kind.__name__)
             known.start()
@@ -81,3 +83,14 @@ class TestTisa(common.ModelTesterMixin, unittest.TestCase):
 
 class TestLearned(TestTisa):
     position = "learned"
+
+
+class TestCausal(TestTisa):
+    position, causal = "rope", True
+    all_model_classes = (EncoderForCausalLM, EncoderForSequenceClassification)
+
+    def test_causal_lm_loss_honors_shift_labels(self):
+        """The one test that is not theirs: these labels are refused."""
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        with pytest.raises(TypeError, match=r"^shift_labels: no argument of EncoderForCausalLM"):
+            EncoderForCausalLM(config)(**inputs, shift_labels=inputs["input_ids"])
