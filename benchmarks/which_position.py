@@ -40,6 +40,7 @@ METHODS = (
     "fox",
     "deberta",
 )
+MACHINE = "amd-epyc-2-cores-avx512"
 BEST, BEHIND, FAR, UNKNOWN = "#0072b2", "#9ecae1", "#f0f0f0", "#ffffff"
 SOLVED = 0.95
 
@@ -91,17 +92,18 @@ class WhichPosition:
     """The picture."""
 
     def run(self, console: Console) -> None:
-        """Draw the picture and print the table in Markdown."""
-        columns = [*self._comparison(), self._glue(), *self._translation(), *self._probes()]
-        titles = [column.title.replace("\n", " ") for column in columns]
-        lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
-        lines += [
-            f"| `{method}` | " + " | ".join(self._marked(column, method) for column in columns) + " |"
-            for method in METHODS
-        ]
-        lines += ["| *noise* | " + " | ".join(f"{column.noise:.{column.digits}f}" for column in columns) + " |"]
-        console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
-        self._plot(columns)
+        """Draw the picture and print its tables in Markdown."""
+        parts = [self._losses(), [*self._speeds(), self._glue(), *self._translation(), *self._probes()]]
+        for columns in parts:
+            titles = [column.title.replace("\n", " ") for column in columns]
+            lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
+            lines += [
+                f"| `{method}` | " + " | ".join(self._marked(column, method) for column in columns) + " |"
+                for method in METHODS
+            ]
+            lines += ["| *noise* | " + " | ".join(f"{column.noise:.{column.digits}f}" for column in columns) + " |", ""]
+            console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+        self._plot(parts)
 
     def _marked(self, column: Column, method: str) -> str:
         text = column.text(method)
@@ -110,31 +112,51 @@ class WhichPosition:
     def _read(self, name: str) -> Any:
         return json.loads((self.results / "amd-epyc-2-cores" / name).read_text())
 
-    def _comparison(self) -> list[Column]:
-        """Return losses at the trained length and beyond it, and speeds, with masked words and with the next one."""
-        masked = self._runs("avx512/comparison_masked.json")
-        # On another processor, with the same text, settings and seeds: their losses differ from these by at most 0.001.
-        absolute = self._runs("avx2/comparison.json")
-        causal = self._runs("avx512/comparison_causal.json")
-        baseline = replace(masked, runs={"none": masked.runs["none"]})
+    def _losses(self) -> list[Column]:
+        """Return losses at the trained length and beyond it, with masked words and with the next one."""
+        masked, absolute = self._masked()
+        causal = self._runs("comparison_causal.json")
+        wide, wide_causal = self._runs("comparison_masked_256.json"), self._runs("comparison_causal_256.json")
         return [
             _loss((absolute, masked), 1, "loss,\nmasked words"),
-            _loss((baseline, *self._equal_time()), 1, "masked words,\nequal time"),
+            _loss(self._equal_time("masked", absolute, masked), 1, "masked words,\nequal time"),
             _loss((absolute, masked), 4, "masked words,\n4 times as long"),
-            _loss((masked,), 8, "masked words,\n8 times as long"),
+            _loss((absolute, masked), 8, "masked words,\n8 times as long"),
+            _loss((wide,), 1, "masked words,\n256 tokens"),
+            _loss((wide,), 8, "masked, 256,\n8 times as long"),
             _loss((causal,), 1, "loss,\nnext word"),
+            _loss(self._equal_time("causal", causal), 1, "next word,\nequal time"),
             _loss((causal,), 8, "next word,\n8 times as long"),
-            _speed(masked, "speed,\nmasked words"),
-            _speed(causal, "speed,\nnext word"),
+            _loss((wide_causal,), 1, "next word,\n256 tokens"),
+            _loss((wide_causal,), 8, "next, 256,\n8 times as long"),
         ]
 
-    def _equal_time(self) -> list[CompareResults]:
-        """Return comparisons of a method each, with the steps that it takes in the time of all steps of ``none``."""
-        folder = self.results / "amd-epyc-2-cores-avx512" / "equal_time"
-        return [CompareResults.load(file) for file in sorted(folder.glob("*.json"))]
+    def _speeds(self) -> list[Column]:
+        masked, absolute = self._masked()
+        causal = self._runs("comparison_causal.json")
+        return [
+            _speed((absolute, masked), "speed,\nmasked words"),
+            _speed((causal,), "speed,\nnext word"),
+        ]
+
+    def _masked(self) -> tuple[CompareResults, CompareResults]:
+        """Return two comparisons with the same text, settings and seeds: of most methods, and of absolute ones."""
+        return self._runs("comparison_masked.json"), self._runs("comparison_absolute.json")
+
+    def _equal_time(self, task: str, *equal_steps: CompareResults) -> tuple[CompareResults, ...]:
+        """Return comparisons of a method each, with the steps that it takes in the time of all steps of ``none``.
+
+        Methods that are as fast as ``none`` within 1% have the steps of all.
+        """
+        same = []
+        for results in equal_steps:
+            fast = {name for name, speed in results.speed.items() if abs(speed.relative_speed - 1) < 0.01}
+            same.append(replace(results, runs={name: runs for name, runs in results.runs.items() if name in fast}))
+        folder = self.results / MACHINE / "equal_time" / task
+        return *same, *(CompareResults.load(file) for file in sorted(folder.glob("*.json")))
 
     def _runs(self, name: str) -> CompareResults:
-        return CompareResults.load(self.results / f"amd-epyc-2-cores-{name}")
+        return CompareResults.load(self.results / MACHINE / name)
 
     def _glue(self) -> Column:
         """Return the mean score over the tasks of GLUE, after pretraining from scratch."""
@@ -178,21 +200,23 @@ class WhichPosition:
             columns.append(Column(title.format(len(results["runs"])), solved, 1.0, 0))
         return columns
 
-    def _plot(self, columns: list[Column]) -> None:
-        figure = Figure(figsize=(1.6 + 0.95 * len(columns), 0.8 + 0.36 * len(METHODS)), layout="constrained")
-        axes = figure.add_subplot()
-        for x, column in enumerate(columns):
-            for y, method in enumerate(METHODS):
-                color = column.color(method)
-                axes.add_patch(_cell(x, y, color))
-                ink = "white" if color == BEST else "#222222"
-                axes.text(x + 0.5, y + 0.5, column.text(method), ha="center", va="center", fontsize=9, color=ink)
-        axes.set(xlim=(0, len(columns)), ylim=(len(METHODS), 0))
-        axes.set_xticks([x + 0.5 for x in range(len(columns))], [column.title for column in columns], fontsize=8)
-        axes.set_yticks([y + 0.5 for y in range(len(METHODS))], METHODS, fontsize=9)
-        axes.xaxis.tick_top()
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
+    def _plot(self, parts: list[list[Column]]) -> None:
+        most = max(map(len, parts))
+        size = (1.6 + 0.95 * most, len(parts) * (0.8 + 0.36 * len(METHODS)))
+        figure = Figure(figsize=size, layout="constrained")
+        for axes, columns in zip(figure.subplots(len(parts)), parts, strict=True):
+            for x, column in enumerate(columns):
+                for y, method in enumerate(METHODS):
+                    color = column.color(method)
+                    axes.add_patch(_cell(x, y, color))
+                    ink = "white" if color == BEST else "#222222"
+                    axes.text(x + 0.5, y + 0.5, column.text(method), ha="center", va="center", fontsize=9, color=ink)
+            axes.set(xlim=(0, most), ylim=(len(METHODS), 0))
+            axes.set_xticks([x + 0.5 for x in range(len(columns))], [column.title for column in columns], fontsize=8)
+            axes.set_yticks([y + 0.5 for y in range(len(METHODS))], METHODS, fontsize=9)
+            axes.xaxis.tick_top()
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
         figure.savefig(self.out, metadata={"Date": None})
 
 
@@ -207,8 +231,10 @@ def _loss(sources: tuple[CompareResults, ...], factor: int, title: str) -> Colum
     return Column(title, {row.position: row.loss[length].median for row in rows}, noise, 2, less_is_better=True)
 
 
-def _speed(results: CompareResults, title: str) -> Column:
-    return Column(title, {name: speed.relative_speed for name, speed in results.speed.items()}, 0.05, 2)
+def _speed(sources: tuple[CompareResults, ...], title: str) -> Column:
+    """Return the speeds of training; where several sources have a method, the last one counts."""
+    speeds = {name: speed.relative_speed for results in sources for name, speed in results.speed.items()}
+    return Column(title, speeds, 0.05, 2)
 
 
 def _cell(x: int, y: int, color: str) -> Any:

@@ -19,6 +19,7 @@ from whereformer import (
     Seq2SeqConfig,
     Seq2SeqForConditionalGeneration,
 )
+from whereformer.errors import InputError
 from whereformer.exporting import to_onnx, to_torch
 from whereformer.exporting.program import ExportableModel
 from whereformer.models import pooling
@@ -269,6 +270,14 @@ def test_the_program_refuses_lengths_outside_its_range(tmp_path):
 def test_a_model_of_few_positions():
     model = ExportableModel(exportable(EncoderForMaskedLM, "learned", max_position_embeddings=5))
     assert (model.outputs, model.max_length) == (("logits",), 5)
+
+
+def test_a_funnel_that_reads_too_little_to_pool_is_refused(tmp_path):
+    model = exportable(Encoder, "learned", max_position_embeddings=4, **FUNNEL)
+    with pytest.raises(
+        InputError, match=r"^model: expected a model that takes several lengths, got one of 4 "
+    ):
+        to_torch(model, tmp_path / "model.pt2")
 
 
 def test_the_model_itself_stays_as_it_is(tmp_path):

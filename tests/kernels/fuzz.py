@@ -627,8 +627,10 @@ def _smallest_of_a_sum(built: Built) -> float:
 
     Their unit follows from a bound on the gradients of all pairs, 2 ** -60 of which may be lost with each pair.
     """
-    values = [f"terms[{at}].table" for at, term in enumerate(built.case.terms) if term.kind == "OffsetValues"]
-    largest = sum(float(built.leaves[name].detach().abs().max()) for name in ("value", *values))
+    largest = float(built.value.detach().abs().max()) if built.value.numel() else 0.0
+    for term in built.terms:
+        if isinstance(term, OffsetValues):
+            largest += float(term.table.detach().abs().max())
     return built.d_out[..., 0].numel() * built.case.n_k * float(built.d_out.abs().sum()) * largest * 2.0**-60
 
 
@@ -637,6 +639,7 @@ def _differences(
 ) -> list[str]:
     """Describe what differs from the truth; tables of biases may be ``smallest`` off."""
     lines = []
+    biases = {f"terms[{at}].table" for at, term in enumerate(built.terms) if isinstance(term, OffsetBias)}
     for name, tensor in found.items():
         results_in = {"out": dtype, "lse": torch.promote_types(dtype, torch.float32)}
         wanted = results_in[name] if name in results_in else built.leaves[name].dtype
@@ -663,7 +666,7 @@ def _differences(
         if np.isfinite(numbers).all():
             checks += truth.sums(name, numbers, narrow)
         for what, ours, theirs, bound in checks:
-            if line := _worst(ours, theirs, bound + (smallest if name.endswith(".table") else 0) + 1e-30):
+            if line := _worst(ours, theirs, bound + (smallest if name in biases else 0) + 1e-30):
                 lines.append(f"{name}{', ' * bool(what)}{what}{line}")
     return lines
 

@@ -136,4 +136,4 @@ def test_transformers_attention_functions_are_refused(ask):
     config = EncoderConfig(vocab_size=9, hidden_size=4, num_attention_heads=1, intermediate_size=4, blocks="1")
     with pytest.raises(InputError, match=r"^attn_implementation: .*, got 'sdpa'; say attention_backend= with one of"):
         ask(config)
-    AutoModel.from_config(config, attn_implementation="eager").set_attn_implementation("eager")
+    AutoModel.from_config(config, attn_implementation="eager").set_attn_implementation({"": "eager"})

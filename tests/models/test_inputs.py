@@ -201,13 +201,46 @@ def test_labels_of_any_whole_numbers(kind, dtype):
         ("encoder_outputs", "states", "expected the encoder's output, got str"),
         ("encoder_outputs", ([[1.0]],), "expected a tensor, got list"),
         ("labels", torch.tensor([[3, 50]] * 2), "expected numbers from 0 to 39, or -100, got 50"),
+        ("labels", torch.ones(2, 2), "expected whole numbers, got torch.float32"),
+        ("labels", torch.tensor([3, 4]), r"expected shape \(batch, n\), got \(2,\)"),
         ("labels", [[3, 4]] * 2, "expected a tensor, got list"),
     ],
 )
 def test_strange_targets_are_refused_by_name(name, value, message):
     model = build(Seq2SeqForConditionalGeneration)
     given = {"input_ids": torch.tensor([[3, 4], [6, 7]]), "decoder_input_ids": torch.tensor([[3, 4], [6, 7]])}
-    if name == "decoder_inputs_embeds" or (name == "labels" and isinstance(value, list)):
+    if name in ("decoder_inputs_embeds", "labels"):
         del given["decoder_input_ids"]
     with pytest.raises(InputError, match=f"^{name}: {message}"):
         model(**{**given, name: value})
+
+
+def test_targets_of_any_whole_numbers():
+    model = build(Seq2SeqForConditionalGeneration).eval()
+    ids = torch.tensor([[3, 4], [6, 7]])
+    assert torch.equal(model(ids, labels=ids.to(torch.int16)).loss, model(ids, labels=ids).loss)
+
+
+def test_the_first_label_of_a_causal_model_is_not_looked_at():
+    model = language_model(heads.EncoderForCausalLM)
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    labels = ids.clone()
+    labels[:, 0] = -1
+    assert torch.equal(model(ids, labels=labels).loss, model(ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"start_positions": torch.ones(2)}, "start_positions: expected whole numbers, got torch.float32"),
+        ({"end_positions": torch.ones(2).bool()}, "end_positions: expected whole numbers, got torch.bool"),
+        ({"input_ids": [[3, 4, 5]] * 2}, "input_ids: expected a tensor, got list"),
+    ],
+)
+def test_strange_answers_are_refused_by_name(given, message):
+    model = build(heads.EncoderForQuestionAnswering).eval()
+    right = {"input_ids": torch.tensor([[3, 4, 5], [6, 7, 8]])}
+    right |= dict.fromkeys(("start_positions", "end_positions"), torch.tensor([0, 2], dtype=torch.int32))
+    assert torch.isfinite(model(**right).loss)
+    with pytest.raises(InputError, match=f"^{message}"):
+        model(**{**right, **given})

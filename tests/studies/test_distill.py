@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import whereformer
 from tests.failing import fails, refusals
-from whereformer import EncoderConfig, EncoderForMaskedLM, load_pretrained
+from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForTokenClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
@@ -141,3 +142,15 @@ def test_models_without_positions_are_refused(tmp_path, text, capsys):
         with quiet_transformers():
             EncoderForMaskedLM(config).save_pretrained(place)
         assert reason in fails(capsys, "distill-positions", str(place), "--data", text, "--out", str(tmp_path / "o"))
+
+
+def test_a_model_of_every_class_gets_a_card(folder, text, tmp_path):
+    model = EncoderForTokenClassification.from_pretrained(folder, num_labels=3)
+    with quiet_transformers():
+        model.save_pretrained(tmp_path / "model")
+        AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
+    options = {"data": text, "tokens": 600, "length": 24, "kernels": "1", "quiet": True}
+    whereformer.distill_positions(model=tmp_path / "model", out=tmp_path / "out", **options)
+    card = (tmp_path / "out" / "model" / "README.md").read_text()
+    assert "pipeline_tag: token-classification" in card
+    assert "AutoModelForTokenClassification.from_pretrained" in card

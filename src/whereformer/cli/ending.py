@@ -26,13 +26,7 @@ CLOSED = 141
 OURS = "WHEREFORMER_TRACEBACK"
 """The environment variable that also prints the traceback of a fault of ours."""
 
-NO_MEMORY = (
-    "allocate memory",
-    "out of memory",
-    "can't start new thread",
-    "failed to map segment",
-    "error return without exception set",
-)
+NO_MEMORY = ("allocate memory", "out of memory", "can't start new thread", "failed to map segment")
 """Parts of the errors of libraries that got no memory. A thread needs some for its stack, a library for its code."""
 
 

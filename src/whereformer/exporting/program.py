@@ -210,8 +210,9 @@ def trace(model: ExportableModel) -> ExportedProgram:
     Raises:
         InputError: if the model takes a single length only.
     """
-    if model.min_length == model.max_length:
-        raise InputError("model", f"expected one that takes more than one length, got only {model.max_length}")
+    if model.max_length is not None and model.min_length >= model.max_length:
+        found = f"one of {model.max_length} tokens at most, which needs {model.min_length}"
+        raise InputError("model", f"expected a model that takes several lengths, got {found}")
     axes = {0: Dim("batch", min=1), 1: Dim("length", min=model.min_length, max=model.max_length)}
     with size_oblivious() if model.pools else nullcontext():
         program = export(

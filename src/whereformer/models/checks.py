@@ -49,21 +49,26 @@ def check_positions(name: str, positions: Tensor, batch: int, length: int) -> No
             raise InputError(name, f"expected numbers from -{MOST_IDS} to {MOST_IDS}, got {value:g}")
 
 
-def check_classes(labels: Tensor, classes: int) -> Tensor:
+def check_classes(name: str, labels: Tensor, classes: int) -> Tensor:
     """Return labels as int64.
 
     Raises:
-        InputError: unless they are whole numbers, each the number of one of the classes, or -100. Numbers are looked at
-            on the CPU only.
+        InputError: that names the argument, unless they are whole numbers, each the number of one of the classes, or
+            -100. Numbers are looked at on the CPU only.
     """
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype is torch.bool:
-        raise InputError("labels", f"expected whole numbers, got {labels.dtype}")
-    labels = labels.long()
+    labels = whole_numbers(name, labels)
     if can_look(labels):
         strange = labels[((labels < 0) | (labels >= classes)) & (labels != -100)]
         if len(strange):
-            raise InputError("labels", f"expected numbers from 0 to {classes - 1}, or -100, got {int(strange[0])}")
+            raise InputError(name, f"expected numbers from 0 to {classes - 1}, or -100, got {int(strange[0])}")
     return labels
+
+
+def whole_numbers(name: str, numbers: Tensor) -> Tensor:
+    """Return whole numbers as int64; others raise an InputError that names the argument."""
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
+        raise InputError(name, f"expected whole numbers, got {numbers.dtype}")
+    return numbers.long()
 
 
 def embedded_tokens(
@@ -287,7 +292,12 @@ def check_inherited(config: Any, extra: Mapping[str, Any]) -> None:
 
 
 def check_attention(asked: object) -> None:
-    """Raise an InputError if one of transformers' attention functions is asked for, which our models do not call."""
+    """Raise an InputError if one of transformers' attention functions is asked for, which our models do not call.
+
+    A dictionary has the choice for each part of a model, and for the model itself under "".
+    """
+    if isinstance(asked, dict):
+        asked = asked.get("")
     if asked not in (None, "eager"):
         raise InputError(
             "attn_implementation",

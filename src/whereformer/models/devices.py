@@ -14,8 +14,7 @@ OFFLOADED = {"cpu", "disk"}
 
 
 class OneDeviceModel(PreTrainedModel):
-    """A model that computes on one device, where a position's tables are that all layers share, and computes attention
-    itself.
+    """A model that computes attention itself, and on one device: all layers share the tables of a position there.
 
     Its parts may wait on the CPU or on disk until the device needs them.
     """

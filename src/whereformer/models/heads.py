@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
-from .checks import check_classes, check_shape, check_tensor
+from .checks import check_classes, check_shape, check_tensor, whole_numbers
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, returns, takes
@@ -195,7 +195,7 @@ class EncoderForCausalLM(EncoderWithLMHead):
     ) -> tuple[Tensor, Tensor | None]:
         if labels is not None:
             check_shape("labels", labels, hidden.shape[:-1])
-            following = check_classes(labels, self.config.vocab_size)[:, 1:]
+            following = whole_numbers("labels", labels)[:, 1:]
             if document_ids is not None:
                 following = following.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
             labels = functional.pad(following, (0, 1), value=-100)
@@ -205,7 +205,9 @@ class EncoderForCausalLM(EncoderWithLMHead):
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats over labels other than -100, for logits (*labels.shape, classes)."""
     check_shape("labels", labels, logits.shape[:-1])
-    return functional.cross_entropy(logits.flatten(0, -2).float(), check_classes(labels, logits.shape[-1]).flatten())
+    return functional.cross_entropy(
+        logits.flatten(0, -2).float(), check_classes("labels", labels, logits.shape[-1]).flatten()
+    )
 
 
 def classifier_dropout(config: EncoderConfig) -> float:
@@ -332,7 +334,7 @@ class EncoderForSequenceClassification(EncoderWithHead):
             raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
         logits, labels = logits.float(), labels.reshape(expected)
         if problem == "single_label_classification":
-            return functional.cross_entropy(logits, check_classes(labels, logits.shape[-1]))
+            return functional.cross_entropy(logits, check_classes("labels", labels, logits.shape[-1]))
         if problem == "regression":
             return functional.mse_loss(logits, labels.float())
         return functional.binary_cross_entropy_with_logits(logits, labels.float())
@@ -427,9 +429,11 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         if start_positions is not None and end_positions is not None:
             words = inputs.get("inputs_embeds") if input_ids is None else input_ids
             if words is not None:
+                check_tensor("input_ids" if input_ids is not None else "inputs_embeds", words)
                 check_shape("start_positions", start_positions, words.shape[:1])
                 check_shape("end_positions", end_positions, words.shape[:1])
-            labels = torch.stack([start_positions, end_positions], -1)
+            ends = {"start_positions": start_positions, "end_positions": end_positions}
+            labels = torch.stack([whole_numbers(name, each) for name, each in ends.items()], -1)
         return self.run(input_ids, attention_mask, labels, inputs)
 
 

@@ -17,7 +17,9 @@ from ...models import (
     EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForPreTraining,
+    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
+    EncoderForTokenClassification,
     Seq2SeqForConditionalGeneration,
 )
 from ...models.checkpoints.sentences import LIST
@@ -29,7 +31,9 @@ KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
     EncoderForCausalLM: ("text-generation", "AutoModelForCausalLM"),
     EncoderForMaskedLM: ("fill-mask", "AutoModelForMaskedLM"),
     EncoderForPreTraining: ("feature-extraction", "AutoModelForPreTraining"),
+    EncoderForQuestionAnswering: ("question-answering", "AutoModelForQuestionAnswering"),
     EncoderForSequenceClassification: ("text-classification", "AutoModelForSequenceClassification"),
+    EncoderForTokenClassification: ("token-classification", "AutoModelForTokenClassification"),
     Seq2SeqForConditionalGeneration: ("translation", "AutoModelForSeq2SeqLM"),
 }
 """The Hub's name for the task of each saved class, and the class of transformers that loads it."""
@@ -103,7 +107,7 @@ def write_changed_card(
         sentences=" ".join(map(_plain, results.sentences())),
         usage=SENTENCES if sentences else STATES.format(auto=auto),
         scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in results.sheets()),
-        settings=_table(settings),
+        settings=_table(_facts(settings)),
     )
 
 
