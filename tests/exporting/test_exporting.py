@@ -274,9 +274,7 @@ def test_a_model_of_few_positions():
 
 def test_a_funnel_that_reads_too_little_to_pool_is_refused(tmp_path):
     model = exportable(Encoder, "learned", max_position_embeddings=4, **FUNNEL)
-    with pytest.raises(
-        InputError, match=r"^model: expected a model that takes several lengths, got one of 4 "
-    ):
+    with pytest.raises(InputError, match=r"^model: expected a model that takes several lengths, got one of 4 "):
         to_torch(model, tmp_path / "model.pt2")
 
 
