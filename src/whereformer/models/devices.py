@@ -30,6 +30,10 @@ class OneDeviceModel(PreTrainedModel):
         """Raise an InputError for anything but "eager", transformers' name for a model's own attention."""
         check_attention(attn_implementation)
 
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return False
+
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         """Refuse transformers' attention functions when the model is built."""
         check_attention(attn_implementation)
