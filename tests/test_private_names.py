@@ -54,7 +54,6 @@ USED_OF_MODELS = {
     "_apply_rotary_embedding",
     "_attn_implementation",
     "_buffers",
-    "_can_set_attn_implementation",
     "_from_config",
     "_get_output_attention_mask",
     "_relative_position_bucket",

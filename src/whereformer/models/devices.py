@@ -30,6 +30,7 @@ class OneDeviceModel(PreTrainedModel):
         """Raise an InputError for anything but "eager", transformers' name for a model's own attention."""
         check_attention(attn_implementation)
 
+    # Private in transformers, which would guess from the source that it may, and ask to request support for others.
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
         return False
