@@ -125,6 +125,11 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
         """
+        if labels is not None:
+            check_tensor("labels", labels)
+            if labels.dim() != 2:
+                raise InputError("labels", f"expected shape (batch, n), got {tuple(labels.shape)}")
+            labels = check_classes("labels", labels, self.config.vocab_size)
         read = self._read(input_ids, attention_mask, inputs)
         source = read.last_hidden_state
         words = self._target(decoder_input_ids, labels, inputs, len(source))
@@ -174,10 +179,6 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         """Return the embedded target (batch, n, hidden_size), from ids, embeddings or labels."""
         embedded = inputs.get("decoder_inputs_embeds")
         if labels is not None and decoder_input_ids is None and embedded is None:
-            check_tensor("labels", labels)
-            if labels.dim() != 2:
-                raise InputError("labels", f"expected shape (batch, n), got {tuple(labels.shape)}")
-            labels = check_classes("labels", labels, self.config.vocab_size)
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         words = embedded_tokens("decoder_input_ids", self.words, self.config.hidden_size, decoder_input_ids, embedded)
         if len(words) != sources:
@@ -204,7 +205,6 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         check_shape("labels", labels, tuple(logits.shape[:2]))
-        labels = check_classes("labels", labels, logits.shape[-1])
         smoothing = self.config.label_smoothing if self.training else 0.0
         total = smoothed_cross_entropy(logits.flatten(0, 1), labels.flatten(), smoothing)
         # A batch, or a device's part of it, may have nothing to predict; its loss is then 0.
