@@ -43,6 +43,7 @@ class Seq2SeqInputs(SourceInputs, total=False):
 
     encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None
     past_key_values: EncoderDecoderCache | None
+    cache: EncoderDecoderCache | None
     decoder_inputs_embeds: Tensor | None
     use_cache: bool | None
     num_items_in_batch: Tensor | int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Unpack
 
 import torch
@@ -17,6 +18,10 @@ from ..inputs import Seq2SeqInputs, SourceInputs, asks_for, takes
 from .config import Seq2SeqConfig
 from .smoothed import IGNORED, smoothed_cross_entropy
 from .stacks import Seq2SeqDecoder, Seq2SeqEncoder
+
+
+CACHE = "cache" if "cache" in {each.name for each in fields(Seq2SeqLMOutput)} else "past_key_values"
+"""What transformers calls it: it was renamed in 5.24."""
 
 
 class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
@@ -133,7 +138,9 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         read = self._read(input_ids, attention_mask, inputs)
         source = read.last_hidden_state
         words = self._target(decoder_input_ids, labels, inputs, len(source))
-        cache = self._cache(inputs.get("past_key_values"), inputs.get("use_cache"), labels)
+        # transformers 5.24 renamed it.
+        given = inputs.get("past_key_values") if inputs.get("cache") is None else inputs.get("cache")
+        cache = self._cache(given, inputs.get("use_cache"), labels)
         if decoder_attention_mask is not None:
             past = 0 if cache is None else cache.get_seq_length()
             check_shape("decoder_attention_mask", decoder_attention_mask, (len(words), past + words.shape[1]))
@@ -150,7 +157,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         return Seq2SeqLMOutput(
             loss=None if labels is None else self._loss(logits, labels, inputs.get("num_items_in_batch")),
             logits=logits,
-            past_key_values=cache,
+            **{CACHE: cache},
             decoder_hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
             decoder_attentions=tuple(own for own, _ in attentions) if with_weights else None,
             cross_attentions=tuple(cross for _, cross in attentions) if with_weights else None,

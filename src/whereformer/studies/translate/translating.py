@@ -20,6 +20,7 @@ from ...lab.training.trainer import quiet_transformers
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.checkpoints.files import find_weights, read_header
 from ...models.checkpoints.loading import check_header, check_weights
+from ...models.seq2seq.model import CACHE
 from ...positions import PositionRangeError
 from .model import generation_config
 from .settings import Decoding
@@ -136,7 +137,7 @@ class Translator:
                     generation_config=generation_config(
                         self.model.config, self.decoding, max_new_tokens=int(most.max())
                     ),
-                    past_key_values=_OneSource(*(DynamicCache(config=self.model.config) for _ in range(2))),
+                    **{CACHE: _OneSource(*(DynamicCache(config=self.model.config) for _ in range(2)))},
                     logits_processor=[_End(most.repeat_interleave(self.decoding.beams))],
                 )
         except PositionRangeError as error:

@@ -18,21 +18,23 @@ def inkling(
     attention_mask: Any,
     conv_mask: Tensor | None = None,
     past_key_values: Any = None,
+    cache: Any = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute Inkling's attention: the profiles are a table over offsets, and a token's weights its factors."""
     layer = own.layer
-    caches = {"past_key_values": past_key_values, "conv_mask": conv_mask}
-    keys = layer.k_sconv(layer.k_proj(hidden_states), **caches)
-    values = layer.v_sconv(layer.v_proj(hidden_states), **caches)
+    # transformers 5.24 renamed it. By place, either takes it.
+    cache = past_key_values if cache is None else cache
+    keys = layer.k_sconv(layer.k_proj(hidden_states), cache, conv_mask)
+    values = layer.v_sconv(layer.v_proj(hidden_states), cache, conv_mask)
     query = layer.q_norm(layer.q_proj(hidden_states).unflatten(2, (-1, layer.head_dim))).transpose(1, 2)
     key = layer.k_norm(keys.unflatten(2, (-1, layer.head_dim))).transpose(1, 2)
     value = values.unflatten(2, (-1, layer.head_dim)).transpose(1, 2)
     factors = layer.r_proj(hidden_states).unflatten(2, (layer.num_heads, -1)).transpose(1, 2)
     start = 0
-    if past_key_values is not None:
-        start = past_key_values.get_query_offset(layer.layer_idx)  # before the cache grows
-        key, value = past_key_values.update(key, value, layer.layer_idx)
+    if cache is not None:
+        start = cache.get_query_offset(layer.layer_idx)  # before the cache grows
+        key, value = cache.update(key, value, layer.layer_idx)
     if not layer.is_sliding and layer.config.log_scaling_n_floor is not None:
         tokens = torch.arange(start + 1, start + 1 + query.shape[2], device=query.device).float()
         floor, alpha = layer.config.log_scaling_n_floor, layer.config.log_scaling_alpha
