@@ -20,6 +20,7 @@ from transformers.masking_utils import (
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
+from ..inputs import CACHE
 from .hooks import NAME, LayerInput
 from .masks import BiasMask, Regions, WindowMask
 
@@ -155,7 +156,7 @@ def mask(
     window, which becomes a :class:`WindowMask`.
     """
     if isinstance(q_offset, Tensor):
-        raise InputError("past_key_values", "whereformer's attention needs a cache that grows, got a static one")
+        raise InputError(CACHE, "whereformer's attention needs a cache that grows, got a static one")
     window = None
     if mask_function not in (bidirectional_mask_function, causal_mask_function):
         window = _window(mask_function, options.get("local_size"))
