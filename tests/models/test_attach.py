@@ -573,7 +573,6 @@ def test_compiles_whole(name, position):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
 def test_compiles_to_code_with_gradients():
     torch.compiler.reset()
     small = transformers.BertModel(transformers.BertConfig(**SIZES | {"num_hidden_layers": 1}), add_pooling_layer=False)

@@ -419,7 +419,6 @@ def test_compiles_into_one_graph(method):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
 def test_inductor_compiles_floater_tisa_and_t5():
     assert_compiles(build("floater+tisa+t5"), "inductor", tolerance=1e-9)
 
