@@ -1,6 +1,7 @@
 """Errors for input that does not fit: messages name the argument, what it got and what it takes."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ def zeros(*shape, dtype=torch.float32):
 
 
 FITTING = {"query": zeros(B, H, N_Q, D), "key": zeros(B, H, N_K, D), "value": zeros(B, H, N_K, D)}
+with warnings.catch_warnings(action="ignore"):  # Torch warns of strided ones.
+    NESTED = [torch.nested.nested_tensor([zeros(H, N_K, D)] * B, layout=of) for of in (torch.strided, torch.jagged)]
 NO_CONTENT = {"query": None, "key": None}
 
 CASES = [
@@ -48,6 +51,10 @@ CASES = [
     ({"key": zeros(B, H, N_K, D).to("meta")}, ValueError, r"key: expected the query's device cpu, got meta"),
     ({"query": None}, ValueError, r"query and key: give both, or neither"),
     ({"key": None}, ValueError, r"query and key: give both, or neither"),
+    *(
+        ({"value": nested}, TypeError, r"value: expected a dense tensor, got a nested one; attention_varlen takes seq")
+        for nested in NESTED
+    ),
     # options
     ({"key_mask": [[True] * N_K] * B}, TypeError, r"key_mask: expected a bool tensor.*, got list"),
     ({"key_mask": zeros(B, N_K)}, TypeError, r"key_mask: expected .*bool.* True = may be attended, got torch.float32"),

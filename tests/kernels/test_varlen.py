@@ -279,11 +279,11 @@ WRONG = {
     ),
     "query documents": (
         {"query_documents": torch.zeros(1, 4, dtype=torch.int64)},
-        "query_documents: not taken here, because cu_seqlens or nested tensors tell the sequences apart",
+        "query_documents: not taken here, because cu_seqlens tell the sequences apart",
     ),
     "key documents": (
         {"key_documents": torch.zeros(1, 4, dtype=torch.int64)},
-        "key_documents: not taken here, because cu_seqlens or nested tensors tell the sequences apart",
+        "key_documents: not taken here, because cu_seqlens tell the sequences apart",
     ),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},

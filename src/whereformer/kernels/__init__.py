@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from . import blockwise, native, nested, reference, sdpa, varlen
+from . import blockwise, native, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import attend_in_parts, merge_attention
@@ -112,10 +112,6 @@ def attention(
     ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
     plus what :class:`OffsetValues` terms add.
 
-    Query, key and value may also be nested tensors with ``layout=torch.jagged``, (batch, heads, ragged length,
-    head_dim), as torch's ``scaled_dot_product_attention`` takes them. The output is one too then, and everything else
-    is as in :func:`attention_varlen`.
-
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
             then that of ``query_positions`` or of a term with rows, else n_k. Query, key and value have one dtype; if
@@ -201,19 +197,12 @@ def attention(
         "key_documents": key_documents,
         "deterministic": deterministic,
     }
-    if nested.is_nested(query, key, value):
-        rows = nested.unnest(query, key, value)
-        output, lse = _run_varlen(
-            rows.query, rows.key, rows.value, terms, rows.cu_seqlens, options, return_lse=return_lse, backend=backend
-        )
-        output, lse = nested.nest(output, rows), None if lse is None else nested.nest(lse, rows)
+    kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
+    again = None if kind is None else native.attend_again(kind)
+    if again is not None:
+        output, lse = again
     else:
-        kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
-        again = None if kind is None else native.attend_again(kind)
-        if again is not None:
-            output, lse = again
-        else:
-            output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
+        output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
     return output if lse is None else (output, lse)
 
 
@@ -292,10 +281,10 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    output, lse = _run_varlen(
-        query, key, value, terms, (cu_seqlens_q, cu_seqlens_k), options, return_lse=return_lse, backend=backend
-    )
-    return output if lse is None else (output, lse)
+    by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
+    given = varlen.as_batch(query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton)
+    output, lse = _run(given.checked(return_lse), backend)
+    return varlen.as_rows(output) if lse is None else (varlen.as_rows(output), varlen.as_rows(lse))
 
 
 def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Tensor, Tensor | None]:
@@ -309,24 +298,6 @@ def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Ten
         call = replace(call, seed=draw_seed(call.device))
     output, lse = native.attend(call, kind) if chosen == "native" else _RUN[chosen](call)
     return output, None if lse is None else lse.sum(0)
-
-
-def _run_varlen(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    terms: Sequence[Term],
-    cu_seqlens: tuple[Tensor, Tensor | None],
-    options: Mapping[str, Any],
-    *,
-    return_lse: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute :func:`attention_varlen`; ``cu_seqlens`` are those of queries and of keys."""
-    by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
-    given = varlen.as_batch(query, key, value, terms, *cu_seqlens, options, by_triton)
-    output, lse = _run(given.checked(return_lse), backend)
-    return varlen.as_rows(output), None if lse is None else varlen.as_rows(lse)
 
 
 def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -356,16 +327,10 @@ def explain(
 ) -> Choice:
     """Tell which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
 
-    Query, key and value may be nested tensors, as there.
-
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
     _check_backend(backend)
-    if nested.is_nested(query, key, value):
-        rows = nested.unnest(query, key, value)
-        given = varlen.as_batch(rows.query, rows.key, rows.value, terms, *rows.cu_seqlens, options)
-        return explain_choice(given.checked(return_lse), backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
@@ -386,13 +351,8 @@ def attention_weights(
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
-    changes nothing. Of nested tensors, it takes one sequence at a time.
+    changes nothing.
     """
-    if nested.is_nested(query, key, value):
-        raise TypeError(
-            "query, key, value: expected dense tensors, got nested ones; attention_weights takes one of their "
-            "sequences at a time, with a batch of 1"
-        )
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call)

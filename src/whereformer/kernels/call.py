@@ -583,7 +583,9 @@ def check_heads_tensor(name: str, tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.is_nested:
-        raise TypeError(f"{name}: expected a dense tensor, got a nested one")
+        raise TypeError(
+            f"{name}: expected a dense tensor, got a nested one; attention_varlen takes sequences of different lengths"
+        )
     if tensor.dim() != 4:
         raise ValueError(f"{name}: expected (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point():

@@ -69,8 +69,6 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             if not isinstance(each, Tensor) or not each.is_floating_point():
                 got = each.dtype if isinstance(each, Tensor) else type(each).__name__
                 raise TypeError(f"{name}: expected floating-point tensors, got {got}")
-            if each.is_nested:
-                raise TypeError(f"{name}: expected dense tensors, got a nested one")
             if each.device != tensors[0].device:
                 raise ValueError(f"{name}: expected tensors on one device, got {tensors[0].device} and {each.device}")
     if len(outputs) == 0:

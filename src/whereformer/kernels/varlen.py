@@ -192,7 +192,7 @@ def _as_one_row(name: str, rows: Tensor) -> Tensor:
     return check_heads_tensor(name, rows.transpose(0, 1).unsqueeze(0))
 
 
-_TOLD_APART = "not taken here, because cu_seqlens or nested tensors tell the sequences apart"
+_TOLD_APART = "not taken here, because cu_seqlens tell the sequences apart"
 _MEANINGLESS = {
     "key_mask": "sequences without padding have nothing to mask; leave such keys out",
     "query_documents": _TOLD_APART,
