@@ -119,7 +119,7 @@ class Terms(torch.nn.Module):
             whereformer.OffsetQueries(self.narrow, -4, key_factors=self.project(key)),
             whereformer.DistanceDecay(query.sum(-1).cumsum(-1), key.sum(-1).cumsum(-1)),
         )
-        return whereformer.attention(query, key, value, terms, softcap=2.0, softcap_terms=True)
+        return whereformer.attention(query, key, value, terms, softcap=2.0)
 
 
 def test_terms_of_the_call_in_a_program_of_any_length():

@@ -89,7 +89,6 @@ class Case:
     window: tuple[int | None, int | None] | None = None
     sink_tokens: int = 0
     softcap: float | None = None
-    softcap_terms: bool = False
     lse: bool = False
     deterministic: bool = True
 
@@ -184,7 +183,6 @@ def _draw_options(rng: random.Random, case: Case) -> Case:
     window = (rng.choice(sides), rng.choice(sides)) if rng.random() < 0.35 else None
     sharing = rng.choice([2, 3]) if case.head_dim and case.heads <= 2 and rng.random() < 0.3 else 1
     sink_tokens = rng.choice([0, 0, 1, 4]) if window else 0
-    more = random.Random(f"options {case.seed}")
     softcap = rng.choice([0.5, 3.0, 30.0]) if case.head_dim and rng.random() < 0.2 else None
     return replace(
         case,
@@ -192,7 +190,6 @@ def _draw_options(rng: random.Random, case: Case) -> Case:
         window=window,
         sink_tokens=sink_tokens if window != (None, None) else 0,
         softcap=softcap,
-        softcap_terms=softcap is not None and more.random() < 0.5,
         lse=rng.random() < 0.3,
     )
 
@@ -288,7 +285,6 @@ class Built:
         for index, term in enumerate(case.terms):
             self.add_term(f"terms[{index}]", term)
         self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale, "softcap": case.softcap}
-        self.options["softcap_terms"] = case.softcap_terms
         self.options |= {"window": case.window, "sink_tokens": case.sink_tokens, "return_lse": case.lse}
         self.options["deterministic"] = case.deterministic
         self.add_positions()
@@ -483,7 +479,6 @@ class Built:
             case.window or (None, None),
             case.sink_tokens,
             case.softcap,
-            case.softcap_terms and len(case.terms) > 0,
         )
 
 

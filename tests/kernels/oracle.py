@@ -108,7 +108,6 @@ class Inputs:
     window: tuple[int | None, int | None] = (None, None)
     sink_tokens: int = 0
     softcap: float | None = None
-    softcap_terms: bool = False
 
 
 @dataclass
@@ -230,7 +229,7 @@ class Oracle:
             inner += query.shape[1]
             products = inputs.scale * (query @ key.T)
             parts += abs(inputs.scale) * (abs(query) @ abs(key).T)
-            if inputs.softcap is not None and not inputs.softcap_terms:
+            if inputs.softcap is not None:
                 tangents = np.tanh(products / inputs.softcap)
                 products = inputs.softcap * tangents
                 rounding = (unit * (terms_in_a_sum(inner) + 6) + 4 * precision.narrow_scores) * parts
@@ -278,15 +277,6 @@ class Oracle:
             allowed &= bias != -np.inf
         some = allowed.any(1)
         biases = [np.where(allowed, bias, 0.0) for bias in biases]
-        cap = inputs.softcap if inputs.softcap_terms else None
-        term_slope = Bounded(np.ones_like(scores), np.zeros_like(scores))
-        if cap is not None:
-            total, parts = scores + sum(biases), parts + 6 * sum(map(abs, biases))
-            rounding = (unit * (terms_in_a_sum(inner) + 6) + 4 * precision.narrow_scores) * parts
-            tangents = np.tanh(total / cap)
-            term_slope = Bounded(1 - tangents**2, np.minimum(1.0, 0.77 / cap * rounding + 8 * unit))
-            # What is rounded before the cap makes no larger difference behind it, and the cap rounds too.
-            scores, parts, biases = cap * tangents, np.minimum(parts, 2 * cap / unit) + cap, []
         weights, weights_error, again, lse = self.softmax(scores, parts, inner, biases, allowed)
         self.results["lse"].number[item, head], self.results["lse"].error[item, head] = lse.number, lse.error
 
@@ -338,9 +328,6 @@ class Oracle:
             + lost * allowed * (1 + d_weights_size + delta_size)
         )
 
-        # What must hold whatever the scores are is about scores behind the cap.
-        d_scores_error = d_scores_error * term_slope.number + abs(d_scores) * term_slope.error
-        d_scores = d_scores * term_slope.number
         self.gradients(
             *(item, head, query, key, d_out, columns, slope),
             Bounded(weights, weights_error + again + lost * allowed * (1 + self.n_k * weights)),
@@ -517,7 +504,7 @@ class Oracle:
             return []
         term = self.inputs.terms[int(name[6 : name.index("]")])]
         match term:
-            case Table(kind="OffsetBias") if not self.inputs.softcap_terms:
+            case Table(kind="OffsetBias"):
                 number, error = (each.sum((0, 2)) for each in (self.balance.number, self.balance.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
@@ -526,7 +513,7 @@ class Oracle:
                 number, error = (each.sum(over).reshape(len(found), -1) for each in (mass.number, mass.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
-            case Dense() if not self.inputs.softcap_terms and len(found):
+            case Dense() if len(found):
                 number, error = (
                     each.reshape(len(found), len(each) // len(found), *each.shape[1:]).sum(1)
                     for each in (self.balance.number, self.balance.error)

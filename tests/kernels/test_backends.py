@@ -268,23 +268,6 @@ def test_soft_caps(fast, kinds, options):
     check(fast, content(33, 40), terms_of(kinds, 33, 40), softcap=0.6, scale=2.0, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True, "window": 5}, {"dropout_p": 0.3}], ids=str)
-def test_soft_caps_over_terms(fast, kinds, options):
-    """What is forbidden stays so."""
-    forbidding = random(1, HEADS, 33, 40)
-    forbidding[:, 0, 3], forbidding[..., 2::7] = -math.inf, -math.inf
-    terms = [*terms_of(kinds, 33, 40), (DenseBias, [forbidding], None)]
-    out = check(fast, content(33, 40), terms, softcap=3.0, softcap_terms=True, **options)[0]
-    assert (out[:, 0, 3] == 0).all()
-
-
-def test_the_lowest_number_stays_finite_in_a_small_cap(fast):
-    """Divided by the cap it would be infinite."""
-    lowest = torch.zeros(1, HEADS, 7, 9)
-    lowest[..., 4] = torch.finfo(torch.float32).min
-    check(fast, content(7, 9), [(DenseBias, [lowest], None)], softcap=0.5, softcap_terms=True)
-
-
 @pytest.mark.parametrize("items", [1, 2, 3, 6])
 def test_neighboring_items_share_scores(fast, items):
     """As the rows of an alignment share a bias of pairs, beside another that fewer share."""

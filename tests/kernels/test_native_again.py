@@ -147,7 +147,6 @@ def test_numbers_of_masks_and_positions_are_read_again():
         {"window": (3, 5)},
         {"window": (5, 3)},
         {"softcap": 2.0},
-        {"softcap": 2.0, "softcap_terms": True},
         {"return_lse": True},
         {"query_positions": Positions(3, 2, N), "causal": True},
         {"key_positions": Positions(-5, 1, N), "causal": True},

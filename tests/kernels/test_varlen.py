@@ -38,7 +38,6 @@ OPTIONS = {
     "window": {"window": (2, 1)},
     "sink tokens": {"window": (1, 0), "sink_tokens": 2},
     "soft cap": {"softcap": 1.5, "scale": 0.7},
-    "soft cap over terms": {"softcap": 1.5, "softcap_terms": True},
     "sinks": {"sinks": torch.tensor([0.3, -1.0], dtype=torch.float64, device=DEVICE)},
 }
 

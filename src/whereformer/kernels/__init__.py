@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -93,7 +93,6 @@ def attention(
     sink_tokens: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
-    softcap_terms: bool = False,
     sinks: Float[Tensor, "heads"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
@@ -134,8 +133,6 @@ def attention(
             they refuse ``softcap``.
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
-        softcap_terms: whether the cap is over all that terms add to the score, too (Gemma 3n's audio). With a bias
-            of ``-inf``, a query does not attend to the key all the same.
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
             to nothing (GPT-OSS's learned sinks). They must be finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
@@ -188,7 +185,6 @@ def attention(
         "sink_tokens": sink_tokens,
         "scale": scale,
         "softcap": softcap,
-        "softcap_terms": softcap_terms,
         "sinks": sinks,
         "dropout_p": dropout_p,
         "query_positions": query_positions,

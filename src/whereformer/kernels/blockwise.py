@@ -110,7 +110,6 @@ class _Block:
             window=(None if problem.min_offset is None else -problem.min_offset, problem.max_offset),
             always_within=(problem.always_within[0], problem.always_within[1]) if problem.always_within else None,
             softcap=problem.softcap,
-            softcap_terms=problem.softcap_terms,
             sinks=inputs.get("sinks"),
             dropout_p=problem.dropout_p,
             given_query_positions=query_positions[..., rows],

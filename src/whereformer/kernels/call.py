@@ -54,7 +54,6 @@ class SequenceOptions(TypedDict, total=False):
     sink_tokens: int
     scale: float | None
     softcap: float | None
-    softcap_terms: bool
     sinks: Tensor | None
     dropout_p: float
     query_positions: PositionsLike | None
@@ -76,7 +75,7 @@ class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
     ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap; ``softcap_terms`` is False without terms. Keys at the positions from the first
+    ``softcap`` is None without a cap. Keys at the positions from the first
     number of ``always_within`` up to, but without, the second are exempt from the window's limit before a query, but
     from no other. ``seed`` is that of dropout, drawn once for all that computes the call; None without dropout and for
     torch's own attention.
@@ -94,7 +93,6 @@ class Call:
     window: tuple[int | None, int | None] = (None, None)
     always_within: tuple[int, int] | None = None
     softcap: float | None = None
-    softcap_terms: bool = False
     sinks: Tensor | None = None
     dropout_p: float = 0.0
     given_query_positions: PositionsLike | None = None
@@ -353,12 +351,8 @@ def _check_options(
     sink_tokens = _check_sink_tokens(pop("sink_tokens", 0), given_window)
     if sink_tokens != 0 and window[0] is not None:
         options["always_within"] = 0, sink_tokens
-    check_flag("softcap_terms", get("softcap_terms", False))
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
-    elif get("softcap_terms", False):
-        raise ValueError("softcap_terms: needs a softcap, got softcap=None")
-    options["softcap_terms"] = get("softcap_terms", False) and len(terms) > 0
     if not _is_number(dropout_p := get("dropout_p", 0.0)):
         raise TypeError(f"dropout_p: expected a number in [0, 1), got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p < 1.0:

@@ -27,7 +27,7 @@ ARGUMENTS = (
     "Tensor? key_mask, "
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
     "SymInt n_q, SymInt[] first, SymInt[] affine, "
-    "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, bool softcap_terms, "
+    "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, "
     "float dropout_p, bool wants_lse, bool deterministic"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
@@ -60,7 +60,6 @@ class Problem:
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
         always_within: empty, or a first and a last position: ``min_offset`` does not hold for keys from the first up
             to, but without, the last.
-        softcap_terms: whether the soft cap is over the terms too.
         wants_lse: whether ``LogSums`` are asked for.
         deterministic: whether gradients have to be the same bits from run to run.
     """
@@ -94,7 +93,6 @@ class Problem:
     always_within: Sequence[int]
     scale: float
     softcap: float | None
-    softcap_terms: bool
     dropout_p: float
     wants_lse: bool
     deterministic: bool
@@ -128,7 +126,6 @@ class Problem:
             always_within=call.always_within or (),
             scale=call.scale,
             softcap=call.softcap,
-            softcap_terms=call.softcap_terms,
             dropout_p=call.dropout_p,
             wants_lse=call.return_lse,
             deterministic=call.deterministic,

@@ -123,7 +123,7 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT
-        if call.softcap is not None and not call.softcap_terms:
+        if call.softcap is not None:
             scores = (scores / call.softcap).tanh() * call.softcap
     else:
         scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, call.heads, call.n_q, n_k)
@@ -145,9 +145,6 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
                 )
             case DenseBias():
                 scores = scores + _for_each_item(term.scores.to(dtype), batch)
-    if call.softcap is not None and call.softcap_terms:
-        capped = (scores / call.softcap).tanh() * call.softcap
-        scores = capped.masked_fill(scores.isneginf(), -torch.inf)
     return scores, call.allowed()
 
 

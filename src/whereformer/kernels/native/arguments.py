@@ -19,7 +19,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 
 THREADS = 2
 """The index of the number of threads among the fields."""
 
-_LAYOUT = struct.Struct("=39q3d125q")
+_LAYOUT = struct.Struct("=39q3d124q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -164,7 +164,7 @@ class Arguments:
             *self._key_mask(problem.key_mask),
             self._whole_numbers(problem.query_documents),
             self._whole_numbers(problem.key_documents),
-            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed, problem.softcap_terms),
+            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed),
             *self._tensor(query),
             *self._tensor(problem.key),
             *self._tensor(problem.value),

@@ -2,7 +2,7 @@
 // compiled once for each set of instructions (LEVEL). The formulas are those of reference.py.
 //
 //   score_ij = softcap(scale <q_i, k_j>) + bias[o] + <f_i, key_table[o]> + <g_j, query_table[o]> + <qf_i, kf_j>
-//              - sum |ql_i - kl_j| + dense_ij, or with the soft cap over all of it;
+//              - sum |ql_i - kl_j| + dense_ij;
 //              f and g are factors, or scale q and scale k
 //   out_i    = sum_j w_ij (v_j + value_table[o]),  w = dropout(softmax(score)),  o = offset of key j from query i
 //
@@ -45,7 +45,7 @@ template <class F> struct Attention {
   A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr, *tile_levels = nullptr;
   A *bias = nullptr, *bias_sums = nullptr;
   // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
-  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr, *capped = nullptr;
+  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr;
   uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
   F *narrow_rows = nullptr;
   // Numbers of a block's rows
@@ -100,7 +100,6 @@ template <class F> struct Attention {
     if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
     value_vectors.reserve(memory, {c.value_first, c.value_length}, c.value_dim, bq, most, backward, true, backward && c.d_value_table);
     if (c.dropout_p > 0) kept = memory.take<A>(bk);
-    if (c.caps_terms && !backward) capped = memory.take<A>(ld);
     if (!backward) {
       output = memory.take<A>(bq * dv), tops = memory.take<A>(bq), totals = memory.take<A>(bq);
       if constexpr (halves) values_packed = memory.take<Unit<F>>(keys_up / 2 * dv), narrow_rows = memory.take<F>(bq * bk);
@@ -109,7 +108,7 @@ template <class F> struct Attention {
     values_turned = memory.take<Unit<F>>(keys_up * dv / step);
     gradients = memory.take<A>(bq * ld + 32);
     if (gradients) gradients += 16;
-    if (c.softcap) tangents = memory.take<A>(bq * ld), capped = tangents;
+    if (c.softcap) tangents = memory.take<A>(bq * ld);
     if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
     wide_output = memory.take<A>(bq * dv);
     if constexpr (halves) {
@@ -288,7 +287,7 @@ template <class F> struct Attention {
     if (c.head_dim) multiply_rows(t, query, dk, keys_turned, scores);
     else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
     A factor = c.head_dim ? (A)c.scale : A(1);
-    if (c.softcap && !c.caps_terms) {
+    if (c.softcap) {
       // Infinity times a score of 0 would be NaN.
       const A steep = sizeof(A) == 8 ? (A)(c.scale / c.softcap) : (A)between<double>(c.scale / c.softcap, -3e38, 3e38);
       for (int64_t i = 0; i < t.rows; i++) {
@@ -305,7 +304,7 @@ template <class F> struct Attention {
     }
     if (query_vectors.on()) {
       // Products with keys lack the same factor as those of queries and keys, unless these have it already.
-      const bool both = !c.query_rank && !c.rank && (!c.softcap || c.caps_terms);
+      const bool both = !c.query_rank && !c.rank && !c.softcap;
       if (!both && factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
       if (!both) factor = 1;
       query_vectors.add(t, line, query_table_left, both || c.query_rank ? A(1) : (A)c.scale, scores, ld);
@@ -355,27 +354,6 @@ template <class F> struct Attention {
   // Adds to a row of products what the terms add, and forbids; returns the largest score. Behind the row's ``span`` all is
   // forbidden, and what stands there has no meaning.
   A finish(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
-    const A top = finish_terms(t, sides, i, factor, span);
-    return c.caps_terms ? cap_row(t, i, span) : top;
-  }
-
-  // Caps a row of whole scores. What is forbidden stays so.
-  A cap_row(const Tile& t, int64_t i, Span span) {
-    A *s = scores + i * ld, *tangent = capped + (tangents ? i * ld : 0);
-    const Vec<A> never = set(minus_infinity), most = set((A)c.softcap);
-    __builtin_memcpy(tangent, s, sizeof(A) * t.width);
-    tanh_row(tangent + span.begin, span.end - span.begin, (A)(1 / c.softcap));
-    clear_around(tangent, t.width, span);
-    Vec<A> top = never;
-    for (int64_t j = span.begin; j < span.end; j += L) {
-      const Vec<A> x = where_equal(load(s + j), never, never, load(tangent + j) * most);
-      store(s + j, x);
-      top = larger_of(top, x);
-    }
-    return largest(top);
-  }
-
-  A finish_terms(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
     A* s = scores + i * ld;
     if (adds_by_row()) add_by_row(t, i, s, factor), factor = 1;
     Added<A> added[2];
@@ -611,11 +589,6 @@ template <class F> struct Attention {
     if (across) weigh<true>(s, d, t.width, span, top, sums[i], delta, values);
     else weigh<false>(s, d, t.width, span, top, sums[i], delta, values);
     if (kept) for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
-    if (c.caps_terms)
-      for (int64_t j = 0; j < t.width; j += L) {
-        const Vec<A> x = load(tangents + i * ld + j), y = load(d + j);
-        store(d + j, y - y * x * x);
-      }
   }
 
   void differentiate(const Tile& t) {
@@ -693,7 +666,7 @@ template <class F> struct Attention {
       else if (c.d_key_table) key_vectors.learn(turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows, reach(t));
     }
     if (query_vectors.on()) query_vectors.collect(t, line, gradients, ld, turned_keys_of_table(), d_query_table_rows);
-    if (tangents && !c.caps_terms)  // The cap holds for products of queries and keys alone.
+    if (tangents)  // The cap holds for products of queries and keys alone.
       for (int64_t i = 0; i < t.rows; i++)
         for (int64_t j = 0; j < t.width; j += L) {
           const Vec<A> x = load(tangents + i * ld + j), d = load(gradients + i * ld + j);

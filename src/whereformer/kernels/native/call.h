@@ -42,7 +42,6 @@ struct Call {
 
   double scale, softcap, dropout_p;  // softcap 0: none
   int64_t seed;                      // of dropout
-  int64_t caps_terms;                // whether the soft cap is over the terms too
 
   Tensor query, key, value, output;  // output is read by the backward
   void* log_sums;                    // (2, batch, heads, n_q) sums
