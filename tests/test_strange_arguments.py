@@ -60,7 +60,6 @@ CALLS = {
     "explain": CONTENT,
     "attention_varlen": {**ROWS, "cu_seqlens_q": lambda: torch.tensor([0, 2, N], dtype=torch.int32)},
     "merge_attention": {"outputs": lambda: [heads(N, D)] * 2, "lses": lambda: [heads(N)] * 2},
-    "index_bias": {"table": lambda: torch.randn(H, 5), "index": lambda: torch.zeros(N, N, dtype=torch.long)},
     "Positions": {"start": lambda: 0, "stride": lambda: 1, "length": lambda: N},
     "Place": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
     "DenseBias": {"scores": lambda: heads(N, N)},

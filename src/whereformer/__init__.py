@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         attention_varlen,
         attention_weights,
         explain,
-        index_bias,
         merge_attention,
     )
     from .kernels.terms import (
@@ -112,7 +111,6 @@ __all__ = [
     "extend",
     "finetune",
     "from_authors_weights",
-    "index_bias",
     "load_attached",
     "load_pretrained",
     "merge_attention",
@@ -130,7 +128,6 @@ _KERNELS = {
     "attention_varlen",
     "attention_weights",
     "explain",
-    "index_bias",
     "merge_attention",
 }
 _TERMS = {

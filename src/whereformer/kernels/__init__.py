@@ -26,7 +26,6 @@ from .terms import (
     Positions,
     PositionsLike,
     Term,
-    index_bias,
 )
 from .triton import launch as triton
 
@@ -49,7 +48,6 @@ __all__ = [
     "attention_varlen",
     "attention_weights",
     "explain",
-    "index_bias",
     "merge_attention",
 ]
 

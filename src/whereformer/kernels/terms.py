@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from .tracing import can_look
-
 if TYPE_CHECKING:
-    from jaxtyping import Float, Integer
+    from jaxtyping import Float
 
 
 def as_int(number: Any) -> int | None:
@@ -324,38 +322,6 @@ class DenseBias:
         first = ("batch", (items,)) if shared else ("batch or a divisor of it,", (1, batch))
         wanted = (first, ("heads", (1, heads)), ("n_q", (n_q,)), ("n_k", (n_k,)))
         check_shape("DenseBias.scores", self.scores, wanted)
-
-
-def index_bias(
-    table: Float[Tensor, "heads _kinds"], index: Integer[Tensor, "n_q n_k"] | Integer[Tensor, "batch n_q n_k"]
-) -> DenseBias:
-    """``score_ij += table[h, index_ij]``: a number for every kind of pair, where no offset tells the kind.
-
-    The kinds may be distances in a graph (Graphormer), places of words on a page (LayoutLMv3), or cells of a volume.
-    For offsets, an :class:`OffsetBias` needs no index of all pairs.
-
-    Args:
-        table: (heads, T), a number per head and kind of pair.
-        index: (n_q, n_k) or (batch, n_q, n_k), whole numbers from 0 to T - 1.
-
-    Raises:
-        TypeError, ValueError: for other tensors. Indices are checked on the CPU only; elsewhere, torch reports wrong
-            ones.
-    """
-    check_shape("index_bias: table", table, (("heads", None), ("T", None)))
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
-        got = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(f"index_bias: index: expected a tensor of whole numbers, got {got}")
-    if index.dim() not in (2, 3):
-        raise ValueError(f"index_bias: index: expected (n_q, n_k) or (batch, n_q, n_k), got {tuple(index.shape)}")
-    if can_look(index) and index.numel() and (int(index.min()) < 0 or int(index.max()) >= table.shape[1]):
-        raise ValueError(
-            f"index_bias: index: expected numbers from 0 to {table.shape[1] - 1}, "
-            f"got {int(index.min())} to {int(index.max())}"
-        )
-    # Indexing by ``table[:, index]`` computes the same, with a gradient that takes many times as long.
-    scores = table.index_select(1, index.flatten().long()).unflatten(1, index.shape)
-    return DenseBias(scores.unsqueeze(0) if index.dim() == 2 else scores.transpose(0, 1))
 
 
 Term: TypeAlias = OffsetBias | OffsetKeys | OffsetQueries | OffsetValues | FactorPair | DistanceDecay | DenseBias
