@@ -87,7 +87,6 @@ class Case:
     block_scores: int = blockwise.BLOCK_SCORES  # few make a short sequence as a long one is
     sharing: int = 1  # query heads for each head of keys
     window: tuple[int | None, int | None] | None = None
-    sink_tokens: int = 0
     softcap: float | None = None
     lse: bool = False
     deterministic: bool = True
@@ -182,13 +181,11 @@ def _draw_options(rng: random.Random, case: Case) -> Case:
     sides = [None, 0, 1, 5, case.n_k // 3, case.n_k, rng.randint(0, case.n_k + 3)]
     window = (rng.choice(sides), rng.choice(sides)) if rng.random() < 0.35 else None
     sharing = rng.choice([2, 3]) if case.head_dim and case.heads <= 2 and rng.random() < 0.3 else 1
-    sink_tokens = rng.choice([0, 0, 1, 4]) if window else 0
     softcap = rng.choice([0.5, 3.0, 30.0]) if case.head_dim and rng.random() < 0.2 else None
     return replace(
         case,
         sharing=sharing,
         window=window,
-        sink_tokens=sink_tokens if window != (None, None) else 0,
         softcap=softcap,
         lse=rng.random() < 0.3,
     )
@@ -285,7 +282,7 @@ class Built:
         for index, term in enumerate(case.terms):
             self.add_term(f"terms[{index}]", term)
         self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale, "softcap": case.softcap}
-        self.options |= {"window": case.window, "sink_tokens": case.sink_tokens, "return_lse": case.lse}
+        self.options |= {"window": case.window, "return_lse": case.lse}
         self.options["deterministic"] = case.deterministic
         self.add_positions()
         self.add_masks()
@@ -477,7 +474,6 @@ class Built:
             key_mask,
             tuple(documents) or None,
             case.window or (None, None),
-            case.sink_tokens,
             case.softcap,
         )
 

@@ -106,7 +106,6 @@ class Inputs:
     key_mask: Array | None = None
     documents: tuple[Array, Array] | None = None
     window: tuple[int | None, int | None] = (None, None)
-    sink_tokens: int = 0
     softcap: float | None = None
 
 
@@ -201,9 +200,6 @@ class Oracle:
         near = np.ones_like(allowed)
         if before is not None:
             near &= offsets >= -before
-            # Sink tokens are exempt from this limit alone.
-            keys = inputs.key_positions[item % len(inputs.key_positions)]
-            near |= ((keys >= 0) & (keys < inputs.sink_tokens))[None, :]
         if after is not None:
             near &= offsets <= after
         allowed &= near

@@ -199,53 +199,6 @@ def test_windows_of_positions(fast, tables, case):
     check(fast, content(37, 50), terms_of(tables, 37, 50), window=(9, 5), **options)
 
 
-@pytest.mark.parametrize("case", ["", "masked", "packed", "stepped"])
-def test_sink_tokens(fast, case):
-    options, step = {}, 1
-    if case == "masked":
-        options = {"key_mask": torch.rand(BATCH, 40) > 0.3, "causal": True}
-    elif case == "packed":
-        ids = torch.cat([torch.arange(length) for length in (17, 3, 20)])
-        documents = torch.repeat_interleave(torch.tensor([2, 0, 1]), torch.tensor([17, 3, 20])).expand(BATCH, -1)
-        options = dict.fromkeys(("query_positions", "key_positions"), ids)
-        options |= dict.fromkeys(("query_documents", "key_documents"), documents)
-    elif case == "stepped":
-        positions = Positions(6, 2, 40)
-        options, step = {"query_positions": positions, "key_positions": positions}, 2
-    terms = [(lambda table, first: OffsetBias(table, first, step), [random(HEADS, 9)], -8)]
-    check(fast, content(40, 40), terms, window=(7, 2), sink_tokens=11, **options)
-
-
-@pytest.mark.parametrize("step", [1, 3])
-def test_the_first_sink_token_is_at_position_zero(fast, step):
-    """Row i sees the keys near it and those at the positions 0 up to 5, but not what lies before the text."""
-    query, key = (torch.zeros(1, HEADS, 20, DIM, device=DEVICE) for _ in range(2))
-    value = torch.eye(20, device=DEVICE).expand(1, HEADS, 20, 20)
-    positions = Positions(-7 * step, step, 20)
-    options = {"window": (2 * step, 0), "query_positions": positions, "key_positions": positions}
-    table = OffsetBias(torch.zeros(HEADS, 3, device=DEVICE), -step, step)
-    out = attention(query, key, value, [table], sink_tokens=5 * step - step // 2, backend=fast, **options)
-    at = torch.arange(-7, 13, device=DEVICE)
-    offsets = at - at.unsqueeze(1)
-    seen = (offsets <= 0) & ((offsets >= -2) | ((at >= 0) & (at < 5)))
-    torch.testing.assert_close(out, (seen / seen.sum(1, keepdim=True)).expand_as(out), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [(2, 0), (2, 1), (None, 0), (0, None)])
-def test_sink_tokens_are_exempt_from_the_limit_before_a_query_alone(fast, window, causal):
-    query, key = (torch.zeros(1, HEADS, 16, DIM, device=DEVICE) for _ in range(2))
-    value = torch.eye(16, device=DEVICE).expand(1, HEADS, 16, 16)
-    table = OffsetBias(torch.zeros(HEADS, 1, device=DEVICE), 0)
-    out = attention(query, key, value, [table], window=window, sink_tokens=5, causal=causal, backend=fast)
-    at = torch.arange(16, device=DEVICE)
-    offsets, (before, after) = at - at.unsqueeze(1), window
-    seen = (offsets <= (16 if after is None else after)) & ((offsets >= -(16 if before is None else before)) | (at < 5))
-    if causal:
-        seen &= offsets <= 0
-    torch.testing.assert_close(out, (seen / seen.sum(1, keepdim=True)).expand_as(out), rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10**30])
 def test_numbers_that_no_int64_holds_forbid_nothing(fast, number):
     *inputs, terms = *(tensor.float() for tensor in content(9, 9)), [OffsetBias(random(HEADS, 5).float(), -2)]
@@ -253,8 +206,6 @@ def test_numbers_that_no_int64_holds_forbid_nothing(fast, number):
     run = partial(attention, *inputs, terms, key_positions=positions, backend=fast)
     torch.testing.assert_close(run(window=number), run(), rtol=0, atol=1e-6)
     torch.testing.assert_close(run(window=(2, number)), run(window=(2, None)), rtol=0, atol=1e-6)
-    torch.testing.assert_close(run(window=1, sink_tokens=number), run(window=(None, 1)), rtol=0, atol=1e-6)
-    torch.testing.assert_close(run(window=number, sink_tokens=2), run(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": (4, 1)}, {"softcap": 0.7}], ids=str)
@@ -309,9 +260,7 @@ def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
     return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "sink_tokens": 4, "softcap": 2.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_log_sums(fast, kinds, options, with_sinks):
     inputs, terms = content(37, 30), terms_of(kinds, 37, 30)
@@ -355,9 +304,9 @@ def test_nothing_is_lost_beside_huge_biases(fast, trains):
     if trains:
         (gradient,) = torch.autograd.grad(out.sum(), value)
         torch.testing.assert_close(gradient, torch.full_like(value, n / (n + 1)), rtol=1e-5, atol=1e-6)
-    out = attention(query, key, value, [bias], window=5, sink_tokens=3, backend=fast)
+    out = attention(query, key, value, [bias], window=5, backend=fast)
     at = torch.arange(n, device=DEVICE)
-    near = ((at - at.unsqueeze(1)).abs() <= 5) | (at < 3)
+    near = (at - at.unsqueeze(1)).abs() <= 5
     torch.testing.assert_close(out, near / near.sum(1, keepdim=True) @ value, rtol=1e-5, atol=1e-6)
 
 
@@ -423,15 +372,10 @@ def test_dropout_drops_what_the_reference_drops(fast, kinds, positions):
     check(fast, content(37, 30), terms_of(kinds, 37, 30), dropout_p=0.6, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"sinks": True}, {"causal": True}], ids=str)
-def test_dropout_drops_what_the_reference_drops_beside_sink_tokens(fast, options):
-    """One call draws one seed, in however many parts a backend computes it."""
-    options = options | ({"sinks": random(HEADS)} if "sinks" in options else {})
-    options |= {"window": (7, 2), "sink_tokens": 5, "dropout_p": 0.5}
-    query, key, value = content(37, 40)
+def test_dropout_drops_what_the_reference_drops_beside_sinks(fast):
+    options = {"window": (7, 2), "dropout_p": 0.5, "sinks": random(HEADS).float()}
     terms = [OffsetBias(random(HEADS, 9), -4)]
-    inputs = [tensor.float() for tensor in (query, key, value)]
-    options |= {"sinks": options["sinks"].float()} if "sinks" in options else {}
+    inputs = [tensor.float() for tensor in content(37, 40)]
     found = []
     for backend in (fast, "reference"):
         torch.manual_seed(SEED)

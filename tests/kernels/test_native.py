@@ -35,7 +35,7 @@ def vectors(head_dim, value_dim):
 OPTIONS = {
     "plain": lambda n_q, n_k: {},
     "causal": lambda n_q, n_k: {"causal": True},
-    "window": lambda n_q, n_k: {"window": (150, 20), "sink_tokens": 3},
+    "window": lambda n_q, n_k: {"window": (150, 20)},
     "softcap": lambda n_q, n_k: {"softcap": 2.0, "causal": True},
     "dropout": lambda n_q, n_k: {"dropout_p": 0.2},
     "mask": lambda n_q, n_k: {"key_mask": torch.arange(n_k).expand(2, -1) % 7 > 0},

@@ -36,7 +36,6 @@ OPTIONS = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"window": (2, 1)},
-    "sink tokens": {"window": (1, 0), "sink_tokens": 2},
     "soft cap": {"softcap": 1.5, "scale": 0.7},
     "sinks": {"sinks": torch.tensor([0.3, -1.0], dtype=torch.float64, device=DEVICE)},
 }
@@ -330,7 +329,7 @@ def test_errors_are_one_clear_line(wrong):
 
 
 def test_an_unknown_option_is_refused():
-    for name in ("dropout", "always_within"):
+    for name in ("dropout", "sink_tokens"):
         with pytest.raises(TypeError, match=f"^{name}: attention_varlen has no such argument"):
             attention_varlen(rows(), rows(), rows(), cu_seqlens_q=seqlens([4]), **{name: 0.1})
 
@@ -349,5 +348,4 @@ def test_triton_knows_positions_where_offsets_are_those_of_the_row():
     assert known(lengths, window=3)
     assert not known(affine=False)
     assert not known(torch.tensor([0, 9, 20], dtype=torch.int32))
-    assert not known(window=3, sink_tokens=1)
     assert not known(query_positions=positions)

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import blockwise, native, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import attend_in_parts, merge_attention
+from .combine import attend_with_sinks, merge_attention
 from .dropout import draw_seed
 from .precision import without_autocast
 from .terms import (
@@ -88,7 +88,6 @@ def attention(
     key_mask: Bool[Tensor, "batch n_k"] | None = None,
     causal: bool = False,
     window: Window = None,
-    sink_tokens: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, "heads"] | None = None,
@@ -122,10 +121,6 @@ def attention(
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
             tensors without a regular step (on a GPU, any tensors).
-        sink_tokens: allow so many first tokens farther before a query than the window, too. They are the keys at
-            positions from 0 on and below this number (StreamingLLM, Xiao et al. 2024). Causality and the window's limit
-            after a query hold for them as for all keys. In packed rows they are the first tokens of each document only
-            if ``key_positions`` begin at 0 in each.
         scale: the finite factor on query . key, and on products of either with the vectors of :class:`OffsetKeys` and
             :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query refuse it, as
             they refuse ``softcap``.
@@ -180,7 +175,6 @@ def attention(
         "key_mask": key_mask,
         "causal": causal,
         "window": window,
-        "sink_tokens": sink_tokens,
         "scale": scale,
         "softcap": softcap,
         "sinks": sinks,
@@ -295,8 +289,8 @@ def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Ten
 
 
 def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by "triton", which knows neither sinks nor sink tokens."""
-    return attend_in_parts(call, triton.attend)
+    """Compute a call by "triton", which knows no sinks."""
+    return attend_with_sinks(call, triton.attend)
 
 
 _RUN = {

@@ -51,7 +51,6 @@ class SequenceOptions(TypedDict, total=False):
 
     causal: bool
     window: Window
-    sink_tokens: int
     scale: float | None
     softcap: float | None
     sinks: Tensor | None
@@ -75,10 +74,7 @@ class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
     ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap. Keys at the positions from the first
-    number of ``always_within`` up to, but without, the second are exempt from the window's limit before a query, but
-    from no other. ``seed`` is that of dropout, drawn once for all that computes the call; None without dropout and for
-    torch's own attention.
+    ``softcap`` is None without a cap. ``seed`` is that of dropout; None without dropout and for torch's own attention.
     """
 
     query: Tensor | None
@@ -91,7 +87,6 @@ class Call:
     key_mask: Tensor | None = None
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
-    always_within: tuple[int, int] | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout_p: float = 0.0
@@ -199,10 +194,7 @@ class Call:
         return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
 
     def offset_limits(self) -> tuple[int | None, int | None]:
-        """Return the smallest and the largest offset that causality and the window allow; None where any is allowed.
-
-        Keys at positions ``always_within`` are allowed at smaller offsets too.
-        """
+        """Return the smallest and the largest offset that causality and the window allow; None where any is allowed."""
         before, after = self.window
         if self.causal:
             after = 0 if self.masks_future() else None
@@ -246,19 +238,9 @@ class Call:
         near = torch.ones_like(offsets, dtype=torch.bool)
         if before is not None:
             near &= offsets >= -before
-            if self.always_within is not None:
-                near |= self.always()[:, None, None, :]
         if after is not None:
             near &= offsets <= after
         return near & (offsets <= 0) if self.causal else near
-
-    def always(self) -> Tensor:
-        """Return which keys no window forbids to later queries, bool (1 or batch, n_k)."""
-        assert self.always_within is not None
-        first, stop = self.always_within
-        positions = position_values(self.key_positions, self.device)
-        positions = positions if positions.dim() == 2 else positions.unsqueeze(0)
-        return (positions >= first) & (positions < stop)
 
 
 def make_call(
@@ -346,11 +328,7 @@ def _check_options(
         _check_key_mask(key_mask, value)
     check_flag("causal", get("causal", False))
     check_flag("deterministic", get("deterministic", True))
-    given_window = pop("window", None)
-    options["window"] = window = _check_window(given_window)
-    sink_tokens = _check_sink_tokens(pop("sink_tokens", 0), given_window)
-    if sink_tokens != 0 and window[0] is not None:
-        options["always_within"] = 0, sink_tokens
+    options["window"] = _check_window(get("window"))
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
     if not _is_number(dropout_p := get("dropout_p", 0.0)):
@@ -473,17 +451,6 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
     return before, after
 
 
-def _check_sink_tokens(sink_tokens: Any, window: Any) -> int:
-    number = as_int(sink_tokens)
-    if number is None or number < 0:
-        kind = TypeError if number is None else ValueError
-        raise kind(f"sink_tokens: expected a whole number of at least 0, got {sink_tokens!r}")
-    unlimited = window is None or (isinstance(window, tuple | list) and all(side is None for side in window))
-    if number > 0 and unlimited:
-        raise ValueError(f"sink_tokens: needs a window, got sink_tokens={number} with window={window!r}")
-    return min(number, FARTHEST) if isinstance(number, int) else number
-
-
 def _check_softcap(softcap: Any) -> Any:
     if not _is_number(softcap):
         raise TypeError(f"softcap: expected a number, got {type(softcap).__name__}")
@@ -521,8 +488,7 @@ def _without_idle_window(call: Call) -> Call:
     before, after = call.window
     before = None if before is None or before >= -span[0] else before
     after = None if after is None or after >= span[1] else after
-    within = None if before is None else call.always_within
-    return replace(call, window=(before, after), always_within=within)
+    return replace(call, window=(before, after))
 
 
 def _without_steps(call: Call) -> Call:
@@ -557,18 +523,12 @@ def _without_steps(call: Call) -> Call:
     )
     start = (key_positions.start - query_positions.start) // step
     before, after = (None if side is None else side // step for side in call.window)
-    within = call.always_within
-    if within is not None:
-        # A key at position p is now at (p - query_positions.start) / step.
-        first, stop = (-((query_positions.start - position) // step) for position in within)
-        within = first, stop
     return replace(
         call,
         terms=tuple(rescaled),
         given_query_positions=Positions(0, query_stride, query_positions.length),
         given_key_positions=Positions(start, key_stride, key_positions.length),
         window=(before, after),
-        always_within=within,
     )
 
 

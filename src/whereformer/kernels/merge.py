@@ -41,8 +41,6 @@ def merge(call: Call) -> dict[str, Any]:
         span = None
     if span is not None:
         low, high = call.offset_limits()
-        # Sink tokens are at any offset before the window.
-        low = low if call.always_within is None else None
         span = span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
     biases = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetBias)]
     keys = [term for term in call.terms if isinstance(term, OffsetKeys)]

@@ -27,7 +27,7 @@ ARGUMENTS = (
     "Tensor? key_mask, "
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
     "SymInt n_q, SymInt[] first, SymInt[] affine, "
-    "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, "
+    "SymInt? min_offset, SymInt? max_offset, float scale, float? softcap, "
     "float dropout_p, bool wants_lse, bool deterministic"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
@@ -58,8 +58,6 @@ class Problem:
         first: the offsets of the first columns of ``bias``, ``key_table``, ``query_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
-        always_within: empty, or a first and a last position: ``min_offset`` does not hold for keys from the first up
-            to, but without, the last.
         wants_lse: whether ``LogSums`` are asked for.
         deterministic: whether gradients have to be the same bits from run to run.
     """
@@ -90,7 +88,6 @@ class Problem:
     affine: Sequence[int]
     min_offset: int | None
     max_offset: int | None
-    always_within: Sequence[int]
     scale: float
     softcap: float | None
     dropout_p: float
@@ -123,7 +120,6 @@ class Problem:
             affine=affine,
             min_offset=min_offset,
             max_offset=max_offset,
-            always_within=call.always_within or (),
             scale=call.scale,
             softcap=call.softcap,
             dropout_p=call.dropout_p,

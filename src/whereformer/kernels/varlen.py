@@ -67,7 +67,7 @@ def as_batch(
         if isinstance(term, TABLES) and term.step != 1:
             raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
     _check_options(options, n_q, n_k)
-    affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q) and not options.get("sink_tokens")
+    affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q)
     if cu_seqlens_k is None:
         if n_q != n_k:
             raise ValueError(f"cu_seqlens_k: needed, because query has {n_q} rows and value has {n_k}")

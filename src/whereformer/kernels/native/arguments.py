@@ -19,7 +19,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 
 THREADS = 2
 """The index of the number of threads among the fields."""
 
-_LAYOUT = struct.Struct("=39q3d124q")
+_LAYOUT = struct.Struct("=37q3d124q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -154,13 +154,12 @@ class Arguments:
         threads = torch.get_num_threads()
         seed = 0 if problem.seed is None else int(problem.seed)
         least, most = problem.min_offset, problem.max_offset
-        always = problem.always_within or (0, 0)
         self.data = _LAYOUT.pack(
             *(_LAYOUT.size, level, threads, backward is not None, poison),
             *(batch, problem.heads, key_heads, problem.n_q, n_k, head_dim, value_dim, *ranks),
             *(DTYPES[problem.value.dtype], *parts),
             *self._positions(problem),
-            *(least is not None, most is not None, least or 0, most or 0, *always),
+            *(least is not None, most is not None, least or 0, most or 0),
             *self._key_mask(problem.key_mask),
             self._whole_numbers(problem.query_documents),
             self._whole_numbers(problem.key_documents),

@@ -262,7 +262,7 @@ template <class F> struct Attention {
     if (!t.partial || !limits.limited || c.listed || c.softcap) return f(0, t.rows, 0, t.width);
     for (int64_t i = 0; i < t.rows; i += few) {
       const int64_t rows = smaller(few, t.rows - i);
-      const int64_t begin = limits.always ? 0 : between<int64_t>(limits.begin_of(t.i + i) - t.j, 0, t.real) / L * L;
+      const int64_t begin = between<int64_t>(limits.begin_of(t.i + i) - t.j, 0, t.real) / L * L;
       const int64_t end = between<int64_t>(limits.end_of(t.i + i + rows - 1) - t.j, 0, t.real);
       f(i, rows, begin, larger(begin, up(end, L)));
     }

@@ -35,7 +35,6 @@ struct Call {
   int64_t rounding;  // the dtype in which offsets between listed doubles are rounded
 
   int64_t has_least, has_most, least, most;  // the offsets that causality and the window allow
-  int64_t always_first, always_stop;         // positions of keys that the limit ``least`` does not hold for
   const uint8_t* key_mask;                   // (batch, n_k) with these strides
   int64_t key_mask_strides[2];
   const int64_t *query_documents, *key_documents;  // (batch, n)
