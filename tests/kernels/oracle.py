@@ -176,10 +176,6 @@ class Oracle:
                     named.append((f"terms[{index}].scores", term.scores))
         return [(name, array) for name, array in named if array is not None]
 
-    def matrix_of(self, term: Dense, item: int) -> int:
-        """The matrix that a batch item reads: neighboring items may share one."""
-        return item * len(term.scores) // len(self.d_out)
-
     def offsets(self, item: int) -> Array:
         queries, keys = self.inputs.query_positions, self.inputs.key_positions
         return keys[item % len(keys)][None, :] - queries[item % len(queries)][:, None]
@@ -268,7 +264,7 @@ class Oracle:
                     scores += query_factors @ key_factors.T
                     parts += abs(query_factors) @ abs(key_factors).T
                 case Dense():
-                    biases.append(term.scores[self.matrix_of(term, item), head])
+                    biases.append(term.scores[item % len(term.scores), head])
         for bias in biases:
             allowed &= bias != -np.inf
         some = allowed.any(1)
@@ -481,7 +477,7 @@ class Oracle:
                     results[f"{name}.key_factors"].add((item % len(term.key), head), *found)
                 case Dense():
                     error = d_scores.error + precision.unit * batch * abs(d_scores.number)
-                    results[f"{name}.scores"].add((self.matrix_of(term, item), head), d_scores.number, error)
+                    results[f"{name}.scores"].add((item % len(term.scores), head), d_scores.number, error)
 
     def sums(self, name: str, found: Array, narrow: float) -> list[tuple[str, Array, Array, Array]]:
         """Sums over a gradient that scores' errors leave alone: what of, what it is, should be, and how far it may be.

@@ -219,20 +219,6 @@ def test_soft_caps(fast, kinds, options):
     check(fast, content(33, 40), terms_of(kinds, 33, 40), softcap=0.6, scale=2.0, **options)
 
 
-@pytest.mark.parametrize("items", [1, 2, 3, 6])
-def test_neighboring_items_share_scores(fast, items):
-    """As the rows of an alignment share a bias of pairs, beside another that fewer share."""
-    inputs = content(21, 30, batch=6)
-    terms = [(DenseBias, [random(number, HEADS, 21, 30)], None) for number in (items, 2)]
-    for some in (terms[:1], terms):
-        found = check(fast, inputs, some)
-    repeated = [(kind, [tensors[0].repeat_interleave(6 // len(tensors[0]), 0)], None) for kind, tensors, _ in terms]
-    expected = run("reference", torch.float64, inputs, repeated, {})
-    torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-5, atol=1e-5)
-    together = expected[4].unflatten(0, (items, -1)).sum(1)
-    torch.testing.assert_close(found[4].double(), together, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("items", [1, 2])
 def test_heads_share_scores(fast, items):
     """As in a mask of other libraries, (batch, 1, n_q, n_k)."""

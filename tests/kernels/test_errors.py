@@ -293,12 +293,12 @@ CASES = [
     (
         {"terms": [DenseBias(zeros(B, 2, N_Q, N_K))]},
         ValueError,
-        r"DenseBias.scores: .*batch 2, heads 1 or 3, n_q 4, n_k 6\), got \(2, 2, 4, 6\)",
+        r"DenseBias.scores: .*batch 1 or 2, heads 1 or 3, n_q 4, n_k 6\), got \(2, 2, 4, 6\)",
     ),
     (
         {"terms": [DenseBias(zeros(4, H, N_Q, N_K))]},
         ValueError,
-        r"DenseBias.scores: expected shape \(batch or a divisor of it, 1 or 2, heads 1 or 3, .*, got \(4, 3, 4, 6\)",
+        r"DenseBias.scores: expected shape \(batch 1 or 2, heads 1 or 3, .*, got \(4, 3, 4, 6\)",
     ),
     ({"terms": [DenseBias(zeros(N_Q, N_K))]}, ValueError, r"DenseBias.scores: .*, got \(4, 6\)"),
     ({"terms": [DenseBias(zeros(1, H, N_K, N_Q))]}, ValueError, r"DenseBias.scores: .*, got \(1, 3, 6, 4\)"),

@@ -5,7 +5,6 @@ The fast backends take merged terms, so that they neither loop over terms nor lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,13 +77,7 @@ def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Sum scores of pairs; a single one is returned unchanged."""
     if len(dense) <= 1:
         return dense[0] if dense else None
-    # Each of them may be shared by another number of neighboring items.
-    items = math.lcm(*map(len, dense)) if all(map(len, dense)) else 0
-    parts = [
-        part.to(dtype) if len(part) in (1, items) else part.to(dtype).repeat_interleave(items // len(part), 0)
-        for part in dense
-    ]
-    return sum(parts[1:], parts[0])
+    return sum((part.to(dtype) for part in dense[1:]), dense[0].to(dtype))
 
 
 def _merge_tables(

@@ -144,7 +144,7 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
                     scores - (term.query_levels.to(dtype)[..., None] - term.key_levels.to(dtype)[..., None, :]).abs()
                 )
             case DenseBias():
-                scores = scores + _for_each_item(term.scores.to(dtype), batch)
+                scores = scores + term.scores.to(dtype)
     return scores, call.allowed()
 
 
@@ -163,12 +163,6 @@ def _per_offset(term: OffsetKeys | OffsetQueries, rows: Tensor | None, dtype: to
     rows = rows if term.factors is None else term.factors.to(dtype)
     assert rows is not None
     return _times(rows, term.table.to(dtype))
-
-
-def _for_each_item(scores: Tensor, batch: int) -> Tensor:
-    """Repeat dense scores, (items, heads, n_q, n_k), that neighboring batch items share."""
-    items = scores.shape[0]
-    return scores if items in (1, batch) else scores.repeat_interleave(batch // items, 0)
 
 
 def _for_each_head(call: Call, rows: Tensor) -> Tensor:

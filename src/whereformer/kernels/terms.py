@@ -310,17 +310,12 @@ class DenseBias:
 
     Args:
         scores: (1 or batch, 1 or heads, n_q, n_k), numbers; ``-inf`` means that the query does not attend to the key.
-            The first axis may also divide the batch: then so many neighboring items share a matrix, without a copy for
-            each. This is how the rows of an alignment share the bias of its pairs (Evoformer).
     """
 
-    scores: Float[Tensor, "_batch #heads n_q n_k"]
+    scores: Float[Tensor, "#batch #heads n_q n_k"]
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        items = self.scores.shape[0] if isinstance(self.scores, Tensor) and self.scores.dim() == 4 else 0
-        shared = items != 0 and batch % items == 0
-        first = ("batch", (items,)) if shared else ("batch or a divisor of it,", (1, batch))
-        wanted = (first, ("heads", (1, heads)), ("n_q", (n_q,)), ("n_k", (n_k,)))
+        wanted = (("batch", (1, batch)), ("heads", (1, heads)), ("n_q", (n_q,)), ("n_k", (n_k,)))
         check_shape("DenseBias.scores", self.scores, wanted)
 
 

@@ -19,7 +19,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 
 THREADS = 2
 """The index of the number of threads among the fields."""
 
-_LAYOUT = struct.Struct("=37q3d124q")
+_LAYOUT = struct.Struct("=37q3d128q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -109,8 +109,7 @@ def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int
         parts = min(batch, -(-_TASKS // key_heads))
     if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
         # Items that share a matrix are in one part.
-        items = len(problem.dense)
-        parts = max(number for number in range(1, parts + 1) if items % number == 0)
+        parts = 1
     # Each part of the queries sums the gradients of all keys in memory of its own.
     return parts, _row_parts(parts * key_heads, problem.n_q, _TASKS // 2)
 
@@ -177,7 +176,7 @@ class Arguments:
             *self._tensor(problem.key_factors if rank else None),
             *self._tensor(problem.query_levels),
             *self._tensor(problem.key_levels),
-            *self._dense(problem),
+            *self._dense(problem.dense),
             self._contiguous(problem.sinks),
             *self._backward(problem, backward),
         )
@@ -200,12 +199,9 @@ class Arguments:
         strides = tensor.stride()
         return (self._keep(tensor), DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
-    def _dense(self, problem: Problem) -> tuple[int, ...]:
-        """Return the scores of pairs, and how many batch items share them."""
-        dense = problem.dense
-        if dense is None:
-            return *_ABSENT, 1
-        return *self._tensor(dense if dense.dtype in DTYPES else dense.float()), len(problem.value) // len(dense)
+    def _dense(self, dense: Tensor | None) -> tuple[int, ...]:
+        """Return the scores of pairs, in a dtype that the kernel reads."""
+        return self._tensor(dense if dense is None or dense.dtype in DTYPES else dense.float())
 
     def _positions(self, problem: Problem) -> tuple[int, ...]:
         """Return the fields from ``listed`` to ``rounding``."""
@@ -245,7 +241,7 @@ class Arguments:
 
     def _backward(self, problem: Problem, given: Backward | None) -> tuple[int, ...]:
         if given is None:
-            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 12)
+            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 11, *_ABSENT)
         into = given.gradients
         return (
             *self._tensor(given.d_output),
@@ -257,7 +253,7 @@ class Arguments:
             self._contiguous(into.sinks),
             *map(self._contiguous, (into.key_table_factors, into.query_factors, into.query_levels)),
             *map(self._contiguous, (into.query_table_factors, into.key_factors, into.key_levels)),
-            self._contiguous(into.dense),
+            *self._tensor(into.dense),
         )
 
     def _tensor_of_parts(self, tensor: Tensor | None) -> tuple[int, ...]:

@@ -324,7 +324,7 @@ template <class F> struct Attention {
     }
     if (c.dense.data)
       by_dtype(c.dense.dtype, c.dense.data, [&](const auto* data) {
-        const auto* x = data + start_of(c.dense, b / c.dense_shared, h, t.i + i) + t.j * c.dense.stride[3];
+        const auto* x = data + start_of(c.dense, b, h, t.i + i) + t.j * c.dense.stride[3];
         if (c.dense.stride[3] == 1) for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j]);
         else for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j * c.dense.stride[3]]);
       });
@@ -607,8 +607,8 @@ template <class F> struct Attention {
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
       if (bias_sums && line.listed) collect_listed(d, t, t.i + i, line, bias_ends, bias_sums);
       if (d_query_levels) collect_levels(t, i, d);
-      if (c.d_dense) {
-        A* to = (A*)c.d_dense + ((b / c.dense_shared * c.heads + h) * c.n_q + t.i + i) * c.n_k + t.j;
+      if (c.d_dense.data) {
+        A* to = (A*)c.d_dense.data + start_of(c.d_dense, b, h, t.i + i) + t.j;
         for (int64_t j = 0; j < t.real; j++) to[j] += d[j];
       }
     }

@@ -53,8 +53,7 @@ struct Call {
   Tensor key_table_factors, query_table_factors;  // (1 or batch, heads, n_q, key_rank), (1 or batch, heads, n_k, query_rank) sums
   Tensor query_factors, key_factors;              // (1 or batch, heads, n, rank) sums
   Tensor query_levels, key_levels;                // (1 or batch, heads, n, levels) sums
-  Tensor dense;          // (items, heads, n_q, n_k) in any dtype; without one, data is null
-  int64_t dense_shared;  // so many neighboring batch items share one of its items
+  Tensor dense;       // (1 or batch, heads, n_q, n_k) in any dtype; without one, data is null
   const void* sinks;  // (heads,)
 
   // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),
@@ -66,7 +65,7 @@ struct Call {
   void *d_bias, *d_key_table, *d_query_table, *d_value_table, *d_sinks;
   void *d_key_table_factors, *d_query_factors, *d_query_levels;    // (batch, heads, n_q, numbers)
   void *d_query_table_factors, *d_key_factors, *d_key_levels;      // (row_parts, batch, heads, n_k, numbers)
-  void* d_dense;
+  Tensor d_dense;
 };
 
 // One set of instructions: computes part ``task`` of a call, and says how many there are. The functions return 0, or 1 if
