@@ -270,13 +270,6 @@ def windows(run, tmp_path):
     assert float(line.split()[3]) == pytest.approx(full / window, abs=0.06)
 
 
-def grid(run, tmp_path):
-    out = run("grid", "--cases=tiny", "--rounds=1", f"--out={tmp_path / 'grid.json'}")
-    times = results_of(tmp_path / "grid.json")["cases"]["tiny"]
-    assert set(times["OffsetBias2d"]) == {"forward", "training"}
-    assert all(way in out for way in times)
-
-
 def per_call(run, tmp_path):
     run("per_call", "--rounds=1", f"--out={tmp_path / 'calls.json'}")
     assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
@@ -426,7 +419,7 @@ SMOKE_TESTS = {
     test.__name__: test
     for test in (
         *(attention, compare_check, distilled, exactness, extend, finetune_speed, funnel, funnel_pays, gpu_check),
-        *(gpu_static, grid, kill, memory, models, per_call, restored_text, scaling, seed_noise, sound, t5, text_memory),
+        *(gpu_static, kill, memory, models, per_call, restored_text, scaling, seed_noise, sound, t5, text_memory),
         *(tisa_from_start, translation, translation_speed, which_position, windows),
     )
 }
