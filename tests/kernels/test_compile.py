@@ -152,7 +152,7 @@ def test_export_with_two_dynamic_lengths(backend, kinds):
         torch.testing.assert_close(program(*inputs), model(*inputs))
 
 
-OPTIONS = {"window": 7, "sink_tokens": 2, "softcap": 2.0, "softcap_terms": True, "causal": True}
+OPTIONS = {"window": 7, "softcap": 2.0, "causal": True}
 
 
 class Optional(nn.Module):

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from whereformer import attention, attention_weights, index_bias
+from whereformer import attention, attention_weights
 from whereformer.kernels.terms import (
     DenseBias,
     DistanceDecay,
@@ -597,32 +597,3 @@ def test_weights_of_half_precision_come_in_float32():
     weights = attention_weights(*inputs)
     assert weights.dtype == torch.float32
     assert (weights.sum(-1) - 1).abs().max() < 1e-6
-
-
-def test_index_bias_is_a_number_per_kind_of_pair():
-    table, index = torch.randn(2, 5, dtype=torch.float64, requires_grad=True), torch.randint(5, (3, 4, 6))
-    values = torch.randn(3, 2, 6, 8, dtype=torch.float64)
-    query, key = torch.randn(3, 2, 4, 8, dtype=torch.float64), torch.randn(3, 2, 6, 8, dtype=torch.float64)
-    out = attention(query, key, values, [index_bias(table, index.to(torch.uint8))])
-    scores = query @ key.mT / 8**0.5 + table[:, index].transpose(0, 1)
-    expected = scores.softmax(-1) @ values
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), table)[0] for each in (out, expected)))
-    assert index_bias(table, index[0]).scores.shape == (1, 2, 4, 6)
-
-
-@pytest.mark.parametrize(
-    ("index", "error", "message"),
-    [
-        (torch.full((4, 6), 5), ValueError, "index: expected numbers from 0 to 4, got 5 to 5"),
-        (torch.zeros(4, 6), TypeError, r"index: expected a tensor of whole numbers, got torch\.float32"),
-        (
-            torch.zeros(4, dtype=torch.int64),
-            ValueError,
-            r"index: expected .*, got \(4,\)",
-        ),
-    ],
-)
-def test_index_bias_refuses(index, error, message):
-    with pytest.raises(error, match=message):
-        index_bias(torch.zeros(2, 5), index)

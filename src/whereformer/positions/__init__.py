@@ -54,8 +54,6 @@ METHODS: dict[str, str | type[Position]] = {
     "deberta": "deberta:Deberta",
     "cope": "cope:Cope",
     "transformer_xl": "transformer_xl:TransformerXL",
-    "tisa2d": "tisa2d:Tisa2d",
-    "grid_bias": "grid_bias:GridBias",
     "rope2d": "rope2d:Rope2d",
     "pope": "pope:Pope",
     "sandwich": "sandwich:Sandwich",
