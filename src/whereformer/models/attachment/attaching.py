@@ -187,7 +187,7 @@ class Stack:
             "head_dim": calls[0].head_dim,
             "num_layers": len(calls),
             "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
-            "causal": all(layer_is_causal(module) for module in modules),
+            "causal": all(call.causal for call in calls),
             "initializer_range": getattr(config, "initializer_range", None) or 0.02,
             "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
         }

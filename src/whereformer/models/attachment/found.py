@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ...errors import InputError
 from .hooks import PROBE, LayerInput
-from .interface import check_options
+from .interface import asks_causal, check_options, mask
 from .served import is_served
 from .undo import Undo
 
@@ -34,6 +34,7 @@ class AttentionCall:
     num_heads: int
     head_dim: int
     received: LayerInput | None
+    causal: bool = False
 
 
 _calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
@@ -44,6 +45,7 @@ def _probe(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    attention_mask: Any = None,
     *_: Any,
     whereformer: LayerInput | None = None,
     **options: Any,
@@ -51,7 +53,7 @@ def _probe(
     """An attention function that records its calls and returns an output of the right shape."""
     check_options(options)
     batch, num_heads, n_q, head_dim = query.shape
-    _calls.get().append(AttentionCall(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
+    _calls.get().append(AttentionCall(module, n_q, key.shape[2], num_heads, head_dim, whereformer, asks_causal(module, attention_mask, options.get("is_causal"))))
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 
 
@@ -175,3 +177,4 @@ def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedMod
 
 
 AttentionInterface.register(PROBE, _probe)
+AttentionMaskInterface.register(PROBE, mask)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
     bidirectional_mask_function,
     causal_mask_function,
     prepare_padding_mask,
@@ -21,15 +22,35 @@ from transformers.masking_utils import (
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from .hooks import NAME, LayerInput
-from .masks import BiasMask, Regions, WindowMask
+from .masks import Asked, BiasMask, Regions, WindowMask
 
-Mask: TypeAlias = Tensor | WindowMask | Regions | BiasMask | None
+Mask: TypeAlias = Tensor | Asked | WindowMask | Regions | BiasMask | None
 """What arrives as a mask."""
+
+
+OWN: str | None = None
+"""The attention implementation whose masks a model needs as they are, because it computes with them."""
 
 
 def layer_is_causal(module: nn.Module, stated: bool | None = None) -> bool:
     """Whether attention is causal, by transformers' rule: the call's argument, else the layer's attribute."""
     return bool(getattr(module, "is_causal", True) if stated is None else stated)
+
+
+def asks_causal(module: nn.Module, mask: Any, stated: bool | None) -> bool:
+    """Whether a mask, or without one the layer, keeps every query of a self-attention from later keys."""
+    while isinstance(mask, BiasMask):
+        mask = mask.mask
+    if isinstance(mask, Asked):
+        return mask.causal
+    if isinstance(mask, WindowMask):
+        return mask.after == 0
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        if mask.shape[2] == 1 or mask.shape[2] != mask.shape[3]:
+            return bool(stated)
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        return not bool(seen.triu(1).any())
+    return layer_is_causal(module, stated)
 
 
 def attend(
@@ -102,8 +123,23 @@ def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
     return (OffsetBias(bias[0, :, 0], first),) if bias.shape[3] > 1 else ()
 
 
+KNOWN = frozenset(
+    "dropout scaling is_causal attention_mask whereformer whereformer_first whereformer_terms whereformer_forward position_bias softcap s_aux output_attentions".split()
+)
+"""What the attention function computes with."""
+
+HARMLESS = frozenset(
+    "position_ids cache_position past_key_values cache past_key_value use_cache output_hidden_states return_dict output_router_logits "
+    "logits_to_keep num_items_in_batch sliding_window deterministic decoder_input_ids labels is_causal token_type_ids head_mask".split()
+)
+"""What changes no score: the model used it, or it came with the mask."""
+
+
 def check_options(options: dict[str, Any]) -> None:
     """Raise an InputError for options by which a model's attention chooses the keys of each query in its own way."""
+    for name, given in options.items():
+        if given is not None and name not in KNOWN and name not in HARMLESS:
+            raise InputError(name, f"whereformer's attention does not know it, got {shown(given)}")
     for name in ("indices", "block_indices"):
         if options.get(name) is not None:
             raise InputError(name, f"whereformer's attention chooses no keys, got {shown(options[name])}")
@@ -118,6 +154,11 @@ def _limits(mask: Mask, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[
             raise InputError("attention_mask", f"expected the {mask.n_k} keys that the window is over, got {n_k}")
         options, terms = _limits(mask.padding, query, n_k)
         return {**options, "window": (mask.before, mask.after), "causal": False}, terms
+    if isinstance(mask, Asked):
+        if mask.n_k != n_k:
+            raise InputError("attention_mask", f"expected the {mask.n_k} keys that it is over, got {n_k}")
+        options, terms = _limits(mask.padding, query, n_k)
+        return {**options, "causal": mask.causal}, terms
     if isinstance(mask, BiasMask):
         options, terms = _limits(mask.mask, query, n_k)
         return options, mask.terms + terms
@@ -127,7 +168,8 @@ def _limits(mask: Mask, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         # It has an entry for every pair and includes causal masking.
         return {"causal": False}, (_mask_term(mask, query, n_k),)
-    return {"key_mask": mask[:, 0, 0].expand(query.shape[0], n_k)}, ()
+    # As in transformers, a mask that the model gives is all that limits its attention.
+    return {"key_mask": mask[:, 0, 0].expand(query.shape[0], n_k), "causal": False}, ()
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
@@ -154,6 +196,10 @@ def mask(
     Causal masking is left to the attention function, which needs no matrix for it. Nor does it need one for a sliding
     window, which becomes a :class:`WindowMask`.
     """
+    if OWN is not None:  # prototype: in attach, a field of the configuration, which arrives as options["config"]
+        return ALL_MASK_ATTENTION_FUNCTIONS[OWN](
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
+        )
     if isinstance(q_offset, Tensor):
         raise InputError("past_key_values", "whereformer's attention needs a cache that grows, got a static one")
     window = None
@@ -172,7 +218,10 @@ def mask(
     padding = None if padding is None else padding[:, None, None]
     if window is not None and window[0] < kv_length - 1:
         return WindowMask(*window, kv_length, padding)
-    return padding
+    causal = mask_function is causal_mask_function if window is None else window[1] == 0
+    if causal and q_offset + q_length != kv_offset + kv_length:
+        return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
+    return Asked(causal, kv_length, padding)
 
 
 def _window(mask_function: Callable[..., Tensor], size: int | None) -> tuple[int, int] | None:

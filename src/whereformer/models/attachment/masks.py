@@ -28,6 +28,20 @@ class WindowMask(NamedTuple):
     padding: Tensor | None
 
 
+class Asked(NamedTuple):
+    """What a model asked transformers for, without a window: causal attention or one to every key, and padding.
+
+    Args:
+        causal: whether later keys are masked.
+        n_k: the number of keys; the last of them is at the last query.
+        padding: (batch, 1, 1, n_k) bool, True = may be attended; None without padding.
+    """
+
+    causal: bool
+    n_k: int
+    padding: Tensor | None
+
+
 class Regions(NamedTuple):
     """The regions of tokens: a query attends only to keys of its own.
 
