@@ -16,7 +16,6 @@ from ..devices import check_devices
 from .found import AttentionCall, around, by_stack, parts_of, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
-from .interface import layer_is_causal
 from .kinds import serve
 from .own import OwnBias, own_table, switches, takes_bias
 from .served import is_served
