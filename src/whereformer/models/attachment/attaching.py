@@ -17,7 +17,7 @@ from .found import AttentionCall, around, by_stack, parts_of, record_calls, set_
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
 from .kinds import serve
-from .own import OwnBias, own_table, switches, takes_bias
+from .own import OwnBias, own_table, rotates, switches, takes_bias
 from .served import is_served
 from .undo import Undo
 
@@ -59,7 +59,7 @@ def attach(
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
             attention and is not of a kind that the guide lists, already has a method, lies on several devices, or whose
-            positions cannot be switched off.
+            positions cannot be switched off; for "rope" where the model keeps a rotation of its own.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
@@ -123,6 +123,9 @@ def _attach(
 
     for switch_off in own:
         switch_off(undo)
+    if {"rope", "rope2d"} & {*method_names(position)} and rotates(model):
+        way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
+        raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
     for stack in stacks:
         stack.attach(undo)
     for module in {id(call.module): call.module for call in calls}.values():
