@@ -16,9 +16,8 @@ from ..devices import check_devices
 from .found import AttentionCall, around, by_stack, parts_of, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
-from .interface import layer_is_causal
 from .kinds import serve
-from .own import OwnBias, own_table, switches, takes_bias
+from .own import OwnBias, own_table, rotates, switches, takes_bias
 from .served import is_served
 from .undo import Undo
 
@@ -60,7 +59,7 @@ def attach(
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
             attention and is not of a kind that the guide lists, already has a method, lies on several devices, or whose
-            positions cannot be switched off.
+            positions cannot be switched off; for "rope" where the model keeps a rotation of its own.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
@@ -124,6 +123,9 @@ def _attach(
 
     for switch_off in own:
         switch_off(undo)
+    if {"rope", "rope2d"} & {*method_names(position)} and rotates(model):
+        way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
+        raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
     for stack in stacks:
         stack.attach(undo)
     for module in {id(call.module): call.module for call in calls}.values():
@@ -187,7 +189,7 @@ class Stack:
             "head_dim": calls[0].head_dim,
             "num_layers": len(calls),
             "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
-            "causal": all(layer_is_causal(module) for module in modules),
+            "causal": all(call.causal for call in calls),
             "initializer_range": getattr(config, "initializer_range", None) or 0.02,
             "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
         }

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ...errors import InputError
 from .hooks import PROBE, LayerInput
-from .interface import check_options
+from .interface import check_options, requested
+from .masks import mask
 from .served import is_served
 from .undo import Undo
 
@@ -26,6 +27,7 @@ class AttentionCall:
         n_q, n_k: the numbers of queries and keys.
         num_heads, head_dim: the number of heads, and the width of one.
         received: what the hooks of an attached method passed on; None without a method.
+        causal: whether no query sees a later key.
     """
 
     module: nn.Module
@@ -34,6 +36,7 @@ class AttentionCall:
     num_heads: int
     head_dim: int
     received: LayerInput | None
+    causal: bool
 
 
 _calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
@@ -44,14 +47,18 @@ def _probe(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *_: Any,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
     whereformer: LayerInput | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """An attention function that records its calls and returns an output of the right shape."""
-    check_options(options)
-    batch, num_heads, n_q, head_dim = query.shape
-    _calls.get().append(AttentionCall(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
+    check_options(module, options)
+    (batch, num_heads, n_q, head_dim), n_k = query.shape, key.shape[2]
+    causal = requested(module, attention_mask, query, key, is_causal, options).hides_later_keys()
+    _calls.get().append(AttentionCall(module, n_q, n_k, num_heads, head_dim, whereformer, causal))
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 
 
@@ -175,3 +182,4 @@ def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedMod
 
 
 AttentionInterface.register(PROBE, _probe)
+AttentionMaskInterface.register(PROBE, mask)
