@@ -21,10 +21,9 @@ from whereformer.testing import check_position
 
 @pytest.mark.parametrize(
     "method",
+    # Those with a solver take longest.
     [
-        method
-        if method in ("none", "shaw", "rope", "tisa", "tupe", "cope")
-        else pytest.param(method, marks=pytest.mark.slow)
+        pytest.param(method, marks=pytest.mark.slow) if "floater" in method and method != "floater" else method
         for method in METHODS
     ],
 )

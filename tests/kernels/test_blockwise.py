@@ -427,7 +427,6 @@ def test_a_second_derivative_is_refused_and_not_wrong(fast, length):
         gradient.sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch's own jvp
 def test_a_forward_derivative_is_refused_and_auto_takes_the_reference(fast):
     inputs, term = tuple(content(100, 100)), OffsetBias(random(HEADS, 5), -2)
 

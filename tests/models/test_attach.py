@@ -18,6 +18,7 @@ from transformers.masking_utils import eager_mask
 from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
 from whereformer.errors import InputError
+from whereformer.models.inputs import CACHE
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import LAYERS, SIZES, of_both_stacks
@@ -441,7 +442,7 @@ def test_causal_models_with_padding_and_a_cache(name, side):
     whole = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
     close(whole[:1, 3:] if side == "left" else whole[:1, :7], alone)
     start = model(ids[1:, :6], use_cache=True)
-    rest = model(ids[1:, 6:], past_key_values=start.past_key_values)
+    rest = model(ids[1:, 6:], **{CACHE: start[CACHE]})
     close(torch.cat((start.last_hidden_state, rest.last_hidden_state), 1), whole[1:])
 
 
@@ -572,7 +573,6 @@ def test_compiles_whole(name, position):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
 def test_compiles_to_code_with_gradients():
     torch.compiler.reset()
     small = transformers.BertModel(transformers.BertConfig(**SIZES | {"num_hidden_layers": 1}), add_pooling_layer=False)

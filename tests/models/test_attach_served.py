@@ -15,11 +15,7 @@ from whereformer.positions.tisa import Tisa
 from .checkpointing import checkpoint_activations
 from .served import KINDS, SERVED
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning"),
-    # Importing DeBERTa scripts functions in older releases of transformers.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning")
 
 
 def run(model, inputs):

@@ -99,7 +99,6 @@ COMPILED = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["encoder", "funnel", pytest.param("electra", marks=pytest.mark.every)])
 def test_a_compiled_step_is_the_eager_one(name):
     torch.compiler.reset()

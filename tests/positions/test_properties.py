@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.every import EVERY
+from tests.positions.layers import scores
 from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, WIDTH, attend, build, embeddings, make, run
 from whereformer import (
     DenseBias,
-    FactorPair,
     OffsetBias,
     Place,
     Positions,
@@ -515,15 +515,6 @@ def test_mixing_in_equal_shares_is_the_mean_of_both_scores(variant):
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 
 
-def written_out(position, hidden, at, layer=1):
-    """The scores that a Synthesizer adds, (batch, heads, n, n)."""
-    scores = 0.0
-    for term in position.terms(hidden, Place(at, at, layer)):
-        factors = isinstance(term, FactorPair)
-        scores = scores + (term.query_factors @ term.key_factors.mT if factors else term.scores)
-    return scores
-
-
 @pytest.mark.parametrize("content", ["none", "add", "mix"])
 @pytest.mark.parametrize("mixture", ["softmax", "sum"])
 @pytest.mark.parametrize("variants", [("random", "dense"), ("dense", "factorized_dense"), VARIANTS], ids="+".join)
@@ -541,7 +532,7 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
                 f"{own}{end}": given[f"{theirs}{end}"] for own, theirs in renamed.items() for end in ("", "_bias")
             }
         part.load_state_dict({name: given[name] for name in part.state_dict()})
-        parts.append(written_out(part, hidden, at))
+        parts.append(scores(part.terms(hidden, Place(at, at, 1)), 7, 7))
     alpha = position.alpha
     if mixture == "softmax":
         shares = torch.cat((torch.zeros(int(content == "mix"), dtype=torch.float64), alpha[1])).softmax(-1)
@@ -549,9 +540,8 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
     else:
         share = torch.sigmoid(alpha[1]) if content == "mix" else 1.0
         of_content, shares = (1 - share if content == "mix" else 1.0), [share] * len(variants)
-    assert_close(
-        written_out(position, hidden, at), sum(share * part for share, part in zip(shares, parts, strict=True))
-    )
+    expected = sum(share * part for share, part in zip(shares, parts, strict=True))
+    assert_close(scores(position.terms(hidden, Place(at, at, 1)), 7, 7), expected)
     assert_close(position.rotate(query, key, value, Place(at, at, 1))[0], query * of_content)
 
 
