@@ -6,15 +6,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ...errors import InputError
-from .hooks import PROBE, LayerInput
+from .examples import run_any
+from .hooks import LayerInput
+from .implementations import NAME, register, with_masks
 from .interface import asks_causal, check_options, mask
 from .served import is_served
+from .undisturbed import undisturbed
 from .undo import Undo
+
+PROBE = f"{NAME}_probe"
+"""The name of the attention implementation that records its calls."""
 
 
 @dataclass(frozen=True)
@@ -53,81 +57,45 @@ def _probe(
     """An attention function that records its calls and returns an output of the right shape."""
     check_options(options)
     batch, num_heads, n_q, head_dim = query.shape
-    _calls.get().append(AttentionCall(module, n_q, key.shape[2], num_heads, head_dim, whereformer, asks_causal(module, attention_mask, options.get("is_causal"))))
+    _calls.get().append(
+        AttentionCall(
+            module,
+            n_q,
+            key.shape[2],
+            num_heads,
+            head_dim,
+            whereformer,
+            asks_causal(module, attention_mask, options.get("is_causal")),
+        )
+    )
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 
 
-@torch.no_grad()
-def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
-    """Record the attention calls of one small forward, in order; none if the model does not dispatch them."""
-    if not (model._can_set_attn_implementation() or any(map(is_served, model.modules()))):
+def record_calls(model: PreTrainedModel, own_masks: str | None = None) -> list[AttentionCall]:
+    """Record the attention calls of one small forward, in order; none if the model does not dispatch them.
+
+    Args:
+        model: the model, whose own layers are served.
+        own_masks: whose masks it gets, "eager" or "sdpa" for transformers' own; None: ours.
+
+    Raises:
+        InputError: if there is no small input that it runs on.
+    """
+    if not dispatches(model):
         return []
-    training = [module for module in model.modules() if module.training]
-    undo = Undo()
-    set_implementation(model, PROBE, undo)
     calls = _calls.set([])
-    model.eval()
     try:
-        inputs = _example(model)
-        try:
-            _run(model, inputs)
-        except Exception as error:
-            raise InputError("model", f"{type(model).__name__} did not run on {', '.join(inputs)}: {error}") from error
+        with undisturbed(model):
+            set_implementation(model, with_masks(PROBE, own_masks), Undo())
+            run_any(model, rows=1, length=5, before=_calls.get().clear)
         return _calls.get()
     finally:
-        for module in training:
-            module.training = True
         _calls.reset(calls)
-        undo.run()
 
 
-def _run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
-    """Run a model or, if its head takes inputs of another form (multiple choice, T5's classifiers), its base."""
-    try:
-        model(**inputs)
-    except Exception:
-        if model.base_model is model:
-            raise
-        _calls.get().clear()
-        model.base_model(**inputs)
-
-
-def _example(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Build a small input. Encoder and decoder get different lengths, which identify cross-attention."""
-    config, name = model.config, model.main_input_name
-    token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
-    if name == "input_ids":
-        inputs = {name: torch.full((1, 5), token, device=model.device)}
-    else:
-        inputs = {name: torch.zeros(1, *_example_shape(name, config), device=model.device, dtype=model.dtype)}
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = torch.full((1, 3), token, device=model.device)
-    return inputs
-
-
-def _example_shape(name: str, config: Any) -> tuple[int, ...]:
-    """Return the shape of a small image or sound, without the batch."""
-    if name == "pixel_values":
-        size = config.image_size
-        return (config.num_channels, *(size if isinstance(size, list | tuple) else (size, size)))
-    config = getattr(config, "encoder_config", config)
-    bins = getattr(config, "num_mel_bins", None)
-    if name == "input_values" and hasattr(config, "conv_stride"):
-        samples = 5  # what convolutions make this number of
-        for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
-            samples = (samples - 1) * stride + kernel
-        return (samples,)
-    if name == "input_values" and bins and hasattr(config, "max_length"):
-        return config.max_length, bins
-    if name == "input_features" and bins and hasattr(config, "max_source_positions"):
-        return bins, 2 * config.max_source_positions
-    if name == "input_features":
-        width = getattr(config, "feature_projection_input_dim", bins)
-        if width is None and hasattr(config, "input_feat_per_channel"):
-            width = config.input_feat_per_channel * config.input_channels
-        if width is not None:
-            return 40, width  # enough for convolutions that make one of eight
-    raise InputError("model", f"expected one of text, images or sound of a known form, got one of {name}")
+def dispatches(model: PreTrainedModel) -> bool:
+    """Whether a model calls its attention through transformers, or has layers that are served."""
+    return model._can_set_attn_implementation() or any(map(is_served, model.modules()))
 
 
 def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
@@ -176,5 +144,4 @@ def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedMod
     return [part for part in parts_of(model) if any(module is stack for module in part.modules())]
 
 
-AttentionInterface.register(PROBE, _probe)
-AttentionMaskInterface.register(PROBE, mask)
+register(PROBE, _probe, mask)

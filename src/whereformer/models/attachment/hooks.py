@@ -15,12 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...kernels import Positions
 from ...positions import Place, Position
-
-NAME = "whereformer"
-"""The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
-
-PROBE = "whereformer_probe"
-"""The name of the attention implementation that records its calls."""
+from .implementations import NAME, is_ours
 
 
 class StackForward:
@@ -121,7 +116,7 @@ class Enter:
                 raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
             forward = StackForward(getattr(self.stack, NAME), share=False)
         config = getattr(module, "config", self.stack.config)
-        if config._attn_implementation not in (NAME, PROBE):
+        if not is_ours(config._attn_implementation):
             # Another attention function would silently ignore the positions.
             raise RuntimeError(
                 f"attn_implementation: a position method is attached, so it must be {NAME!r}, "

@@ -8,9 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import (
-    ALL_MASK_ATTENTION_FUNCTIONS,
     bidirectional_mask_function,
     causal_mask_function,
     prepare_padding_mask,
@@ -21,15 +19,12 @@ from transformers.masking_utils import (
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
-from .hooks import NAME, LayerInput
+from .hooks import LayerInput
+from .implementations import NAME, register
 from .masks import Asked, BiasMask, Regions, WindowMask
 
 Mask: TypeAlias = Tensor | Asked | WindowMask | Regions | BiasMask | None
 """What arrives as a mask."""
-
-
-OWN: str | None = None
-"""The attention implementation whose masks a model needs as they are, because it computes with them."""
 
 
 def layer_is_causal(module: nn.Module, stated: bool | None = None) -> bool:
@@ -124,13 +119,44 @@ def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
 
 
 KNOWN = frozenset(
-    "dropout scaling is_causal attention_mask whereformer whereformer_first whereformer_terms whereformer_forward position_bias softcap s_aux output_attentions".split()
+    [
+        "dropout",
+        "scaling",
+        "is_causal",
+        "attention_mask",
+        "whereformer",
+        "whereformer_first",
+        "whereformer_terms",
+        "whereformer_forward",
+        "position_bias",
+        "softcap",
+        "s_aux",
+        "output_attentions",
+    ]
 )
 """What the attention function computes with."""
 
 HARMLESS = frozenset(
-    "position_ids cache_position past_key_values cache past_key_value use_cache output_hidden_states return_dict output_router_logits "
-    "logits_to_keep num_items_in_batch sliding_window deterministic decoder_input_ids labels is_causal token_type_ids head_mask".split()
+    [
+        "position_ids",
+        "cache_position",
+        "past_key_values",
+        "cache",
+        "past_key_value",
+        "use_cache",
+        "output_hidden_states",
+        "return_dict",
+        "output_router_logits",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "sliding_window",
+        "deterministic",
+        "decoder_input_ids",
+        "labels",
+        "is_causal",
+        "token_type_ids",
+        "head_mask",
+    ]
 )
 """What changes no score: the model used it, or it came with the mask."""
 
@@ -196,10 +222,6 @@ def mask(
     Causal masking is left to the attention function, which needs no matrix for it. Nor does it need one for a sliding
     window, which becomes a :class:`WindowMask`.
     """
-    if OWN is not None:  # prototype: in attach, a field of the configuration, which arrives as options["config"]
-        return ALL_MASK_ATTENTION_FUNCTIONS[OWN](
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
-        )
     if isinstance(q_offset, Tensor):
         raise InputError("past_key_values", "whereformer's attention needs a cache that grows, got a static one")
     window = None
@@ -246,5 +268,4 @@ def _are_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) is int and one == other)
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+register(NAME, attend, mask)
