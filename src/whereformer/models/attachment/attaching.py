@@ -13,13 +13,13 @@ from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
 from ..devices import check_devices
-from .found import AttentionCall, around, by_stack, parts_of, record_calls, set_implementation
+from . import proof
+from .found import AttentionCall, around, by_stack, find_calls, parts_of, parts_with, record_calls, set_implementation
 from .hooks import Enter, Start
 from .images import CheckImage, check_grid, grid_options
 from .implementations import NAME, with_masks
 from .kinds import serve
 from .own import own_table, serve_tables, switches
-from .proof import prove as proven_calls
 from .served import is_served
 from .undo import Undo
 
@@ -81,18 +81,17 @@ def attach(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls, masks = proven_calls(model) if prove else (None, None)
+    calls, masks = proof.prove(model) if prove else (find_calls(model), None)
+    if not calls:
+        raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
     undo = Undo()
     try:
-        serve(model, undo)
-        calls = record_calls(model) if calls is None else calls
-        if not calls:
-            raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
+        serve(model, undo, parts_with(model, calls))
         _attach(model, calls, masks, position, keep_absolute, position_options, undo)
     except Exception:
         undo.run()
         raise
-    set_implementation(model, with_masks(NAME, masks), undo)
+    set_implementation(model, calls, with_masks(NAME, masks), undo)
     model.config.whereformer = {
         "position": position,
         "keep_absolute": keep_absolute,
@@ -137,7 +136,7 @@ def _attach(
     for stack in stacks:
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
-    arrived = [call for call in record_calls(model, masks) if call.received is not None]
+    arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
     if len(arrived) < sum(len(stack.calls) for stack in stacks):
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
     for stack in stacks:

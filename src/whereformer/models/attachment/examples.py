@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ PARTS = (
 )
 """Where a configuration has those of the parts that read images and sound."""
 
-CACHES = ("past_key_values", "cache", "cache_params")
+CACHES = ("cache", "past_key_values", "cache_params")
 """The names under which models take and return their caches."""
 
 
@@ -43,22 +44,25 @@ class Example(NamedTuple):
 
     def run(self) -> list[Any]:
         """Run the model, the random numbers always the same, and return its outputs."""
-        torch.manual_seed(0)
+        with warnings.catch_warnings(action="ignore"):  # they concern nothing that a user gave
+            torch.manual_seed(0)
+            return self._run()
+
+    def _run(self) -> list[Any]:
         if self.cache is None:
             return [self.model(**self.inputs)]
         name = "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
         mask = name.replace("input_ids", "attention_mask")
-        ids, given = self.inputs[name], dict(self.inputs)
-        n, cut, outputs, cache = ids.shape[1], ids.shape[1] // 2, [], None
+        ids, outputs = self.inputs[name], []
+        given: dict[str, Any] = {**self.inputs, "use_cache": True}
         # The first part, one token, and several tokens behind others.
-        for begin, end in ((0, cut + 1), (cut + 1, cut + 2), (cut + 2, n)):
-            given |= {name: ids[:, begin:end], "use_cache": True}
+        n, first = ids.shape[1], ids.shape[1] // 2 + 1
+        for begin, end in ((0, first), (first, first + 1), (first + 1, n)):
+            given[name] = ids[:, begin:end]
             if mask in self.inputs:
                 given[mask] = self.inputs[mask][:, :end]
-            if begin:
-                given[self.cache] = cache
             outputs.append(self.model(**given))
-            cache = outputs[-1][self.cache]
+            given[self.cache] = outputs[-1][self.cache]
         return outputs
 
 
@@ -82,14 +86,16 @@ def run_any(
         InputError: if it takes none.
     """
     problem: Exception | None = None
+    tried: Iterable[str] = ()
     for part in dict.fromkeys((model, model.base_model)):
         for example in examples(part, rows, length, cached):
             before()
             try:
                 return example, example.run()
             except Exception as error:
-                # The first is the likeliest that the model should take.
-                problem, tried = (error, example) if problem is None else (problem, tried)
+                # Of those without a cache, which a model may not have, the first is the likeliest to be right.
+                if problem is None and example.cache is None:
+                    problem, tried = error, example.inputs
     name = type(model).__name__
     inner = [name for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
     instead = f"; attach to a part of it: {some_of(inner)}" if inner else ""
@@ -97,7 +103,7 @@ def run_any(
         main = model.main_input_name
         raise InputError("model", f"expected one that reads text, images or sound, {name} reads {main!r}{instead}")
     reason = one_line(f"{type(problem).__name__}: {problem}")
-    raise InputError("model", f"{name} did not run on {', '.join(tried.inputs)}: {reason}{instead}") from problem
+    raise InputError("model", f"{name} did not run on {', '.join(tried)}: {reason}{instead}") from problem
 
 
 def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> Iterator[Example]:

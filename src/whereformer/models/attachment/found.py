@@ -13,12 +13,16 @@ from .examples import run_any
 from .hooks import LayerInput
 from .implementations import NAME, register, with_masks
 from .interface import asks_causal, check_options, mask
+from .kinds import serve
 from .served import is_served
 from .undisturbed import undisturbed
 from .undo import Undo
 
 PROBE = f"{NAME}_probe"
 """The name of the attention implementation that records its calls."""
+
+IMPLEMENTATION = "_attn_implementation_internal"
+"""The field of a configuration for it; the public one also changes the configurations inside."""
 
 
 @dataclass(frozen=True)
@@ -71,48 +75,56 @@ def _probe(
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 
 
-def record_calls(model: PreTrainedModel, own_masks: str | None = None) -> list[AttentionCall]:
-    """Record the attention calls of one small forward, in order; none if the model does not dispatch them.
+def find_calls(model: PreTrainedModel, own_masks: str | None = None) -> list[AttentionCall]:
+    """Find the attention calls of a model: those of one small forward, in order; none if it does not dispatch them.
 
     Args:
-        model: the model, whose own layers are served.
+        model: the model, which stays as it is.
         own_masks: whose masks it gets, "eager" or "sdpa" for transformers' own; None: ours.
 
     Raises:
         InputError: if there is no small input that it runs on.
     """
-    if not dispatches(model):
-        return []
-    calls = _calls.set([])
+    with undisturbed(model):
+        serve(model, Undo())
+        if not (model._can_set_attn_implementation() or any(map(is_served, model.modules()))):
+            return []
+        name = with_masks(PROBE, own_masks)
+        for part in parts_of(model):
+            if part._can_set_attn_implementation():
+                part.set_attn_implementation(name)
+            else:
+                setattr(part.config, IMPLEMENTATION, name)  # for its layers that are served
+        return _record(model)
+
+
+def record_calls(model: PreTrainedModel, found: list[AttentionCall], own_masks: str | None) -> list[AttentionCall]:
+    """Record the attention calls of one small forward of a model with a method, in the parts in which calls were."""
+    with undisturbed(model):
+        set_implementation(model, found, with_masks(PROBE, own_masks), Undo())
+        return _record(model)
+
+
+def _record(model: PreTrainedModel) -> list[AttentionCall]:
+    calls: list[AttentionCall] = []
+    token = _calls.set(calls)
     try:
-        with undisturbed(model):
-            set_implementation(model, with_masks(PROBE, own_masks), Undo())
-            run_any(model, rows=1, length=5, before=_calls.get().clear)
-        return _calls.get()
+        run_any(model, rows=1, length=5, before=calls.clear)
     finally:
-        _calls.reset(calls)
+        _calls.reset(token)
+    return calls
 
 
-def dispatches(model: PreTrainedModel) -> bool:
-    """Whether a model calls its attention through transformers, or has layers that are served."""
-    return model._can_set_attn_implementation() or any(map(is_served, model.modules()))
+def set_implementation(model: PreTrainedModel, calls: list[AttentionCall], name: str, undo: Undo) -> None:
+    """Switch the attention implementation of the parts of a model that have these calls.
 
-
-def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
-    """Switch the attention implementation."""
-    parts = parts_of(model)
-    # Set the internal field, because the public one also changes the configs inside this one.
-    field = "_attn_implementation_internal"
-    for config in {id(part.config): part.config for part in parts}.values():
-        undo.add(setattr, config, field, getattr(config, field))
-    # Before some version of transformers, a model leaves the configs of its encoder and decoder alone.
-    for part in parts:
-        if part.config._attn_implementation == name:
-            continue
-        if part._can_set_attn_implementation():
-            part.set_attn_implementation(name)
-        else:
-            setattr(part.config, field, name)  # for its layers that are served
+    Others, such as what reads the images beside a text, ran in no example, so that nothing is known of them.
+    """
+    configs = [part.config for part in parts_with(model, calls)]
+    configs += [call.module.config for call in calls if hasattr(call.module, "config")]
+    for config in {id(config): config for config in configs}.values():
+        undo.add(setattr, config, IMPLEMENTATION, getattr(config, IMPLEMENTATION))
+        setattr(config, IMPLEMENTATION, name)
 
 
 def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[PreTrainedModel, list[AttentionCall]]]:
@@ -137,6 +149,12 @@ def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[P
 def parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
     """Return a model and the models inside, such as its encoder."""
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+
+
+def parts_with(model: PreTrainedModel, calls: list[AttentionCall]) -> list[PreTrainedModel]:
+    """Return a model and the models inside in which there are calls."""
+    layers = {call.module for call in calls}
+    return [part for part in parts_of(model) if not layers.isdisjoint(part.modules())]
 
 
 def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedModel]:

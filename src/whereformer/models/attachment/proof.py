@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ...errors import InputError
 from .examples import Example, run_any
-from .found import AttentionCall, record_calls, set_implementation
+from .found import AttentionCall, find_calls, parts_with, set_implementation
 from .implementations import NAME, OWN_MASKS, register, with_masks
 from .interface import attend, mask
 from .kinds import serve
@@ -62,12 +62,7 @@ def prove(model: PreTrainedModel) -> tuple[list[AttentionCall], str | None]:
     reference: _Run | None = None
     for masks in (None, own if own in OWN_MASKS else "eager"):
         try:
-            undo = Undo()
-            serve(model, undo)
-            try:
-                calls = record_calls(model, masks)
-            finally:
-                undo.run()
+            calls = find_calls(model, masks)
             if calls and reference is None:
                 reference = _as_it_is(model, calls)
             if reference is not None:
@@ -82,6 +77,7 @@ def prove(model: PreTrainedModel) -> tuple[list[AttentionCall], str | None]:
 class _Run:
     """A run of a model: what went in, and what came out of its attention layers, in their order, and at its end."""
 
+    calls: list[AttentionCall]
     example: Example
     layers: dict[nn.Module, str]
     outputs: list[tuple[str, Tensor]]
@@ -105,7 +101,7 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
                 for module, name in layers.items():
                     module.register_forward_hook(partial(remember, name))
                 example, finals = run_any(model, ROWS, LENGTH, cached=True, before=outputs.clear)
-            return _Run(example, layers, outputs, list(_tensors(finals)))
+            return _Run(calls, example, layers, outputs, list(_tensors(finals)))
         except InputError as error:
             reason = error.reason
     # It may be missing what its own attention needs, such as a GPU.
@@ -133,10 +129,9 @@ def _compare(model: PreTrainedModel, reference: _Run, masks: str | None) -> None
 
     with undisturbed(model):
         _shorten_windows(model)
-        undo = Undo()
-        serve(model, undo)
-        serve_tables(reference.layers, undo)
-        set_implementation(model, with_masks(PROOF, masks), undo)
+        serve(model, Undo(), parts_with(model, reference.calls))
+        serve_tables(reference.layers, Undo())
+        set_implementation(model, reference.calls, with_masks(PROOF, masks), Undo())
         for module, name in reference.layers.items():
             module.register_forward_hook(partial(check, name))
         token = _dead.set(dead)
@@ -152,7 +147,7 @@ def _compare(model: PreTrainedModel, reference: _Run, masks: str | None) -> None
             _dead.reset(token)
     if next(awaited, None) is not None:
         raise _differs(model, "fewer layers run than before")
-    for (name, expected), (_, found) in zip(reference.finals, _tensors(finals), strict=False):
+    for (name, expected), (_, found) in zip(reference.finals, _tensors(finals), strict=True):
         _check(model, f"output{name}", found, expected, limit, None)
 
 

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: PreTrainedModel) -> Iterator[None]:
     """Run a model for evaluation, without gradients, and put back everything that this or the caller changes of it.
 
     Some models change when they run: BigBird-Pegasus replaces its sparse attention when it reads a short text. All
@@ -21,7 +20,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     kept = [_Kept(each) for each in (*model.modules(), *_configs(model))]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = [model.device] if model.device.type == "cuda" else []  # type: ignore[list-item]
+    devices = [model.device] if model.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         try:
             model.eval()
@@ -57,7 +56,7 @@ class _Kept:
                 value.update(content)
 
 
-def _configs(model: nn.Module) -> list[PreTrainedConfig]:
+def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """Return the configurations of a model's modules and those inside them, each once."""
     found: dict[int, PreTrainedConfig] = {}
 
