@@ -70,7 +70,7 @@ def prove(model: PreTrainedModel) -> tuple[list[AttentionCall], str | None]:
             return calls, masks
         except InputError as error:
             problems.append(error)
-    raise problems[0]
+    raise problems[-1]
 
 
 @dataclass
