@@ -63,17 +63,17 @@ SIZES = {
         1: "n_group topk_group n_shared_experts num_mem_blocks first_k_dense_replace num_conv_pos_embedding_groups",
         128: "vocab_size vocab_size_per_layer_input max_position_embeddings n_positions max_seq_len "
         "max_sequence_length entity_vocab_size text_vocab_size",
-        6: "sliding_window sliding_window_size attention_chunk_size local_attention window_size "
-        "attention_window_size",
+        6: "sliding_window sliding_window_size attention_chunk_size local_attention window_size attention_window_size",
         24: "max_source_positions",
     }.items()
     for name in names.split()
 }
 """Tiny values of fields, by their names."""
 
-LAYERS = {
-    name for name in SIZES if name.endswith(("layers", "n_layer", "experts", "per_tok", "group", "replace"))
-} | {"layer_types", "vocab_size"}
+LAYERS = {name for name in SIZES if name.endswith(("layers", "n_layer", "experts", "per_tok", "group", "replace"))} | {
+    "layer_types",
+    "vocab_size",
+}
 """The fields that alone make a model small, whatever its other sizes have to fit to."""
 
 MODES = ("tiny", "fill none", "six layers", "keep heads", "layers only", "as it is")

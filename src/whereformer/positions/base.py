@@ -188,6 +188,8 @@ class Place:
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
         query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows, for methods that
             count keys: a query sees those of its own document. None: each row is one document.
+        dropped: the number of real tokens before the first key, (batch or 1, 1) or the same for all rows: a cache that
+            slides has dropped their keys. Methods that count keys count them.
     """
 
     queries: PositionsLike
@@ -198,6 +200,7 @@ class Place:
     scale: float | None = None
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
+    dropped: Tensor | int = 0
 
     def options(self, query: Tensor | None) -> CallOptions:
         """Return the place as keyword arguments of :func:`whereformer.attention`, which takes no scale without a

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from .examples import run_any
 from .hooks import LayerInput
 from .implementations import NAME, register, with_masks
-from .interface import asks_causal, check_options, mask
+from .interface import check_options, requested
 from .kinds import serve
+from .masks import mask
 from .served import is_served
 from .undisturbed import undisturbed
 from .undo import Undo
@@ -34,6 +35,7 @@ class AttentionCall:
         n_q, n_k: the numbers of queries and keys.
         num_heads, head_dim: the number of heads, and the width of one.
         received: what the hooks of an attached method passed on; None without a method.
+        causal: whether no query sees a later key.
     """
 
     module: nn.Module
@@ -42,7 +44,7 @@ class AttentionCall:
     num_heads: int
     head_dim: int
     received: LayerInput | None
-    causal: bool = False
+    causal: bool
 
 
 _calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
@@ -54,24 +56,17 @@ def _probe(
     key: Tensor,
     value: Tensor,
     attention_mask: Any = None,
-    *_: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
     whereformer: LayerInput | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """An attention function that records its calls and returns an output of the right shape."""
-    check_options(options)
-    batch, num_heads, n_q, head_dim = query.shape
-    _calls.get().append(
-        AttentionCall(
-            module,
-            n_q,
-            key.shape[2],
-            num_heads,
-            head_dim,
-            whereformer,
-            asks_causal(module, attention_mask, options.get("is_causal")),
-        )
-    )
+    check_options(module, options)
+    (batch, num_heads, n_q, head_dim), n_k = query.shape, key.shape[2]
+    causal = requested(module, attention_mask, query, key, is_causal, options).hides_later_keys()
+    _calls.get().append(AttentionCall(module, n_q, n_k, num_heads, head_dim, whereformer, causal))
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ...errors import InputError
 from ...kernels import Positions
 from ...positions import Place, Position
 from .implementations import NAME, is_ours
+from .masks import RequestedMask
 
 
 class StackForward:
@@ -64,11 +66,43 @@ class LayerInput:
     hidden: Tensor
     with_weights: bool | None
 
-    def place(self, n_q: int, n_k: int, key_mask: Tensor | None, scale: float | None) -> Place:
-        """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens."""
-        keys = Positions(0, 1, n_k)
-        queries = keys if n_q == n_k else Positions(n_k - n_q, 1, n_q)
-        return Place(queries, keys, self.layer, self.forward.prepare_for(queries, keys), key_mask, scale)
+    def place(self, query: Tensor, asked: RequestedMask, scale: float | None) -> Place:
+        """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens.
+
+        Raises:
+            InputError: for a method that takes no packed rows, or that was made for causal attention and meets another.
+        """
+        (batch, _, n_q, _), n_k = query.shape, asked.n_k
+        self._check(asked, n_q)
+        keys = Positions(asked.first, 1, n_k)
+        queries = keys if n_q == n_k else Positions(asked.first + n_k - n_q, 1, n_q)
+        return Place(
+            queries,
+            keys,
+            self.layer,
+            self.forward.prepare_for(queries, keys),
+            asked.key_mask(batch),
+            scale,
+            asked.documents,
+            asked.documents,
+            asked.dropped(),
+        )
+
+    def _check(self, asked: RequestedMask, n_q: int) -> None:
+        """Raise an InputError if the method cannot serve what the layer asks for."""
+        method = self.forward.position
+        causal, counting = method.model.causal, [part for part in method.methods() if part.scales_query]
+        if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
+            raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
+        # Keys can be counted within documents, but not within the blocks of a matrix.
+        placed = [part for part in method.methods() if not part.shift_invariant]
+        placed += counting if asked.documents is None else []
+        if placed and asked.is_packed():
+            raise InputError(
+                "position",
+                f"{type(placed[0]).__name__} counts from the start of a row, so it takes no packed texts; give each "
+                "text a row of its own",
+            )
 
 
 class Start:
@@ -86,9 +120,12 @@ class Start:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        method, stated = getattr(self.stack, NAME), kwargs.get("is_causal")
+        if stated is not None and stated != method.model.causal:
+            raise InputError("is_causal", f"{stated} needs config.is_causal = {stated} before a method is attached")
         # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
         share = not (module.training and any(layer.gradient_checkpointing for layer in self.layers))
-        forward = StackForward(getattr(self.stack, NAME), share, kwargs.get("output_attentions"))
+        forward = StackForward(method, share, kwargs.get("output_attentions"))
         return args, {**kwargs, "whereformer_forward": forward}
 
 

@@ -1,45 +1,88 @@
-"""What layers hand to the attention function as a mask, and which is no matrix."""
+"""What models hand to their layers as a mask: what they requested from transformers, without a matrix."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    packed_sequence_mask_function,
+    prepare_padding_mask,
+    remap_positions_for_packed_sequence,
+    sdpa_mask,
+    sliding_window_bidirectional_mask_function,
+    sliding_window_causal_mask_function,
+)
 
+from ...errors import InputError
 from ...kernels import Term
+from ...kernels.tracing import can_look
 
 
-class WindowMask(NamedTuple):
-    """The mask of a sliding window, which models hand to their layers in place of a tensor; causality is part of it.
+class RequestedMask(NamedTuple):
+    """The mask that a model requested from transformers, in place of a matrix.
 
-    Only the attention function looks inside. Models that take FlexAttention's masks let other objects pass, too, and
-    what moves or checkpoints their arguments looks into tuples.
+    Only the attention function looks inside. A model that computes with its masks stops with an error, rather than
+    being silently wrong. What moves or checkpoints a model's arguments looks into tuples.
 
     Args:
-        before, after: how far each query attends.
         n_k: the number of keys; the last of them is at the last query.
-        padding: (batch, 1, 1, n_k) bool, True = may be attended; None without padding.
-    """
-
-    before: int
-    after: int
-    n_k: int
-    padding: Tensor | None
-
-
-class Asked(NamedTuple):
-    """What a model asked transformers for, without a window: causal attention or one to every key, and padding.
-
-    Args:
+        first: the position of the first key: a cache that slides has dropped those before it.
         causal: whether later keys are masked.
-        n_k: the number of keys; the last of them is at the last query.
-        padding: (batch, 1, 1, n_k) bool, True = may be attended; None without padding.
+        window: how far before and after itself a query attends; None without a window.
+        real: (batch or 1, first + n_k) bool, which tokens of the whole text are no padding; None: all.
+        documents: (batch, n_k), the texts of packed rows, which do not see each other; None: each row is one text.
+        matrix: what else masks, (batch or 1, heads or 1, n_q, n_k): bool with True = may be attended, or numbers to
+            add to scores.
     """
 
-    causal: bool
     n_k: int
-    padding: Tensor | None
+    first: int = 0
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    real: Tensor | None = None
+    documents: Tensor | None = None
+    matrix: Tensor | None = None
+
+    def key_mask(self, batch: int) -> Tensor | None:
+        """Return which keys are real, (batch, n_k); None if all are."""
+        return None if self.real is None else self.real[:, self.first :].expand(batch, self.n_k)
+
+    def dropped(self) -> Tensor | int:
+        """Return the number of real tokens before the first key, (batch or 1, 1) or the same for all rows."""
+        return self.first if self.real is None else self.real[:, : self.first].sum(1, keepdim=True)
+
+    def hides_later_keys(self) -> bool:
+        """Whether no query of a self-attention sees a later key."""
+        return self.causal if self.matrix is None else not bool(_seen(self.matrix).triu(1).any())
+
+    def is_packed(self) -> bool:
+        """Whether rows hold several texts. A matrix tells it by its blocks, but not in compiled code."""
+        if self.documents is not None or self.matrix is None or torch.compiler.is_compiling():
+            return self.documents is not None
+        return self.matrix.shape[2] == self.matrix.shape[3] and _has_blocks(_seen(self.matrix).any(1))
+
+
+def _seen(matrix: Tensor) -> Tensor:
+    """Return which keys are seen by which queries, of a mask that is bool or added to scores."""
+    return matrix if matrix.dtype == torch.bool else matrix > torch.finfo(matrix.dtype).min / 2
+
+
+def _has_blocks(seen: Tensor) -> bool:
+    """Whether a row of tokens, (batch, n, n), falls into parts of which none sees another; padding is no part."""
+    joined = seen | seen.mT
+    tokens = torch.arange(seen.shape[1], device=seen.device)
+    # The earliest token that one from here on sees, or is seen by
+    earliest = torch.where(joined, tokens, len(tokens)).amin(2).flip(1).cummin(1).values.flip(1)
+    real = joined.any(2)
+    before, from_here = real.cumsum(1) > real, real.flip(1).cumsum(1).flip(1) > 0
+    return bool(((earliest >= tokens) & before & from_here).any())
 
 
 class Regions(NamedTuple):
@@ -71,3 +114,79 @@ class BiasMask(NamedTuple):
         if len(masks) == 2:
             masks = [masks[0] & masks[1] if masks[0].dtype == masks[1].dtype == torch.bool else masks[0] + masks[1]]
         return BiasMask(self.terms + other.terms, masks[0] if masks else None)
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Tensor] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> RequestedMask:
+    """A mask function of transformers: it returns what was asked for, with a matrix only for patterns of other kinds.
+
+    Causality, windows, padding and the texts of packed rows need none.
+    """
+    asked, end = _recognized(mask_function, kv_length), kv_offset + kv_length
+    covered = attention_mask is not None and attention_mask.shape[1] >= end
+    if isinstance(q_offset, Tensor) or (
+        asked is not None and asked.causal and q_offset + q_length < end and not covered
+    ):
+        raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
+    if asked is None or ((asked.causal or asked.window) and q_offset + q_length != end):
+        # Without these, None stands for what sdpa takes from the layer.
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        matrix = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
+        asked = RequestedMask(kv_length, matrix=matrix)
+    real = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if real is not None:
+        real = real[:, :end]
+        # A mask that masks nothing costs time.
+        if can_look(real) and bool(real.all()):
+            real = None
+    return asked._replace(first=kv_offset, real=real)
+
+
+def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask | None:
+    """Return the mask of a function if it needs no matrix; None for others, and in compiled code for most."""
+    if mask_function in (causal_mask_function, bidirectional_mask_function):
+        return RequestedMask(n_k, causal=mask_function is causal_mask_function)
+    # A compiler cannot look into functions.
+    if torch.compiler.is_compiling():
+        return None
+    if parts := _parts(mask_function, sliding_window_causal_mask_function(ANY)):
+        return RequestedMask(n_k, causal=True, window=(parts[0] - 1, 0))
+    if parts := _parts(mask_function, sliding_window_bidirectional_mask_function(ANY)):
+        return RequestedMask(n_k, window=(parts[0], parts[0]))
+    packed = and_masks(remap_positions_for_packed_sequence(ANY, ANY), packed_sequence_mask_function(ANY))
+    if parts := _parts(mask_function, packed):
+        within, _, documents = parts
+        asked = _recognized(within, n_k)
+        return None if asked is None else asked._replace(documents=documents)
+    return None
+
+
+ANY: Any = object()
+"""Stands for whatever a mask function was made from."""
+
+
+def _parts(one: Any, other: Any) -> list[Any] | None:
+    """Return what one function was made from where the other has ANY.
+
+    None if they differ in their code or in the functions that they were made from.
+    """
+    if other is ANY:
+        return [one]
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType) and one.__code__ is other.__code__:
+        one, other = (tuple(cell.cell_contents for cell in each.__closure__ or ()) for each in (one, other))
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        found: list[Any] = []
+        for pair in zip(one, other, strict=True):
+            if (parts := _parts(*pair)) is None:
+                return None
+            found += parts
+        return found
+    return [] if one is other else None

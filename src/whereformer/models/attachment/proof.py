@@ -22,8 +22,9 @@ from ...errors import InputError
 from .examples import Example, run_any
 from .found import AttentionCall, find_calls, parts_with, set_implementation
 from .implementations import NAME, OWN_MASKS, register, with_masks
-from .interface import attend, mask
+from .interface import attend, requested
 from .kinds import serve
+from .masks import mask
 from .own import serve_tables
 from .undisturbed import undisturbed
 from .undo import Undo
@@ -155,18 +156,23 @@ _dead: ContextVar[dict[nn.Module, Tensor]] = ContextVar("dead")
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    is_causal: bool | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend, and note the tokens (batch, n_q) whose outputs mean nothing: with no key to see, or padding themselves.
 
     transformers averages over all keys where a query may see none. What padding sees is not the same for all models.
     """
-    out, weights = attend(module, query, key, value, attention_mask, **options)
+    out, weights = attend(module, query, key, value, attention_mask, is_causal=is_causal, **options)
     dead = (out == 0).flatten(2).all(-1)
-    padding = getattr(attention_mask, "padding", attention_mask)
-    of_keys = isinstance(padding, Tensor) and padding.dtype == torch.bool and padding.shape[1:3] == (1, 1)
-    if of_keys and query.shape[2] == key.shape[2]:
-        dead = dead | ~padding[:, 0, 0]
+    real = requested(module, attention_mask, query, key, is_causal, options).key_mask(query.shape[0])
+    if real is not None and query.shape[2] == key.shape[2]:
+        dead = dead | ~real
     _dead.get()[module] = dead
     return out, weights
 
