@@ -1,7 +1,7 @@
 """Every configuration class of transformers, tiny and with random weights, through ``attach(model, "none")``.
 
-``python -m tests.models.sweep`` writes the table in the guide of ``attach``; ``--out FOLDER`` keeps what it found, one file
-for each package of transformers, and goes on from there.
+``python -m tests.models.sweep --out FOLDER`` keeps what it finds in a folder, one file for each package of transformers,
+and goes on from there; with ``--write``, it then writes the page of the documentation.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from whereformer import attach, detach
 from whereformer.errors import InputError, one_line
 from whereformer.models.attachment import proof
+from whereformer.models.attachment.implementations import NAME
 
-SECONDS = 40
-"""What one model may take, and"""
-PACKAGE_SECONDS = 240
-"""one package of transformers."""
+SECONDS = 30
+"""What one model class may take of a processor, in all its sizes."""
 PARAMETERS = 60e6
 """Larger models are not built."""
 
@@ -160,7 +159,7 @@ def draw(model: PreTrainedModel) -> None:
                 parameter.add_(noise * 0.2)
 
 
-class NotBuilt(Exception):
+class NotBuiltError(Exception):
     """No tiny model of a class could be built."""
 
 
@@ -182,7 +181,7 @@ def models(kind: type[PreTrainedConfig], model_class: type[PreTrainedModel]) -> 
         else:
             yield model
     if problems:
-        raise NotBuilt(" | ".join(dict.fromkeys(problems)))
+        raise NotBuiltError(" | ".join(dict.fromkeys(problems)))
 
 
 def model_classes(package: str) -> dict[type[PreTrainedConfig], list[type[PreTrainedModel]]]:
@@ -253,7 +252,9 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         begun = time.perf_counter()
         attach(model, "none")
         row: dict[str, Any] = {"outcome": "right", "seconds": round(time.perf_counter() - begun, 3)}
-        row["masks"] = model.config._attn_implementation
+        stacks = {name: part for name, part in model.named_modules() if hasattr(part, NAME)}
+        row["parts"] = list(stacks)
+        row["masks"] = next(iter(stacks.values())).config._attn_implementation
         detach(model)
         if logged.lines:
             return {**row, "outcome": "not proven", "why": logged.lines[0]}
@@ -289,13 +290,13 @@ def sweep_class(kind: type[PreTrainedConfig], model_class: type[PreTrainedModel]
             if "does not dispatch" in row["why"]:
                 break
             del model
-    except NotBuilt as error:
+    except NotBuiltError as error:
         first = first or {"outcome": "not built", "why": str(error)}
     assert first is not None
     return first
 
 
-class TooLate(BaseException):
+class TooLateError(BaseException):
     """A model took too long."""
 
 
@@ -303,20 +304,20 @@ def sweep_package(package: str, file: Path) -> None:
     """Write what ``attach`` makes of each model class of a package, one JSON object a line."""
 
     def late(*_: Any) -> None:
-        raise TooLate
+        raise TooLateError
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
     with file.open("w") as out:
         for kind, classes in model_classes(package).items():
             for model_class in classes:
-                signal.alarm(SECONDS)
+                signal.setitimer(signal.ITIMER_PROF, SECONDS)
                 try:
                     row = sweep_class(kind, model_class)
-                except TooLate:
-                    row = {"outcome": "not built", "why": f"it took more than {SECONDS} seconds"}
+                except TooLateError:
+                    row = {"outcome": "not built", "why": f"a tiny model takes more than {SECONDS} seconds"}
                 except Exception as error:
                     row = {"outcome": "not built", "why": f"{type(error).__name__}: {one_line(str(error))[:300]}"}
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
                 name = {"package": package, "config": kind.__name__, "class": model_class.__name__}
                 out.write(json.dumps({**name, "model_type": getattr(kind, "model_type", ""), **row}) + "\n")
                 out.flush()
@@ -334,7 +335,7 @@ def sweep(out: Path, names: list[str], processes: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     importlib.import_module("transformers.models.llama.modeling_llama")  # what all need, before the forks
     importlib.import_module("transformers.models.bert.modeling_bert")
-    running: dict[int, tuple[str, float]] = {}
+    running: dict[int, str] = {}
     waiting = [name for name in names if not (out / f"{name}.jsonl").exists()]
     while waiting or running:
         while waiting and len(running) < processes:
@@ -347,19 +348,16 @@ def sweep(out: Path, names: list[str], processes: int) -> None:
                     os.rename(out / f"{name}.part", out / f"{name}.jsonl")
                 finally:
                     os._exit(0)
-            running[process] = (name, time.monotonic())
+            running[process] = name
         ended, _ = os.waitpid(-1, os.WNOHANG)
         if ended:
-            name, _ = running.pop(ended)
+            name = running.pop(ended)
             if not (out / f"{name}.jsonl").exists():
-                # It was killed: by this program, or for its memory. What it had found stays.
+                # It was killed, as for its memory. What it had found stays.
                 (out / f"{name}.part").touch()
                 os.rename(out / f"{name}.part", out / f"{name}.jsonl")
         else:
             time.sleep(0.05)
-        for process, (_, begun) in running.items():
-            if time.monotonic() - begun > PACKAGE_SECONDS:
-                os.kill(process, signal.SIGKILL)
 
 
 def main() -> None:

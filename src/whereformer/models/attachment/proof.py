@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...errors import InputError
 from .examples import Example, run_any
@@ -26,7 +26,7 @@ from .interface import attend, requested
 from .kinds import serve
 from .masks import mask
 from .own import serve_tables
-from .undisturbed import undisturbed
+from .undisturbed import configs_of, undisturbed
 from .undo import Undo
 
 PROOF = f"{NAME}_proof"
@@ -224,12 +224,11 @@ def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def _shorten_windows(model: PreTrainedModel) -> None:
     """Make windows shorter than the batch, so that they limit something in it."""
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
-    for config in configs:
-        for name in WINDOWS if isinstance(config, PretrainedConfig) else ():
-            size = vars(config).get(name)
+    for owner in (*model.modules(), *configs_of(model)):
+        for name in WINDOWS:
+            size = vars(owner).get(name)
             if type(size) is int and size >= LENGTH // 2:
-                setattr(config, name, WINDOW)
+                setattr(owner, name, WINDOW)
 
 
 register(PROOF, _attend, mask)

@@ -18,7 +18,7 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
     attributes of all modules come back, among them hooks, submodules and training flags, and so do the contents of
     buffers, and all fields of configurations. Weights must not change.
     """
-    kept = [_Kept(each) for each in (*model.modules(), *_configs(model))]
+    kept = [_Kept(each) for each in (*model.modules(), *configs_of(model))]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
@@ -56,7 +56,7 @@ class _Kept:
                 value.update(content)
 
 
-def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
+def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """Return the configurations of a model's modules and those inside them, each once."""
     found: dict[int, PreTrainedConfig] = {}
 
