@@ -1,6 +1,6 @@
 """Every configuration class of transformers, tiny and with random weights, through ``attach(model, "none")``.
 
-``python -m tests.models.sweep --out FOLDER`` keeps what it finds in a folder, one file for each package of transformers,
+``python -m tests.models.sweep --out FOLDER`` keeps what it finds in a folder, a file for each package of transformers,
 and goes on from there; with ``--write``, it then writes the page of the documentation.
 """
 

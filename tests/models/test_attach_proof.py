@@ -251,6 +251,18 @@ def test_other_numbers(dtype, wrong):
         attach(model, "none")
 
 
+def test_rounding_that_is_allowed_elsewhere_is_no_difference():
+    model = make("llama")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            attach(model, "none")
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_weights_that_are_not_there_are_not_proven(caplog):
     with torch.device("meta"):
         model = transformers.BertModel(transformers.BertConfig(**SIZES))
@@ -286,12 +298,12 @@ def test_loading_proves(tmp_path, wrong):
     [
         (
             lambda: transformers.DecisionTransformerModel(transformers.DecisionTransformerConfig(n_layer=1)),
-            "expected one that reads text, images or sound, DecisionTransformerModel reads 'states'; attach to a part "
-            "of it: encoder",
+            "expected one of text, images or sound of a known form, DecisionTransformerModel reads 'states'; attach to "
+            "a part of it: encoder",
         ),
         (
             lambda: transformers.DacModel(transformers.DacConfig(encoder_hidden_size=4, decoder_hidden_size=32)),
-            "expected one that reads text, images or sound, DacModel reads 'input_values'",
+            "expected one of text, images or sound of a known form, DacModel reads 'input_values'",
         ),
         (
             lambda: transformers.Blip2QFormerModel(

@@ -97,12 +97,15 @@ def run_any(
                 if problem is None and example.cache is None:
                     problem, tried = error, example.inputs
     name = type(model).__name__
-    inner = [name for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
+    parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
+    inner = [name for name, part in parts.items() if part is not model.base_model]
     instead = f"; attach to a part of it: {some_of(inner)}" if inner else ""
     if problem is None:
         main = model.main_input_name
-        raise InputError("model", f"expected one that reads text, images or sound, {name} reads {main!r}{instead}")
-    reason = one_line(f"{type(problem).__name__}: {problem}")
+        raise InputError(
+            "model", f"expected one of text, images or sound of a known form, {name} reads {main!r}{instead}"
+        )
+    reason = one_line(str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}")
     raise InputError("model", f"{name} did not run on {', '.join(tried)}: {reason}{instead}") from problem
 
 
@@ -188,15 +191,17 @@ def _frames(model: PreTrainedModel, values: Tensor) -> int:
 
 
 def _values(model: PreTrainedModel, name: str, rows: int) -> dict[str, Tensor]:
-    """Return random images or sound for an argument; nothing if no configuration tells their form."""
-    config = model.config
-    for each in (config, *(getattr(config, part, None) for part in PARTS)):
+    """Return random images or sound for an argument; nothing if their form is not known."""
+    shape: tuple[int, ...] | None = None
+    for config in (model.config, *(getattr(model.config, part, None) for part in PARTS)):
         with suppress(AttributeError, TypeError):
-            shape = _shape(name, each)
-            if shape is not None:
-                noise = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(5))
-                return {name: noise.to(model.device, model.dtype)}
-    return {}
+            shape = shape or _shape(name, config)
+    if shape is None and name == "pixel_values":
+        shape = (3, 64, 64)  # for models of images of any size
+    if shape is None:
+        return {}
+    noise = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(5))
+    return {name: noise.to(model.device, model.dtype)}
 
 
 def _shape(name: str, config: Any) -> tuple[int, ...] | None:

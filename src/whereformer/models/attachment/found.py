@@ -16,14 +16,14 @@ from .interface import check_options, requested
 from .kinds import serve
 from .masks import mask
 from .served import is_served
-from .undisturbed import undisturbed
+from .undisturbed import configs_of, undisturbed
 from .undo import Undo
 
 PROBE = f"{NAME}_probe"
 """The name of the attention implementation that records its calls."""
 
 IMPLEMENTATION = "_attn_implementation_internal"
-"""The field of a configuration for it; the public one also changes the configurations inside."""
+"""The field of a configuration for it; the public one also changes the configurations inside, or refuses our names."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,8 @@ def find_calls(model: PreTrainedModel, own_masks: str | None = None) -> list[Att
         serve(model, Undo())
         if not (model._can_set_attn_implementation() or any(map(is_served, model.modules()))):
             return []
-        name = with_masks(PROBE, own_masks)
-        for part in parts_of(model):
-            if part._can_set_attn_implementation():
-                part.set_attn_implementation(name)
-            else:
-                setattr(part.config, IMPLEMENTATION, name)  # for its layers that are served
+        for config in configs_of(model):
+            setattr(config, IMPLEMENTATION, with_masks(PROBE, own_masks))
         return _record(model)
 
 

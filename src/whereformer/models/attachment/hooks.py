@@ -166,7 +166,10 @@ class Enter:
             layer = forward.calls
             forward.calls += 1
             if layer not in self.layers:
-                raise RuntimeError("whereformer: layers that share weights ran in another order than when attached")
+                raise RuntimeError(
+                    "whereformer: layers that share weights ran in another order than when attached, or "
+                    f"{type(module).__name__} attends several times each time it runs"
+                )
         hidden = args[0] if args else kwargs["hidden_states"]
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,7 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
             outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
 
         try:
-            with undisturbed(model):
+            with undisturbed(model), _full_precision(model):
                 _shorten_windows(model)
                 for module, name in layers.items():
                     module.register_forward_hook(partial(remember, name))
@@ -128,7 +129,7 @@ def _compare(model: PreTrainedModel, reference: _Run, masks: str | None) -> None
             return (*output[:place], expected.clone(), *output[place + 1 :])
         return None
 
-    with undisturbed(model):
+    with undisturbed(model), _full_precision(model):
         _shorten_windows(model)
         serve(model, Undo(), parts_with(model, reference.calls))
         serve_tables(reference.layers, Undo())
@@ -220,6 +221,21 @@ def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, tuple | list):
         for i, part in enumerate(value):
             yield from _tensors(part, f"{path}[{i}]")
+
+
+@contextmanager
+def _full_precision(model: PreTrainedModel) -> Iterator[None]:
+    """Multiply float32 as float32, whatever is allowed elsewhere: TF32, bfloat16 or autocast."""
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    allowed = [each.fp32_precision for each in products]
+    try:
+        for each in products:
+            each.fp32_precision = "ieee"
+        with torch.autocast(model.device.type, enabled=False):
+            yield
+    finally:
+        for each, before in zip(products, allowed, strict=True):
+            each.fp32_precision = before
 
 
 def _shorten_windows(model: PreTrainedModel) -> None:
