@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import pkgutil
+import re
 import signal
 import sys
 import time
@@ -35,7 +36,7 @@ from whereformer.models.attachment.implementations import NAME
 
 SECONDS = 30
 """What one model class may take of a processor, in all its sizes."""
-PARAMETERS = 60e6
+PARAMETERS = 130e6
 """Larger models are not built."""
 
 SIZES = {
@@ -330,6 +331,20 @@ def packages() -> list[str]:
     return sorted(each.name for each in found if each.ispkg and each.name not in ("auto", "deprecated"))
 
 
+def config_classes(package: str) -> list[str]:
+    """The names of a package's configuration classes."""
+    path = importlib.import_module(f"transformers.models.{package}").__path__
+    names = []
+    for name in (each.name for each in pkgutil.iter_modules(path) if each.name.startswith("configuration_")):
+        module = importlib.import_module(f"transformers.models.{package}.{name}")
+        names += [
+            each.__name__
+            for each in vars(module).values()
+            if inspect.isclass(each) and issubclass(each, PreTrainedConfig) and each.__module__ == module.__name__
+        ]
+    return names
+
+
 def sweep(out: Path, names: list[str], processes: int) -> None:
     """Sweep packages, each in a process of its own, and keep what is found in a folder."""
     out.mkdir(parents=True, exist_ok=True)
@@ -360,17 +375,118 @@ def sweep(out: Path, names: list[str], processes: int) -> None:
             time.sleep(0.05)
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "attached-models.md"
+
+INTRODUCTION = """# Models that attach takes
+
+`python -m tests.models.sweep --out FOLDER --write` measured this page, with transformers {version}. For each
+configuration class it builds a base model and one with a head, tiny and with random weights, and calls
+`attach(model, "none")`, which [compares](attach.md#the-proof) each attention layer with transformers' own. Then it does
+so again with the scores of one layer multiplied by 1.01: {missed}.
+
+Of {total} configuration classes with models, {served} are served. None is served and computes something else: the
+others are refused, or could not be tried.
+
+## Served
+
+{whole}.
+
+Of these, only some parts get a method, or the model computes with its masks: then it gets transformers' own masks,
+which are matrices.
+
+| Configuration | What gets a method | Masks |
+| --- | --- | --- |
+{parts}
+
+## Refused
+
+| Configuration | Why |
+| --- | --- |
+{refused}
+
+These do not call their attention through transformers' `AttentionInterface`:
+{undispatched}.
+
+## Not tried
+
+No tiny model could be built of these:
+
+| Configuration | Why |
+| --- | --- |
+{untried}
+
+## No model of their own
+
+These describe parts of models, or models whose code needs a package that was not installed:
+{alone}.
+"""
+
+
+def measured_with() -> str:
+    """The version of transformers that the page is of."""
+    found = re.search(r"with transformers (\S+)\. ", PAGE.read_text(encoding="utf-8"))
+    assert found is not None
+    return found.group(1)
+
+
+def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What a sweep found, by configuration class."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            found.setdefault(row["config"], []).append(row)
+    return found
+
+
+def outcome(rows: list[dict[str, Any]]) -> str:
+    """What becomes of a configuration's models: the worst, but that one model that is right is enough."""
+    outcomes = {row["outcome"] for row in rows}
+    return next(each for each in ("crashed", "not proven", "right", "refused", "not built") if each in outcomes)
+
+
+def page(found: dict[str, list[dict[str, Any]]]) -> str:
+    """The page of the documentation."""
+    lists: dict[str, list[str]] = {name: [] for name in ("whole", "parts", "refused", "undispatched", "untried")}
+    for config, rows in sorted(found.items(), key=lambda item: item[0].lower()):
+        kind = outcome(rows)
+        row = next(row for row in rows if row["outcome"] == kind)
+        if kind == "right":
+            parts = ", ".join(f"`{part}`" for part in row["parts"] if part)
+            masks = row["masks"].removeprefix(NAME).removeprefix("_")
+            in_parts = f"| `{config}` | {parts or 'all of it'} | {masks} |"
+            lists["parts" if parts or masks else "whole"].append(in_parts if parts or masks else f"`{config}`")
+        elif "does not dispatch attention" in row["why"]:
+            lists["undispatched"].append(f"`{config}`")
+        else:
+            why = row["why"].removeprefix("model: ").replace("`", "'").replace("|", ";")[:240]
+            lists["untried" if kind == "not built" else "refused"].append(f"| `{config}` | `{why}` |")
+    every = {name for package in packages() for name in config_classes(package)}
+    missed = sorted({row["class"] for rows in found.values() for row in rows if row.get("caught") is False})
+    return INTRODUCTION.format(
+        version=transformers.__version__,
+        total=len(found),
+        served=len(lists["whole"]) + len(lists["parts"]),
+        missed=f"all are refused but {', '.join(missed)}" if missed else "every model is then refused",
+        alone=",\n".join(sorted((f"`{name}`" for name in every - set(found)), key=str.lower)),
+        **{name: (",\n" if name in ("whole", "undispatched") else "\n").join(lines) for name, lines in lists.items()},
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", nargs="*", help="packages of transformers.models; all by default")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="write the page of the documentation")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     sweep(options.out, options.packages or packages(), options.processes)
+    if options.write:
+        PAGE.write_text(page(results(options.out)), encoding="utf-8")
 
 
 if __name__ == "__main__":
