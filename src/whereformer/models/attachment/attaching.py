@@ -19,7 +19,7 @@ from .hooks import Enter, Start
 from .images import CheckImage, check_grid, grid_options
 from .implementations import NAME, with_masks
 from .kinds import serve
-from .own import own_table, serve_tables, switches
+from .own import own_table, rotates, serve_tables, switches
 from .served import is_served
 from .undo import Undo
 
@@ -63,7 +63,7 @@ def attach(
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
             attention and is not of a kind that the guide lists, already has a method, lies on several devices, or whose
-            positions cannot be switched off.
+            positions cannot be switched off; for "rope" where the model keeps a rotation of its own.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
@@ -133,6 +133,9 @@ def _attach(
 
     for switch_off in own:
         switch_off(undo)
+    if {"rope", "rope2d"} & {*method_names(position)} and rotates(model):
+        way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
+        raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
     for stack in stacks:
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
     causal_mask_function,
     packed_sequence_mask_function,
     prepare_padding_mask,
-    remap_positions_for_packed_sequence,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
@@ -161,16 +162,21 @@ def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask
         return RequestedMask(n_k, causal=True, window=(parts[0] - 1, 0))
     if parts := _parts(mask_function, sliding_window_bidirectional_mask_function(ANY)):
         return RequestedMask(n_k, window=(parts[0], parts[0]))
-    packed = and_masks(remap_positions_for_packed_sequence(ANY, ANY), packed_sequence_mask_function(ANY))
-    if parts := _parts(mask_function, packed):
-        within, _, documents = parts
-        asked = _recognized(within, n_k)
-        return None if asked is None else asked._replace(documents=documents)
+    # Releases of transformers join the two in either order, and older ones leave positions as they are.
+    for within, apart in permutations(_parts(mask_function, and_masks(ANY, ANY)) or (), 2):
+        if documents := _parts(apart, packed_sequence_mask_function(ANY)):
+            inner = None if REMAP is None else _parts(within, REMAP(ANY, ANY))
+            asked = _recognized(inner[0] if inner else within, n_k)
+            return None if asked is None else asked._replace(documents=documents[0])
     return None
 
 
-ANY: Any = object()
-"""Stands for whatever a mask function was made from."""
+REMAP = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+"""Lets a mask function see positions that start again with each text."""
+
+
+class ANY:
+    """Stands for whatever a mask function was made from."""
 
 
 def _parts(one: Any, other: Any) -> list[Any] | None:

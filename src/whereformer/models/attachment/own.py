@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -46,6 +47,11 @@ def switches(model: PreTrainedModel) -> list[Callable[[Undo], None]]:
         if own_table(module) and takes_bias(module):
             found.append(partial(_replace, model, module, "relative_attention_bias", None))
     return found
+
+
+def rotates(model: PreTrainedModel) -> bool:
+    """Whether a model has rotary embeddings of its own, by the names that transformers gives their classes."""
+    return any(re.search("Rotary|Rope|RoPE", type(module).__name__) for module in model.modules())
 
 
 def _replace(model: PreTrainedModel, owner: nn.Module, name: str, by: nn.Module | Tensor | None, undo: Undo) -> None:
