@@ -70,6 +70,32 @@ SIZES = {
 }
 """Tiny values of fields, by their names."""
 
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
+RESNET |= {"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}
+NO_TIMM = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "backbone_config": RESNET}
+TURNS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1]}
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+FIELDS: dict[str, dict[str, Any]] = {
+    "AutoformerConfig": {"prediction_length": 4},
+    "BltConfig": {"encoder_hash_byte_group_vocab": 100},
+    "ChameleonConfig": {"vocabulary_map": {"<image>": 99}},
+    "CohereCompassTextConfig": {"layer_types": ["sliding_attention", "full_attention"]},
+    "ConditionalDetrConfig": NO_TIMM,
+    "DabDetrConfig": NO_TIMM,
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
+    "DeformableDetrConfig": NO_TIMM,
+    "DetrConfig": NO_TIMM,
+    "DiffusionGemmaTextConfig": {"top_k_experts": 2},
+    "DoryConfig": {"n_input_layers": 1, "n_output_layers": 1, "num_hidden_layers": 3, "layer_types": SLIDING},
+    "Emu3Config": {"vocabulary_map": {"<image>": 99}},
+    "EsmConfig": {"pad_token_id": 1, "mask_token_id": 32},
+    "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
+    "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "Granite4VisionConfig": {"deepstack_layer_map": [[0, 0]]},
+    **{f"{name}TextConfig": {"rope_parameters": TURNS} for name in ("Glm4v", "Glm4vMoe", "GlmImage", "GlmOcr")},
+}
+"""Fields that a configuration needs beside tiny values, by the name of its class."""
+
 LAYERS = {name for name in SIZES if name.endswith(("layers", "n_layer", "experts", "per_tok", "group", "replace"))} | {
     "layer_types",
     "vocab_size",
@@ -109,6 +135,11 @@ def smaller(default: PreTrainedConfig, mode: str) -> dict[str, Any]:
                 out[name] = len(out["layer_types"])
     if type(fields.get("image_size")) is int and type(fields.get("patch_size")) is int:
         out["image_size"] = 2 * fields["patch_size"]
+    rotation = fields.get("rope_parameters")
+    if isinstance(rotation, dict) and "mrope_section" in rotation:
+        pairs = int(out.get("head_dim", 8) * rotation.get("partial_rotary_factor", 1)) // 2
+        section = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+        out["rope_parameters"] = {**rotation, "mrope_section": section}
     if mode == "six layers":
         for name in ("num_hidden_layers", "num_layers", "n_layer"):
             if name in out and "layer_types" not in out:
@@ -135,6 +166,7 @@ def tiny(kind: type[PreTrainedConfig], mode: str, depth: int = 0) -> PreTrainedC
         inner = getattr(default, name, None)
         if isinstance(inner, PreTrainedConfig) and depth < 3:
             fields[name] = tiny(type(inner), mode, depth + 1)
+    fields |= FIELDS.get(kind.__name__, {})
     problem: Exception | None = None
     of_heads = tuple(name for name, size in SIZES.items() if size == 8)
     of_groups = tuple(name for name, size in SIZES.items() if size == 1)

@@ -29,6 +29,10 @@ CACHES = ("cache", "past_key_values", "cache_params")
 """The names under which models take and return their caches."""
 
 
+SOUND_MASKS = ("attention_mask", "feature_attention_mask", "padding_mask")
+"""The names under which models take masks of padded sound."""
+
+
 class Example(NamedTuple):
     """A batch that a model may take.
 
@@ -117,41 +121,33 @@ def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> It
     """
     takes = inspect.signature(type(model).forward).parameters
     config, main = model.config, model.main_input_name
-    text: dict[str, Tensor] = {"input_ids": _tokens(model, rows, length)}
-    mask = {"attention_mask": _padding(model, rows, length)} if "attention_mask" in takes else {}
+    text = {"input_ids": _tokens(model, rows, length)}
+    padded_text = text | ({"attention_mask": _padding(model, rows, length)} if "attention_mask" in takes else {})
     decoder: dict[str, Tensor] = {}
     if config.is_encoder_decoder or "decoder_input_ids" in takes:
         fewer = length * 3 // 4
         decoder["decoder_input_ids"] = _tokens(model, rows, fewer)
         if "decoder_attention_mask" in takes:
             decoder["decoder_attention_mask"] = _padding(model, rows, fewer)
-    cache = next((name for name in CACHES if name in takes), None) if "use_cache" in takes else None
-    if cached and cache is not None:
-        if main == "input_ids" and not decoder:
-            yield Example(model, {**text, **mask}, cache)
-        elif decoder and main in ("input_ids", "input_features", "input_values"):
-            values = text if main == "input_ids" else _values(model, main, rows)
-            if main == "input_ids":
-                values = {**text, **mask}
-            if values:
-                yield Example(model, {**values, **decoder}, cache)
-    if main == "input_ids":
-        yield Example(model, {**text, **mask, **decoder})
-        yield Example(model, {**text, **decoder})
-    elif isinstance(main, str) and (values := _values(model, main, rows)):
-        if "attention_mask" in takes and not main.startswith("pixel"):
-            yield Example(model, {**values, "attention_mask": _sound_padding(model, values[main]), **decoder})
-        yield Example(model, {**values, **decoder})
-        yield Example(model, values)
+    main_inputs = [padded_text, text]
+    if main != "input_ids":
+        values = _values(model, main, rows) if isinstance(main, str) else {}
+        masks = [] if "pixel" in main else [name for name in (*SOUND_MASKS, f"{main}_mask") if name in takes]
+        padded = {name: _sound_padding(model, *values.values()) for name in masks} if values else {}
+        main_inputs = [values | padded, values]
     other: dict[str, Tensor] = {}
     for name in ("pixel_values", "input_features", "input_values"):
         if name in takes:
             other |= _values(model, name, rows)
+    cache = next((name for name in CACHES if name in takes), None) if "use_cache" in takes else None
+    if cached and cache is not None and (decoder or main == "input_ids"):
+        yield Example(model, main_inputs[0] | decoder, cache)
+    tries = [inputs | decoder for inputs in main_inputs if inputs] + [inputs for inputs in main_inputs[1:] if decoder]
     if "input_ids" in takes:
-        yield Example(model, {**text, **mask, **other, **decoder})
-        yield Example(model, {**text, **other, **decoder})
-    if other:
-        yield Example(model, other)
+        tries += [padded_text | other | decoder, text | other | decoder]
+    for inputs in (*tries, other):
+        if inputs:
+            yield Example(model, inputs)
 
 
 def _tokens(model: PreTrainedModel, rows: int, length: int) -> Tensor:

@@ -81,6 +81,7 @@ class _Run:
 
     calls: list[AttentionCall]
     example: Example
+    window: int | None
     layers: dict[nn.Module, str]
     outputs: list[tuple[str, Tensor]]
     finals: list[tuple[str, Tensor]]
@@ -97,15 +98,16 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
         def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
             outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
 
-        try:
-            with undisturbed(model), _full_precision(model):
-                _shorten_windows(model)
-                for module, name in layers.items():
-                    module.register_forward_hook(partial(remember, name))
-                example, finals = run_any(model, ROWS, LENGTH, cached=True, before=outputs.clear)
-            return _Run(calls, example, layers, outputs, list(_tensors(finals)))
-        except InputError as error:
-            reason = error.reason
+        for window in (WINDOW, None):
+            try:
+                with undisturbed(model), _full_precision(model):
+                    _shorten_windows(model, window)
+                    for module, name in layers.items():
+                        module.register_forward_hook(partial(remember, name))
+                    example, finals = run_any(model, ROWS, LENGTH, cached=True, before=outputs.clear)
+                return _Run(calls, example, window, layers, outputs, list(_tensors(finals)))
+            except InputError as error:
+                reason = error.reason
     # It may be missing what its own attention needs, such as a GPU.
     message = "not proven to compute the same as before with whereformer's attention: %s: %s"
     logging.getLogger(__name__).warning(message, type(model).__name__, reason)
@@ -130,7 +132,7 @@ def _compare(model: PreTrainedModel, reference: _Run, masks: str | None) -> None
         return None
 
     with undisturbed(model), _full_precision(model):
-        _shorten_windows(model)
+        _shorten_windows(model, reference.window)
         serve(model, Undo(), parts_with(model, reference.calls))
         serve_tables(reference.layers, Undo())
         set_implementation(model, reference.calls, with_masks(PROOF, masks), Undo())
@@ -238,13 +240,13 @@ def _full_precision(model: PreTrainedModel) -> Iterator[None]:
             each.fp32_precision = before
 
 
-def _shorten_windows(model: PreTrainedModel) -> None:
-    """Make windows shorter than the batch, so that they limit something in it."""
-    for owner in (*model.modules(), *configs_of(model)):
+def _shorten_windows(model: PreTrainedModel, window: int | None) -> None:
+    """Make windows shorter than the batch, so that they limit something in it; None leaves them as they are."""
+    for owner in (*model.modules(), *configs_of(model)) if window is not None else ():
         for name in WINDOWS:
             size = vars(owner).get(name)
             if type(size) is int and size >= LENGTH // 2:
-                setattr(owner, name, WINDOW)
+                setattr(owner, name, window)
 
 
 register(PROOF, _attend, mask)
