@@ -175,6 +175,14 @@ def test_padding_that_is_not_looked_at_is_refused(name, wrong):
         attach(model, "tisa")
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_attention_to_nothing_is_refused(name, monkeypatch):
+    """Its outputs are zeros, as of tokens that may see no key; but a row has no padding, and all of it counts."""
+    monkeypatch.setattr(proof, "attend", lambda *given, **_: (torch.zeros_like(given[1]).transpose(1, 2), None))
+    with pytest.raises(InputError, match=r"^model: .* is off by 1 of"):
+        attach(ALL[name](), "tisa")
+
+
 def test_a_window_longer_than_any_batch_is_looked_at(wrong):
     model = ALL["mistral"]()
     windows = []
@@ -198,6 +206,7 @@ def test_decoders_are_proven_with_a_cache(name):
     assert example.cache in ("cache", "past_key_values")
     n = 14 if name in ("gpt2", "llama") else 10
     assert sum(output.last_hidden_state.shape[1] for output in outputs) == n
+    assert name in ("gpt2", "llama") or outputs[0].encoder_last_hidden_state is outputs[2].encoder_last_hidden_state
     assert len(outputs) == 3
 
 

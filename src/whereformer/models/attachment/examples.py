@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from ...errors import InputError, one_line, some_of
 
@@ -67,6 +68,10 @@ class Example(NamedTuple):
                 given[mask] = self.inputs[mask][:, :end]
             outputs.append(self.model(**given))
             given[self.cache] = outputs[-1][self.cache]
+            if outputs[0].get("encoder_last_hidden_state") is not None:
+                # As generation does, so that the encoder runs once.
+                given["encoder_outputs"] = BaseModelOutput(outputs[0].encoder_last_hidden_state)
+                given.pop(self.model.main_input_name, None)
         return outputs
 
 
