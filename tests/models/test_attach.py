@@ -851,15 +851,20 @@ def test_bad_methods(error, message, position, options):
     assert structure(model) == before
 
 
-def test_models_of_more_than_text():
+def test_models_of_text_and_images():
     tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    model = transformers.CLIPModel(
-        transformers.CLIPConfig(text_config={**tower, "vocab_size": 50}, vision_config={**tower, "image_size": 32})
+    config = transformers.CLIPConfig(
+        text_config={**tower, "vocab_size": 50}, vision_config={**tower, "image_size": 32}, projection_dim=8
     )
-    before = structure(model)
-    with pytest.raises(ValueError, match=r"^model: CLIPModel did not run on input_ids: "):
-        attach(model, "tisa")
-    assert structure(model) == before
+    model = make(transformers.CLIPModel(config))
+    inputs = {"input_ids": torch.randint(3, 49, (2, 7)), "pixel_values": torch.randn(2, 3, 32, 32)}
+    expected = model(**inputs).logits_per_image
+    attach(model, "tisa")
+    assert (model(**inputs).logits_per_image - expected).abs().max() > 1e-3
+    assert len(positions_of(model)) == 2
+    for position in positions_of(model):
+        nn.init.zeros_(position.amplitude)
+    close(model(**inputs).logits_per_image, expected)
 
 
 def test_bad_models():

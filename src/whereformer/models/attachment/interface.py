@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from ...kernels.tracing import can_look
-from .hooks import NAME, LayerInput
+from .hooks import LayerInput
+from .implementations import NAME, register
 from .masks import RequestedMask, mask
 
 Mask: TypeAlias = Tensor | RequestedMask | None
@@ -25,9 +25,9 @@ COMPUTED = frozenset({
 """The options that attention computes with."""
 
 HARMLESS = frozenset({
-    "cache", "cache_position", "decoder_input_ids", "deterministic", "labels", "logits_to_keep", "max_length_k",
-    "max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values",
-    "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
+    "cache", "cache_position", "decoder_input_ids", "deterministic", "input_ids", "labels", "logits_to_keep",
+    "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits",
+    "past_key_values", "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
 """The options that change no score: the model has used them before, or they come with the mask."""
 
@@ -164,5 +164,4 @@ def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
     return DenseBias(mask.expand(-1, query.shape[1], query.shape[2], n_k))
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+register(NAME, attend, mask)

@@ -7,6 +7,7 @@ from itertools import permutations
 from types import FunctionType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from transformers import masking_utils
 from transformers.masking_utils import (

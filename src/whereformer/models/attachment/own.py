@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -88,6 +88,13 @@ def takes_bias(module: nn.Module) -> bool:
     return hasattr(module, "relative_attention_num_buckets") and (
         "position_bias" in inspect.signature(type(module).forward).parameters
     )
+
+
+def serve_tables(layers: Iterable[nn.Module], undo: Undo) -> None:
+    """Let layers that take T5's biases get them as tables over offsets."""
+    for layer in layers:
+        if takes_bias(layer):
+            undo.add(layer.register_forward_pre_hook(OwnBias(layer), with_kwargs=True).remove)
 
 
 def own_table(module: nn.Module) -> bool:
