@@ -29,6 +29,8 @@ PARTS = (
 CACHES = ("cache", "past_key_values", "cache_params")
 """The names under which models take and return their caches."""
 
+ANY_SIZE = {"pixel_values": (3, 64, 64), "input_values": (4000,)}
+"""Images and waves for models that take those of any size."""
 
 SOUND_MASKS = ("attention_mask", "feature_attention_mask", "padding_mask")
 """The names under which models take masks of padded sound."""
@@ -197,8 +199,7 @@ def _values(model: PreTrainedModel, name: str, rows: int) -> dict[str, Tensor]:
     for config in (model.config, *(getattr(model.config, part, None) for part in PARTS)):
         with suppress(AttributeError, TypeError):
             shape = shape or _shape(name, config)
-    if shape is None and name == "pixel_values":
-        shape = (3, 64, 64)  # for models of images of any size
+    shape = shape or ANY_SIZE.get(name)
     if shape is None:
         return {}
     noise = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(5))
