@@ -217,7 +217,7 @@ def test_hooks_of_modules_see_every_call_of_a_method():
     assert {("parts.0", "embed"), ("parts.1", "terms")} <= set(called)
 
 
-@pytest.mark.parametrize("name", [*METHODS, "learned+rope+tisa", "cope+logn", "tisa/shaw"])
+@pytest.mark.parametrize("name", [*METHODS, "learned+rope+tisa", "fox+logn", "tisa/shaw"])
 def test_accelerate_moves_a_methods_parameters_in_and_out(name):
     """Between calls they are on the meta device."""
     config = whereformer.EncoderConfig(

@@ -14,7 +14,7 @@ from whereformer.positions import ModelShape, Position, method_class
 from whereformer.positions.alibi import Alibi
 from whereformer.positions.base import OffsetFunction
 from whereformer.positions.learned import Learned
-from whereformer.positions.rope import Rope
+from whereformer.positions.rope import Rope, rotated
 from whereformer.positions.tisa import Tisa
 from whereformer.testing import check_position
 
@@ -23,7 +23,7 @@ from whereformer.testing import check_position
     "method",
     [
         method
-        if method in ("none", "shaw", "rope", "tisa", "tupe", "cope")
+        if method in ("none", "shaw", "rope", "tisa", "tupe", "fox")
         else pytest.param(method, marks=pytest.mark.slow)
         for method in METHODS
     ],
@@ -91,7 +91,7 @@ class Inplace(Position):
 class NeedsShared(Rope):
     def rotate(self, query, key, value, place):
         query_turns, key_turns = (turns[self.kinds[0]] for turns in place.shared)
-        return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
+        return rotated(query, *query_turns, self.layout), rotated(key, *key_turns, self.layout), value
 
 
 class OtherAlone(Position):

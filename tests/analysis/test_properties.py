@@ -26,7 +26,7 @@ from whereformer.analysis.properties import (
 )
 from whereformer.positions.base import Position
 
-INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "cope", "transformer_xl", "tisa+rope"]
+INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "fox", "transformer_xl", "tisa+rope"]
 ABSOLUTE = ["sinusoidal", "learned", "floater", "synthesizer", "tupe", "learned+tisa"]
 LENGTH = 12
 

@@ -22,7 +22,7 @@ from whereformer.models.pooling import Tokens
 from .checkpointing import checkpoint_activations
 from .peers import of_both_stacks
 
-METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+cope", "deberta+rope"]
+METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+fox", "deberta+rope"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
 
@@ -213,7 +213,7 @@ def test_beams_with_a_cache_are_those_without(position):
         assert torch.equal(cached, uncached)
 
 
-@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "cope", "deberta"])
+@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "fox", "deberta"])
 def test_the_attention_to_the_source_may_have_positions(cross):
     model = build("t5", cross_position=cross)
     source, target = tokens(2, 5), tokens(2, 6)
@@ -230,7 +230,7 @@ def test_the_attention_to_the_source_may_have_positions(cross):
 
 
 @pytest.mark.parametrize(
-    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+cope"), ("t5", "deberta")]
+    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+fox"), ("t5", "deberta")]
 )
 def test_padding_changes_nothing(position, cross):
     """The target is longer than the source, so that its last tokens stand where the source has padding."""

@@ -82,7 +82,7 @@ def check_with_dense_masks(model, inputs, monkeypatch):
 
 
 # Without terms, with rotations, and with each kind of term.
-QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "cope", "learned+t5")
+QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "fox", "learned+t5")
 
 
 @pytest.mark.parametrize("backend", ["auto", pytest.param("blockwise", marks=pytest.mark.slow)])

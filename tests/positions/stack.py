@@ -11,7 +11,6 @@ QUICK = {
     "floater": {"substeps": 1},
     "fire": {"initial_threshold": 8.0},
     "deberta": {"num_buckets": 8, "max_distance": 12},
-    "cope": {"num_positions": 3},
     "inkling": {"rank": 2, "extent": 6},
 }
 
@@ -51,7 +50,6 @@ METHODS = {
     "deberta clipped": ("deberta", {"num_buckets": None, "max_distance": 5}),
     "deberta c2p": ("deberta", {"num_buckets": 8, "max_distance": 12, "p2c": False}),
     "deberta p2c": ("deberta", {"num_buckets": 8, "max_distance": 12, "c2p": False}),
-    "cope causal": ("cope", {"num_positions": 3, "causal": True}),
     "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),
@@ -72,7 +70,7 @@ METHODS = {
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
     "rope+logn": ("rope+logn", {}),
-    "cope+logn": ("cope+logn", {"num_positions": 3}),
+    "fox+logn": ("fox+logn", {}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
 }
 

@@ -23,7 +23,7 @@ PATTERNS = [
     "rope/none",
     "tisa/shaw",
     "learned+tisa/learned",
-    "cope/rope+logn",
+    "fox/rope+logn",
     "transformer_xl/none",
     "floater/t5/floater/none",
 ]

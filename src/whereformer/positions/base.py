@@ -285,9 +285,6 @@ class Position(nn.Module):
     scales_query: bool = False
     """Whether ``rotate`` multiplies the query by a ``query_factor``."""
 
-    shares_heads: bool = True
-    """Whether other methods may change query, key or value. If not, none that does can be joined with this one."""
-
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
 
@@ -807,15 +804,6 @@ class Sum(Several):
                     f"{type(part).__name__} acts on query and key, which a Synthesizer with "
                     "content='none' does without; use content='add' or 'mix'",
                 )
-        methods = self.methods()
-        for alone in (method for method in methods if not method.shares_heads):
-            for other in methods:
-                if other is not alone and other.changes_heads():
-                    raise InputError(
-                        "position",
-                        f"{type(alone).__name__} makes scores of query and key in its own way, so it can't be joined "
-                        f"with {type(other).__name__}, which changes them",
-                    )
         self.embedding_scale = max(part.embedding_scale for part in self)
 
     def in_layer(self, layer: int) -> Position:
