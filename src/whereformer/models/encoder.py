@@ -18,7 +18,7 @@ from .checks import check_positions, check_shape, embedded_tokens, looked_up
 from .config import EncoderConfig
 from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types
+from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types, starts_of
 from .norms import make_norm
 from .pooling import Tokens, unpool
 
@@ -109,8 +109,8 @@ class Encoder(EncoderPreTrainedModel):
     runs a few more layers. Without a decoder, the output is as short as the last block. Pooling includes padding, so
     outputs depend on how much padding follows, up to one window of the last block (and no further for [CLS]).
 
-    With ``config.separate_cls`` the first token of every row counts as [CLS]. Pad such rows on the right: with padding
-    on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
+    With ``config.separate_cls`` the first token of every row, or of every packed document, counts as [CLS]. Pad such
+    rows on the right: with padding on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
 
     Args:
         config: sizes and options.
@@ -229,11 +229,14 @@ class Encoder(EncoderPreTrainedModel):
             types = None
         elif types is not None:
             check_types(types, number_of_types(self.config))
+        real = None if attention_mask is None else attention_mask.bool()
+        free_cls = documents is not None and types is not None and self.config.separate_cls
         return Tokens(
             positions=Positions(0, 1, length) if positions is None else positions,
-            key_mask=None if attention_mask is None else attention_mask.bool(),
+            key_mask=real,
             segments=types,
             documents=documents,
+            starts=starts_of(documents, real) if free_cls else None,
         )
 
 
