@@ -91,7 +91,7 @@ class Inplace(Position):
 class NeedsShared(Rope):
     def rotate(self, query, key, value, place):
         query_turns, key_turns = (turns[self.kinds[0]] for turns in place.shared)
-        return rotated(query, *query_turns, self.layout), rotated(key, *key_turns, self.layout), value
+        return rotated(query, query_turns, self.layout), rotated(key, key_turns, self.layout), value
 
 
 class OtherAlone(Position):

@@ -230,13 +230,15 @@ class Encoder(EncoderPreTrainedModel):
         elif types is not None:
             check_types(types, number_of_types(self.config))
         real = None if attention_mask is None else attention_mask.bool()
-        free_cls = documents is not None and types is not None and self.config.separate_cls
+        starts = None
+        if documents is not None and types is not None and self.config.separate_cls:
+            starts = starts_of(documents, real)
         return Tokens(
             positions=Positions(0, 1, length) if positions is None else positions,
             key_mask=real,
             segments=types,
             documents=documents,
-            starts=starts_of(documents, real) if free_cls else None,
+            starts=starts,
         )
 
 

@@ -211,7 +211,7 @@ class SegmentScores(nn.Module):
         from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
         unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each
         kinds = torch.arange(self.kinds, device=query.device)
-        is_type, query_type = (of.segments[:, None, :, None] for of in (keys, queries))
+        is_type, query_type = (types[:, None, :, None] for types in (keys.segments, queries.segments))
         accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
         query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
         key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)

@@ -95,9 +95,7 @@ class Rope(Position):
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         query_turns, key_turns = self.prepared_at(place)
         kind = self.kinds[place.layer % len(self.kinds)]
-        query, key = (
-            rotated(features, *turns[kind], self.layout) for features, turns in ((query, query_turns), (key, key_turns))
-        )
+        query, key = rotated(query, query_turns[kind], self.layout), rotated(key, key_turns[kind], self.layout)
         return query, key, value
 
     def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
@@ -126,12 +124,12 @@ class Rope(Position):
         return turns
 
 
-def rotated(features: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+def rotated(features: Tensor, turns: tuple[Tensor, Tensor], layout: str) -> Tensor:
     """Turn pairs of features (..., n, head_dim) by angles, whose cosines and sines are (..., n, pairs).
 
     The features beyond those of the pairs pass through. ``layout`` is that of :class:`Rope`.
     """
-    cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
+    cos, sin = (turn.to(features.device, features.dtype) for turn in turns)
     rotary_dim = 2 * cos.shape[-1]
     turning = features[..., :rotary_dim]
     if layout == "half":

@@ -76,11 +76,8 @@ class Rope2d(GridMethod):
         return turns, turns if keys is queries else self._turns(keys)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        turns: tuple[Turns, Turns] = self.prepared_at(place)
-        query, key = (
-            rotated(features, cos, sin, self.layout) for features, (cos, sin) in zip((query, key), turns, strict=True)
-        )
-        return query, key, value
+        query_turns, key_turns = self.prepared_at(place)
+        return rotated(query, query_turns, self.layout), rotated(key, key_turns, self.layout), value
 
     def _turns(self, positions: PositionsLike) -> Turns:
         device = positions.device if isinstance(positions, Tensor) else self._like.device
