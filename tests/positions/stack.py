@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from whereformer import build_position, position_names
-from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, attend, spread
+from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, spread
 
 # The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
 QUICK = {
@@ -97,11 +97,6 @@ def make(method, **overrides):
     """The method of that name in METHODS."""
     name, options = METHODS[method]
     return build(name, **{**options, **overrides})
-
-
-def run(position, words, *args, **options):
-    """:func:`attend`, causal where the method was built for it."""
-    return attend(position, words, *args, causal=position.model.causal, **options)
 
 
 def parts_of(method):

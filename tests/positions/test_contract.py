@@ -13,12 +13,10 @@ from tests.positions.stack import (
     MAX_LENGTH,
     METHODS,
     WIDTH,
-    attend,
     build,
     embeddings,
     make,
     parts_of,
-    run,
 )
 from whereformer import (
     DenseBias,
@@ -33,6 +31,7 @@ from whereformer import (
 )
 from whereformer.positions import ModelShape, Position, method_class, register
 from whereformer.positions.floater import integrate
+from whereformer.testing import attend
 
 FIXED_LENGTH = {*position_names(extrapolates=False)}
 
@@ -65,7 +64,7 @@ def test_hooks_keep_shapes_and_dtypes(method, dtype):
     ]
     for term in position.terms(hidden[:, -3:], place):
         term.check(2, HEADS, 3, 7, WIDTH // HEADS)
-    out = run(position, words, Positions(4, 1, 3), rows=slice(4, None), layer=1)
+    out = attend(position, words, Positions(4, 1, 3), rows=slice(4, None), layer=1)
     assert (out.shape, out.dtype) == ((2, 3, WIDTH), dtype)
     assert out.isfinite().all()
 
@@ -89,7 +88,7 @@ def test_what_layers_share_may_be_left_out(method):
 @each_method
 def test_evaluation_mode_computes_the_same(method):
     position, words = make(method), embeddings(7)
-    assert torch.equal(run(position.train(), words), run(position.eval(), words))
+    assert torch.equal(attend(position.train(), words), attend(position.eval(), words))
 
 
 # --- parameters
@@ -103,7 +102,7 @@ def test_every_parameter_gets_a_finite_gradient_in_its_layer_alone(method):
     position, words = make(method), embeddings(8)
     names, parameters = zip(*position.named_parameters(), strict=True) if [*position.parameters()] else ((), ())
     for layer in range(LAYERS if parameters else 0):
-        out = run(position, words, layer=layer)
+        out = attend(position, words, layer=layer)
         weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(1))
         gradients = torch.autograd.grad((out * weights).sum(), parameters)  # raises for a parameter without use
         for name, gradient in zip(names, gradients, strict=True):
@@ -123,7 +122,7 @@ def test_every_parameter_gets_a_finite_gradient_in_its_layer_alone(method):
 @each_method
 def test_gradients_reach_the_embeddings(method):
     position, words = make(method), embeddings(8).requires_grad_()
-    run(position, words).square().sum().backward()
+    attend(position, words).square().sum().backward()
     assert words.grad.isfinite().all()
     assert (words.grad != 0).any(-1).all()
 
@@ -134,9 +133,9 @@ def test_state_dict_round_trip(method, tmp_path):
     saved, loaded = make(method), make(method)
     torch.save(saved.state_dict(), tmp_path / "position.pt")
     if [parameter for parameter in saved.parameters() if parameter.numel()]:
-        assert not torch.equal(run(saved, words), run(loaded, words))
+        assert not torch.equal(attend(saved, words), attend(loaded, words))
     loaded.load_state_dict(torch.load(tmp_path / "position.pt", weights_only=True))
-    assert torch.equal(run(saved, words), run(loaded, words))
+    assert torch.equal(attend(saved, words), attend(loaded, words))
     assert set(saved.state_dict()) == {name for name, _ in saved.named_parameters()}
 
 
@@ -149,7 +148,7 @@ def test_reset_draws_every_parameter(method):
         if isinstance(module, Position):
             module.reset_parameters()
     assert all(parameter.isfinite().all() for parameter in position.parameters())
-    assert run(position, embeddings(8)).isfinite().all()
+    assert attend(position, embeddings(8)).isfinite().all()
 
 
 @each_method
@@ -168,10 +167,10 @@ def test_building_is_repeatable(method):
 @each_method
 def test_queries_may_be_any_evenly_spaced_part_of_the_sequence(method):
     position, words = make(method), embeddings(9)
-    expected = run(position, words, layer=1)
+    expected = attend(position, words, layer=1)
     for start, stride in [(6, 1), (8, 1), (0, 1), (1, 3), (0, 2), (3, 5)]:
         rows = slice(start, None, stride)
-        some = run(position, words, Positions(start, stride, len(range(9)[rows])), rows=rows, layer=1)
+        some = attend(position, words, Positions(start, stride, len(range(9)[rows])), rows=rows, layer=1)
         assert_close(some, expected[:, rows])
 
 
@@ -180,14 +179,14 @@ def test_queries_may_be_any_evenly_spaced_part_of_the_sequence(method):
 def test_explicit_ids_equal_the_same_affine_positions(method, at):
     position, words = make(method), embeddings(at.length)
     ids = at.values()
-    expected = run(position, words, at, at)
+    expected = attend(position, words, at, at)
     for explicit in (ids, ids.unsqueeze(0), ids.expand(2, -1), ids.int()):
-        assert_close(run(position, words, explicit, explicit), expected)
-    assert_close(run(position, words, at, ids), expected)
-    assert_close(run(position, words, ids.expand(2, -1), at), expected)
-    assert_close(run(position, words, at, ids.expand(2, -1)), expected)
+        assert_close(attend(position, words, explicit, explicit), expected)
+    assert_close(attend(position, words, at, ids), expected)
+    assert_close(attend(position, words, ids.expand(2, -1), at), expected)
+    assert_close(attend(position, words, at, ids.expand(2, -1)), expected)
     last = Positions(at.last, 1, 1)
-    assert_close(run(position, words, last, ids, rows=slice(-1, None)), expected[:, -1:])
+    assert_close(attend(position, words, last, ids, rows=slice(-1, None)), expected[:, -1:])
 
 
 @all_methods
@@ -195,9 +194,9 @@ def test_rows_of_a_batch_may_be_in_different_places(method):
     position, words = make(method), embeddings(9, batch=3)
     places = [Positions(0, 1, 9), Positions(6, 1, 9), Positions(1, 2, 9)]
     ids = torch.stack([place.values() for place in places])
-    together = run(position, words, ids, ids)
+    together = attend(position, words, ids, ids)
     for row, place in enumerate(places):
-        assert_close(together[row : row + 1], run(position, words[row : row + 1], place, place))
+        assert_close(together[row : row + 1], attend(position, words[row : row + 1], place, place))
 
 
 @all_methods
@@ -206,8 +205,8 @@ def test_packed_documents_equal_the_documents_alone(method):
     words = embeddings(sum(lengths))
     ids = torch.cat([torch.arange(length) for length in lengths])
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).expand(2, -1)
-    packed = run(position, words, ids, ids, query_documents=documents, key_documents=documents)
-    alone = [run(position, document) for document in words.split(lengths, 1)]
+    packed = attend(position, words, ids, ids, query_documents=documents, key_documents=documents)
+    alone = [attend(position, document) for document in words.split(lengths, 1)]
     assert_close(packed, torch.cat(alone, 1))
 
 
@@ -215,7 +214,7 @@ def test_packed_documents_equal_the_documents_alone(method):
 @pytest.mark.parametrize("length", [1, 2])
 def test_short_sequences(method, length):
     position, words = make(method), embeddings(length).requires_grad_()
-    out = run(position, words)
+    out = attend(position, words)
     out.square().sum().backward()
     assert out.shape == words.shape
     for tensor in (out, words.grad, *(parameter.grad for parameter in position.parameters())):
@@ -224,18 +223,18 @@ def test_short_sequences(method, length):
 
 @each_method
 def test_an_empty_batch(method):
-    assert run(make(method), embeddings(5, batch=0)).shape == (0, 5, WIDTH)
+    assert attend(make(method), embeddings(5, batch=0)).shape == (0, 5, WIDTH)
 
 
 @all_methods
 def test_shapes_alone_on_the_meta_device(method):
     position = make(method).to("meta")
-    assert run(position, embeddings(5).to("meta")).shape == (2, 5, WIDTH)
+    assert attend(position, embeddings(5).to("meta")).shape == (2, 5, WIDTH)
 
 
 @each_method
 def test_no_queries(method):
-    assert run(make(method), embeddings(5), Positions(5, 1, 0), rows=slice(5, None)).shape == (2, 0, WIDTH)
+    assert attend(make(method), embeddings(5), Positions(5, 1, 0), rows=slice(5, None)).shape == (2, 0, WIDTH)
 
 
 @all_methods
@@ -246,11 +245,11 @@ def test_beyond_max_length(method):
         message = f"^{fixed.pop()} covers positions 0 to 23 \\(max_length 24\\), got position 47; raise max_length"
         for places in (at, at.values(), at.values().expand(2, -1)):
             with pytest.raises(PositionRangeError, match=message):
-                run(position, words, places, places)
+                attend(position, words, places, places)
     else:
-        out = run(position, words)
+        out = attend(position, words)
         assert out.isfinite().all()
-        last = run(position, words, Positions(at.last, 1, 1), rows=slice(at.last, None))
+        last = attend(position, words, Positions(at.last, 1, 1), rows=slice(at.last, None))
         assert_close(last, out[:, -1:])
 
 
@@ -263,27 +262,27 @@ def test_before_the_first_position(method, kind):
     # Floater integrates further, but not backwards.
     if fixed := parts_of(method) & {*FIXED_LENGTH, "floater"}:
         with pytest.raises(PositionRangeError, match=rf"^{fixed.pop()} covers positions 0 to .*, got position -2"):
-            run(position, words, at, at)
+            attend(position, words, at, at)
     else:
-        assert run(position, words, at, at).isfinite().all()
+        assert attend(position, words, at, at).isfinite().all()
 
 
 @pytest.mark.parametrize("method", sorted(FIXED_LENGTH))
 def test_the_last_position_is_the_last(method):
     position, words = make(method), embeddings(3)
     fits, beyond = (Positions(start, 1, 3) for start in (MAX_LENGTH - 3, MAX_LENGTH - 2))
-    assert run(position, words, fits, fits).isfinite().all()
-    assert run(position, words, fits.values(), fits.values()).isfinite().all()
+    assert attend(position, words, fits, fits).isfinite().all()
+    assert attend(position, words, fits.values(), fits.values()).isfinite().all()
     for places in (beyond, beyond.values()):
         with pytest.raises(PositionRangeError, match="got position 24"):
-            run(position, words, places, places)
+            attend(position, words, places, places)
 
 
 def test_floater_takes_explicit_positions_below_max_length_only():
     position, words = make("floater"), embeddings(3)
     ids = torch.tensor([0, 5, MAX_LENGTH])
     with pytest.raises(PositionRangeError, match=r"^floater covers positions 0 to 23 .*, got position 24"):
-        run(position, words, ids, ids)
+        attend(position, words, ids, ids)
 
 
 FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
@@ -294,11 +293,31 @@ def test_fractional_positions_work_or_are_refused(method):
     position, words = make(method), embeddings(5)
     if not position.fractional:
         with pytest.raises(TypeError, match="whole"):
-            run(position, words, FRACTIONS, FRACTIONS)
+            attend(position, words, FRACTIONS, FRACTIONS)
     else:
-        assert run(position, words, FRACTIONS, FRACTIONS).isfinite().all()
+        assert attend(position, words, FRACTIONS, FRACTIONS).isfinite().all()
         whole = torch.arange(5.0)
-        assert_close(run(position, words, whole, whole), run(position, words))
+        assert_close(attend(position, words, whole, whole), attend(position, words))
+
+
+@each_method
+def test_a_method_that_is_built_causal_sees_no_later_token(method):
+    name, options = METHODS[method]
+    position, words = build(name, **{**options, "causal": True}), embeddings(8)
+    out = attend(position, words)
+    assert torch.equal(out, attend(position, words, causal=True))
+    changed = torch.cat((words[:, :5], embeddings(3)), 1)
+    assert torch.equal(attend(position, changed)[:, :5], out[:, :5])
+    with pytest.raises(ValueError, match=r"^causal: the method was built with causal=True, got False$"):
+        attend(position, words, causal=False)
+
+
+@each_method
+def test_a_method_that_is_not_built_causal_sees_all(method):
+    position, words = make(method, causal=False), embeddings(8)
+    changed = torch.cat((words[:, :5], embeddings(3)), 1)
+    seen = (attend(position, changed) - attend(position, words))[:, :5].abs().amax(-1)
+    assert (seen > 1e-6).all()
 
 
 # --- precision
@@ -308,8 +327,8 @@ def test_fractional_positions_work_or_are_refused(method):
 def test_bfloat16_rounds_no_more_than_its_own_precision(method):
     position = make(method, dtype=torch.bfloat16)
     words = embeddings(8, dtype=torch.bfloat16)
-    out = run(position, words)
-    exact = run(position.double(), words.double())
+    out = attend(position, words)
+    exact = attend(position.double(), words.double())
     assert out.isfinite().all()
     assert (out.double() - exact).abs().max() < 0.06 * exact.abs().max()
 
@@ -365,13 +384,13 @@ def test_autocast_does_not_round_positions(method):
     expected = hooks(position, at, hidden, heads)
     with torch.autocast("cpu", torch.bfloat16):
         under_autocast = hooks(position, at, hidden, heads)
-        out = run(position, hidden)
+        out = attend(position, hidden)
     for ours, exact in zip(under_autocast, expected, strict=True):
         if position.projects:
             assert (ours.float() - exact).abs().max() <= 0.02 * exact.abs().max()
         else:
             assert torch.equal(ours, exact)
-    exact = run(position, hidden)
+    exact = attend(position, hidden)
     assert (out.float() - exact).abs().max() < 0.06 * exact.abs().max()
 
 
@@ -387,7 +406,7 @@ def outputs_and_gradients(function, position, words):
 
 def assert_compiles(position, backend, length=6, tolerance=1e-11):
     def forward(words):
-        return run(position, words, layer=1)
+        return attend(position, words, layer=1)
 
     torch.compiler.reset()
     words = embeddings(length).requires_grad_()

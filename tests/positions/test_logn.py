@@ -7,7 +7,7 @@ import torch
 from transformers import Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
-from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, attend, build, embeddings
+from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, build, embeddings
 from whereformer import (
     Encoder,
     EncoderConfig,
@@ -20,6 +20,7 @@ from whereformer import (
     build_position,
 )
 from whereformer.positions.counting import visible_keys
+from whereformer.testing import attend
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
 KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]

@@ -179,7 +179,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 
             - ``num_layers``: attention layers; a shared layer counts once per pass. 1 by default.
             - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.
-            - ``causal``: whether keys to the right are masked everywhere; False by default.
+            - ``causal``: whether keys to the right are masked everywhere, also by ``attend``; False by default.
             - ``head_dim``: width of one head; hidden_size / num_heads by default.
             - ``embedding_size``: width at the input; hidden_size by default.
             - ``initializer_range``: standard deviation of the model's fresh weights, which learned and tupe follow;

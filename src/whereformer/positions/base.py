@@ -324,7 +324,7 @@ class Position(nn.Module):
         return getattr(self, hook)(*arguments)
 
     @shows_options(attention, without=_IN_PLACE)
-    def attend(
+    def attend(  # type: ignore[misc]  # causal is one of the options, with a default of its own
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
         query: Float[Tensor, "batch heads n_q head_dim"] | None,
@@ -333,6 +333,7 @@ class Position(nn.Module):
         place: Place,
         terms: Sequence[Term] = (),
         *,
+        causal: bool | None = None,
         return_lse: bool = False,
         backend: str = "auto",
         **options: Unpack[CallOptions],
@@ -351,20 +352,26 @@ class Position(nn.Module):
             value: (batch, heads, n_k, head_dim).
             place: the positions, the layer's number, the mask of the keys and the scale.
             terms: more terms, besides the method's own.
+            causal: whether keys at positions after the query's are masked. By default they are where the method was
+                built with ``causal=True``, which says so of every call.
             options: the other keyword arguments of :func:`whereformer.attention`.
 
         Returns:
             What :func:`whereformer.attention` returns: (batch, heads, n_q, head_dim), with ``return_lse`` a pair.
 
         Raises:
-            InputError: for a layer that the method was not built for, or no query where the method acts on it.
+            InputError: for a layer that the method was not built for, no query where the method acts on it, or
+                ``causal=False`` where it was built for causal attention alone.
             TypeError, ValueError: as :func:`whereformer.attention`.
         """
         for name, field in _IN_PLACE.items():
             if name in options:
                 raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
         _check_kinds(hidden, place)
-        if options.get("causal") and not self.model.causal and any(each.scales_query for each in self.methods()):
+        causal = self.model.causal if causal is None else causal
+        if causal is False and self.model.causal:
+            raise InputError("causal", "the method was built with causal=True, got False")
+        if causal and not self.model.causal and any(each.scales_query for each in self.methods()):
             raise InputError("causal", "the method counts keys on both sides; give build_position causal=True")
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
@@ -375,7 +382,7 @@ class Position(nn.Module):
             key_documents=options.get("key_documents", place.key_documents),
         )
         query, key, value, own = self("act", hidden, query, key, value, place)
-        call: CallOptions = {**place.options(query), **options}
+        call: dict[str, Any] = {**place.options(query), **options, "causal": causal}
         # The checker chooses an overload by the value of return_lse.
         return attention(query, key, value, (*own, *terms), return_lse=return_lse, backend=backend, **call)  # type: ignore[call-overload]
 
@@ -390,7 +397,8 @@ class Position(nn.Module):
     ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
         """Run the hooks of a layer; arguments are as in :meth:`attend`, which calls this.
 
-        Keys and values may have fewer heads than queries; they are repeated for methods that act on them.
+        Call :func:`whereformer.attention` with the result, with ``causal=True`` if the method was built so. Keys and
+        values may have fewer heads than queries; they are repeated for methods that act on them.
 
         Args:
             new: where query, key and value are for ``rotate``, if keys of earlier calls are in a cache and ``key`` and
