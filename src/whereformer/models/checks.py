@@ -259,6 +259,14 @@ def check_bounds(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None
             raise InputError(name, f"expected at most {most}, got {shown(value)}")
 
 
+def check_shares(config: Any, *names: str) -> None:
+    """Raise an InputError for a field that is not at least 0 and below 1."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise InputError(name, f"expected a number in [0, 1), got {shown(value)}")
+
+
 def check_choices(config: Any, choices: Mapping[str, Collection[str]]) -> None:
     """Raise an InputError for a field whose value is not among the allowed ones."""
     for name, known in choices.items():

@@ -22,6 +22,7 @@ from .checks import (
     check_inherited,
     check_kinds,
     check_position,
+    check_shares,
     set_unknown_apart,
     width_of_heads,
 )
@@ -48,8 +49,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "intermediate_size": (1, 8 * MOST_WIDTH),
     "max_position_embeddings": (1, MOST_IDS),
     "type_vocab_size": (0, MOST_IDS),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout_prob"), (0, 1)),
-    "classifier_dropout": (0, 1),
+    **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0, 1)),
     "initializer_range": (0, 1e3),
     "layer_norm_eps": (0, 1),
     "attention_scale": (0, 1e3),
@@ -115,7 +115,7 @@ class EncoderConfig(PreTrainedConfig):
             adds to scores is not changed by it.
         causal: whether tokens attend only to themselves and to earlier positions, for
             :class:`~whereformer.EncoderForCausalLM`. Blocks must not pool, which would mix a token with the next.
-        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.
+        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states, and on attention weights (below 1).
         activation_dropout_prob: dropout between the feed-forward layers.
         classifier_dropout: dropout before a classifier's last layer; hidden_dropout_prob if None.
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
@@ -204,6 +204,7 @@ class EncoderConfig(PreTrainedConfig):
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
         check_bounds(self, BOUNDS)
+        check_shares(self, "attention_probs_dropout_prob")
         # That of padding is a row of the table.
         check_bounds(self, {"pad_token_id": (0, self.vocab_size - 1)})
         check_activation(self, "hidden_act")
