@@ -281,6 +281,27 @@ def test_the_whole_model_compiles_in_one_graph(position):
     torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_exported_for_any_batch_and_length_with_positions_of_each_row(given):
+    """Given ones, and those of rows whose padding is not counted."""
+    model = Encoder(small_config(position="learned", count_padding=False)).eval()
+
+    class Of(torch.nn.Module):
+        def forward(self, ids, mask, at):
+            return model(ids, mask, position_ids=at if given else None).last_hidden_state
+
+    def inputs(rows, length):
+        ids = torch.randint(1, 50, (rows, length))
+        ids[0, : length // 3] = 0
+        return ids, (ids != 0).long(), torch.arange(length).flip(0).expand(rows, -1).clone()
+
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=12)}
+    program = torch.export.export(Of(), inputs(2, 7), dynamic_shapes=(axes, axes, axes)).module()
+    for rows, length in ((1, 12), (3, 5), (4, 4)):
+        found = inputs(rows, length)
+        torch.testing.assert_close(program(*found), Of()(*found))
+
+
 def test_bfloat16_runs_and_stays_close():
     model = Encoder(small_config(position="tisa")).eval()
     inputs = batch()

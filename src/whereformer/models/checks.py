@@ -39,7 +39,10 @@ def check_positions(name: str, positions: Tensor, batch: int, length: int) -> No
     Numbers are looked at on the CPU only; elsewhere, and in compiled code, that would stall the device.
     """
     check_tensor(name, positions)
-    if positions.shape not in ((length,), (1, length), (batch, length)):
+    shape = positions.shape
+    # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
+    rows = shape[0] == batch or shape[0] == 1 if positions.dim() == 2 else positions.dim() == 1
+    if not rows or shape[-1] != length:
         raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
     if positions.is_complex() or not can_look(positions) or not positions.numel():
         return

@@ -96,6 +96,8 @@ class EncoderConfig(PreTrainedConfig):
             repeated to the depth. Layers are counted as for windows, and the pattern must divide them.
         position_options: the method's options; in a dictionary by the method's name those of one of several.
         max_position_embeddings: the number of positions for methods that have a fixed number.
+        count_padding: whether default positions count tokens that are ``pad_token_id``, as BERT's do. RoBERTa's and
+            MPNet's do not, so that a row padded on the left has the positions that it has without the padding.
         norm: "post" (BERT: normalize after adding) or "pre" (normalize a layer's input, and once more at the end).
         norm_type: "layer" or "rms" (no mean is subtracted and no bias added, as in NeoBERT).
         embedding_norm: whether the embeddings are normalized (NeoBERT's are not).
@@ -159,6 +161,7 @@ class EncoderConfig(PreTrainedConfig):
     position: str = "learned"
     position_options: dict[str, Any] | None = None
     max_position_embeddings: int = 512
+    count_padding: bool = True
     norm: str = "post"
     norm_type: str = "layer"
     embedding_norm: bool = True
@@ -207,6 +210,8 @@ class EncoderConfig(PreTrainedConfig):
         check_shares(self, "attention_probs_dropout_prob")
         # That of padding is a row of the table.
         check_bounds(self, {"pad_token_id": (0, self.vocab_size - 1)})
+        if not self.count_padding and self.pad_token_id is None:
+            raise InputError("count_padding", "False needs a pad_token_id, got None")
         check_activation(self, "hidden_act")
         check_activation(self, "classifier_act")
         self.head_dim = width_of_heads(self)
