@@ -275,13 +275,6 @@ def windows(run, tmp_path):
     assert float(line.split()[3]) == pytest.approx(full / window, abs=0.06)
 
 
-def grid(run, tmp_path):
-    out = run("grid", "--cases=tiny", "--rounds=1", f"--out={tmp_path / 'grid.json'}")
-    times = results_of(tmp_path / "grid.json")["cases"]["tiny"]
-    assert set(times["OffsetBias2d"]) == {"forward", "training"}
-    assert all(way in out for way in times)
-
-
 def per_call(run, tmp_path):
     run("per_call", "--rounds=1", f"--out={tmp_path / 'calls.json'}")
     assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
@@ -427,7 +420,6 @@ SMOKE_TESTS = {
     "exactness": exactness,
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
-    "grid": grid,
     "windows": windows,
     "gpu_static": gpu_static,
     "import_time": import_time,

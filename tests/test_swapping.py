@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import T5Config
-from transformers.models.swin.modeling_swin import SwinRelativePositionBias
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import whereformer
@@ -274,14 +273,3 @@ def test_coming_from_conformer():
     )
     scores = (scores / 4).masked_fill(~values["real"][:, None, None], -torch.inf)
     torch.testing.assert_close(values["out"], scores.softmax(-1) @ values["value"])
-
-
-def test_coming_from_swin():
-    values = page_values("Swin")
-    index = SwinRelativePositionBias(4, (7, 7)).relative_position_index
-    bias = values["table"][index.flatten()].view(49, 49, 4).permute(2, 0, 1)
-    scores = values["query"] @ values["key"].mT / 4 + bias
-    torch.testing.assert_close(values["out"], scores.softmax(-1) @ values["value"])
-    regions = values["regions"]
-    apart = (regions[:, None] != regions[:, :, None])[:, None]
-    torch.testing.assert_close(values["shifted"], scores.masked_fill(apart, -100).softmax(-1) @ values["value"])

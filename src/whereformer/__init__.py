@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         attention,
         attention_varlen,
         attention_weights,
-        decomposed_offset_keys,
         explain,
         index_bias,
         merge_attention,
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
         DenseBias,
         DistanceDecay,
         FactorPair,
-        GridPositions,
         OffsetBias,
-        OffsetBias2d,
         OffsetKeys,
         OffsetQueries,
         OffsetValues,
@@ -92,9 +89,7 @@ __all__ = [
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
     "FactorPair",
-    "GridPositions",
     "OffsetBias",
-    "OffsetBias2d",
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
@@ -111,7 +106,6 @@ __all__ = [
     "bench",
     "build_position",
     "compare",
-    "decomposed_offset_keys",
     "detach",
     "distill_positions",
     "explain",
@@ -135,14 +129,13 @@ _KERNELS = {
     "attention",
     "attention_varlen",
     "attention_weights",
-    "decomposed_offset_keys",
     "explain",
     "index_bias",
     "merge_attention",
 }
 _TERMS = {
-    *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetQueries"),
-    *("OffsetValues", "GridPositions", "Positions"),
+    *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetQueries", "OffsetValues"),
+    "Positions",
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _STUDIES = {

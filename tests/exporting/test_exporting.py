@@ -27,7 +27,7 @@ from whereformer.models.presets import PRESETS
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
 
-FIXED = {"learned", "synthesizer", "tupe", "floater", "tisa2d", "grid_bias", "rope2d"}
+FIXED = {"learned", "synthesizer", "tupe", "floater", "rope2d"}
 """Methods with an end: a fixed number of positions or, for floater, a table in place of its solver."""
 
 PLAIN = {"blocks": "2"}

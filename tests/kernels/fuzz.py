@@ -25,9 +25,7 @@ from whereformer import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -149,7 +147,6 @@ def draw(seed: int, kind: str = "cpu") -> Case:
     if not head_dim and not positions and not any(term.has_rows for term in terms):
         n_q = n_k
     causal = chance(0.35)
-    terms += _draw_grids(seed, kind, n_q, n_k, tables or causal)
     count = 4 + 2 * len(terms)
     layouts = ("plain",) if chance(0.5) else tuple(_draw_layout(rng) for _ in range(count))
     needs = () if chance(0.7) else tuple(index for index in range(count) if chance(0.6))
@@ -177,9 +174,6 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         block_scores=one_of(blockwise.BLOCK_SCORES, 2**12, 1),
     )
     case = _draw_options(rng, case)
-    if triton and any(term.kind == "OffsetBias2d" for term in terms):
-        # It takes tables between grids, but not beside windows.
-        case = replace(case, window=None, sink_tokens=0)
     # Only "triton" has a way to compute that is not deterministic.
     return replace(case, deterministic=not triton or seed % 2 == 0)
 
@@ -266,25 +260,6 @@ def _draw_mirrors(seed: int, kind: str, n_q: int, n_k: int, content: bool, dtype
     return terms
 
 
-def _draw_grids(seed: int, kind: str, n_q: int, n_k: int, positions: bool) -> list[TermCase]:
-    """Terms between grids, in some cases; ``positions`` says whether the call looks at positions in a row."""
-    rng = random.Random(f"grids {kind} {seed}")
-    # The oracle goes from pair to pair.
-    if not 0 < n_q * n_k <= 20000 or (kind == "triton" and positions) or rng.random() < 0.7:
-        return []
-    styles = ["plain", "plain", "forbidden window", "without a prefix"]
-    return [
-        TermCase(
-            "OffsetBias2d",
-            style=rng.choice(styles),
-            size=rng.choice([1.0, 1.0, 1e2]),
-            length=rng.randint(1, 9),
-            first=rng.randint(-6, 2),
-        )
-        for _ in range(rng.choice([1, 1, 2]))
-    ]
-
-
 def _draw_layout(rng: random.Random) -> str:
     return rng.choice(["plain", "heads inside", "transposed", "sliced", "one for all heads", "one for all items"])
 
@@ -309,7 +284,7 @@ class Built:
             self.query = self.tensor("query", self.normal(batch, self.heads, case.n_q, case.head_dim) * case.size)
             self.key = self.tensor("key", self.normal(batch, heads, case.n_k, case.head_dim) * case.size)
         self.terms: list[Any] = []
-        self.numbers: list[oracle.Table | oracle.Table2d | oracle.Factors | oracle.Decay | oracle.Dense] = []
+        self.numbers: list[oracle.Table | oracle.Factors | oracle.Decay | oracle.Dense] = []
         for index, term in enumerate(case.terms):
             self.add_term(f"terms[{index}]", term)
         self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale, "softcap": case.softcap}
@@ -386,8 +361,6 @@ class Built:
             self.numbers.append(oracle.Table(term.kind, _numbers(table), term.first * step, step, drawn))
         elif term.kind == "DistanceDecay":
             self.add_decay(name, term)
-        elif term.kind == "OffsetBias2d":
-            self.add_grid(name, term)
         elif term.kind == "FactorPair":
             # Of products as large as a number of the normal distribution.
             size = max(1, term.rank) ** -0.25
@@ -436,33 +409,6 @@ class Built:
             levels.append(self.tensor(f"{name}.{which}_levels", numbers, term.dtype))
         self.terms.append(DistanceDecay(*levels))
         self.numbers.append(oracle.Decay(*map(_numbers, levels)))
-
-    def add_grid(self, name: str, term: TermCase) -> None:
-        """A table between grids, which are the same for all terms of a case up to their origins."""
-        rng = random.Random(f"sides {self.case.seed}")
-        with_prefix = any(each.style == "with a prefix" for each in self.case.terms)
-        sides = []
-        for n in (self.case.n_q, self.case.n_k):
-            prefix = min(rng.choice([1] if with_prefix else [0, 0, 1, 5]), n - 1)
-            columns = rng.choice([number for number in range(1, n + 1) if (n - prefix) % number == 0])
-            sides.append(((n - prefix) // columns, columns, prefix))
-        starts = [(self.choice.randint(-2, 2), self.choice.randint(-2, 2)) for _ in sides]
-        first, width = (term.first, self.choice.randint(-5, 2)), self.choice.randint(1, 9)
-        if with_prefix:
-            first, width = (term.first, -1), 3
-        numbers = self.normal(self.heads, term.length, width) * term.size
-        if term.style == "forbidden window":
-            numbers[:, 0] = float("-inf")
-        table = self.tensor(f"{name}.table", numbers)
-        prefix = None
-        if term.style != "without a prefix":
-            prefix = self.tensor(f"{name}.prefix", self.normal(self.heads, 3) * term.size)
-        grids = [GridPositions(*each, start) for each, start in zip(sides, starts, strict=True)]
-        self.terms.append(OffsetBias2d(table, first, *grids, prefix))
-        drawn = (oracle.Grid(*each, start) for each, start in zip(sides, starts, strict=True))
-        self.numbers.append(
-            oracle.Table2d(_numbers(table), None if prefix is None else _numbers(prefix), first, *drawn)
-        )
 
     def add_positions(self) -> None:
         case, choice = self.case, self.choice

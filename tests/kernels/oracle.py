@@ -88,42 +88,6 @@ class Dense(NamedTuple):
     scores: Array
 
 
-class Grid(NamedTuple):
-    """Where tokens are: those of a prefix are nowhere, the others on a grid, row by row from ``start`` on."""
-
-    rows: int
-    columns: int
-    prefix: int
-    start: tuple[int, int]
-
-
-class Table2d(NamedTuple):
-    """``OffsetBias2d``: (heads, rows, columns), and (heads, 3) for pairs with the prefix, None for zeros."""
-
-    table: Array
-    prefix: Array | None
-    first: tuple[int, int]
-    queries: Grid
-    keys: Grid
-
-    def entry(self, query: int, key: int) -> tuple[int, ...]:
-        """Which number a pair reads: (row, column) of the table, or (kind,) of the prefix's numbers."""
-        i, j = query - self.queries.prefix, key - self.keys.prefix
-        if i < 0 or j < 0:
-            return (2 if i < 0 and j < 0 else 0 if i < 0 else 1,)
-        places = []
-        for axis in (0, 1):
-            at = [
-                (number // grid.columns if axis == 0 else number % grid.columns) + grid.start[axis]
-                for number, grid in ((i, self.queries), (j, self.keys))
-            ]
-            places.append(min(max(at[1] - at[0] - self.first[axis], 0), self.table.shape[1 + axis] - 1))
-        return tuple(places)
-
-    def entries(self, n_q: int, n_k: int) -> list[list[tuple[int, ...]]]:
-        return [[self.entry(query, key) for key in range(n_k)] for query in range(n_q)]
-
-
 @dataclass(frozen=True)
 class Inputs:
     """A call, as float64; positions (1 or batch, n), the mask and the ids of queries and keys (batch, n).
@@ -134,7 +98,7 @@ class Inputs:
     query: Array | None
     key: Array | None
     value: Array
-    terms: list[Table | Table2d | Factors | Decay | Dense]
+    terms: list[Table | Factors | Decay | Dense]
     scale: float
     causal: bool
     query_positions: Array
@@ -191,7 +155,6 @@ class Oracle:
             self.results[name] = Bounded.zeros(*array.shape)
         self.mass = Bounded.zeros(batch, heads, self.value_dim)
         self.balance = Bounded.zeros(batch, heads, self.n_q)
-        self.entries: dict[int, list[list[tuple[int, ...]]]] = {}
         with np.errstate(all="ignore"):
             for item in range(batch):
                 for head in range(heads * bool(self.n_q and self.n_k)):
@@ -208,8 +171,6 @@ class Oracle:
                     named += [(f"terms[{index}].table", term.table), (f"terms[{index}].{which}_factors", term.factors)]
                 case Decay():
                     named += [(f"terms[{index}].{which}_levels", each) for which, each in term._asdict().items()]
-                case Table2d():
-                    named += [(f"terms[{index}].table", term.table), (f"terms[{index}].prefix", term.prefix)]
                 case Factors():
                     named.append((f"terms[{index}].query_factors", term.query))
                     named.append((f"terms[{index}].key_factors", term.key))
@@ -282,15 +243,6 @@ class Oracle:
                 case Table(kind="OffsetBias"):
                     columns[index] = self.columns(term, item)
                     biases.append(term.table[head % len(term.table)][columns[index]])
-                case Table2d():
-                    entries = self.entries[index] = self.entries.get(index) or term.entries(self.n_q, self.n_k)
-                    bias = np.zeros((self.n_q, self.n_k))
-                    for i, j in np.ndindex(self.n_q, self.n_k):
-                        if len(entries[i][j]) == 2:
-                            bias[i, j] = term.table[head][entries[i][j]]
-                        elif term.prefix is not None:
-                            bias[i, j] = term.prefix[head][entries[i][j]]
-                    biases.append(bias)
                 case Table(kind="OffsetKeys"):
                     columns[index] = self.columns(term, item)
                     vectors = term.table[head % len(term.table)]
@@ -537,15 +489,6 @@ class Oracle:
                     sums = by_column(weights, columns[index], term.table.shape[1])
                     found = product(transposed(sums), d_out, all_rows)
                     results[f"{name}.table"].add(head % len(term.table), *found)
-                case Table2d():
-                    unit = precision.unit * (terms_in_a_sum(self.n_k + all_rows) + 20) + rough
-                    for i, j in np.ndindex(self.n_q, self.n_k):
-                        entry = self.entries[index][i][j]
-                        what = "table" if len(entry) == 2 else "prefix"
-                        if what == "table" or term.prefix is not None:
-                            number = d_scores.number[i, j]
-                            error = d_scores.error[i, j] + unit * abs(number)
-                            results[f"{name}.{what}"].add((head, *entry), number, error)
                 case Factors():
                     query_factors = term.query[item % len(term.query), head]
                     key_factors = term.key[item % len(term.key), head]

@@ -5,7 +5,6 @@ They run on a GPU if there is one; else Triton's kernels run in its interpreter.
 
 import math
 import os
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -25,9 +24,7 @@ from tests.kernels.cases import (
     check,
     content,
     error,
-    grid_of,
     need_native,
-    on_grids,
     output_gradient,
     random,
     relative_error,
@@ -106,40 +103,6 @@ def test_each_term_causal(fast, term):
 @pytest.mark.parametrize("names", [EVERY_KIND, MIRRORED, JOINED])
 def test_terms_add_up(fast, n_q, n_k, names):
     check(fast, content(n_q, n_k), terms_of(names, n_q, n_k), causal=True, scale=-0.3)
-
-
-@pytest.mark.parametrize("how", ["", "causal", "window", "masked", "packed", "explicit positions"])
-def test_grids_beside_positions_in_a_row(fast, how):
-    """The call's own positions stay what they are for causality and for the other tables."""
-    if fast == "triton":
-        pytest.skip("takes grids without other tables")
-    options = {"causal": how in ("causal", "explicit positions")}
-    if how == "window":
-        options |= {"window": (9, 5), "sink_tokens": 2}
-    elif how == "masked":
-        options["key_mask"] = torch.rand(BATCH, 41) > 0.3
-    elif how == "packed":
-        documents = torch.repeat_interleave(torch.tensor([7, 2]), torch.tensor([30, 11])).expand(BATCH, -1)
-        options |= {"query_documents": documents[:, 4:37], "key_documents": documents}
-    elif how == "explicit positions":
-        options |= {"query_positions": torch.arange(33) * 7 % 40, "key_positions": torch.arange(41) * 11 % 30 - 3}
-    check(fast, content(33, 41), terms_of((*EVERY_KIND, "grid_after_a_prefix"), 33, 41), **options)
-
-
-@pytest.mark.parametrize("how", ["", "masked", "dropout"])
-def test_grids_beside_scores_of_pairs(fast, how):
-    options = {"key_mask": torch.rand(BATCH, 41) > 0.3} if how == "masked" else {}
-    options |= {"dropout_p": 0.4} if how == "dropout" else {}
-    check(fast, content(33, 41), terms_of(("factors", "dense", "grid_after_a_prefix"), 33, 41), **options)
-
-
-def test_several_tables_between_grids(fast):
-    queries, keys = grid_of(21, 1), grid_of(36, 1)
-    terms = [
-        (on_grids((-3, -4), queries, keys), [random(HEADS, 11, 9)], None),
-        (on_grids((0, 1), replace(queries, start=(2, 0)), keys), [random(HEADS, 2, 3), random(HEADS, 3)], None),
-    ]
-    check(fast, content(21, 36), terms)
 
 
 def test_the_same_kind_twice(fast):

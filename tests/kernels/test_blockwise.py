@@ -20,13 +20,12 @@ from tests.kernels.cases import (
     check,
     content,
     error,
-    grid_of,
     output_gradient,
     random,
     run,
     terms_of,
 )
-from whereformer import DenseBias, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Positions, attention
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, native
 from whereformer.kernels.call import make_call
 from whereformer.kernels.problem import GRADIENTS, Problem
@@ -45,7 +44,6 @@ MEMORY = {
         OffsetValues(torch.randn(1, 9, 8, requires_grad=True), -4),
     ],
     "long tables": lambda n: [OffsetValues(torch.randn(1, 2 * n, 8, requires_grad=True), -n)],
-    "grid": lambda n: [OffsetBias2d(torch.randn(1, 9, 9, requires_grad=True), (-4, -4), grid_of(n), grid_of(n))],
 }
 
 

@@ -9,9 +9,7 @@ from whereformer import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -199,21 +197,6 @@ def test_attention_without_content_scores(lengths):
     torch.testing.assert_close(output, torch.cat(parts, 2)[0].transpose(0, 1), rtol=0, atol=1e-11)
 
 
-def test_documents_on_a_grid_have_tables_of_their_own():
-    """Pieces with the same offsets share their tables, but not that between two grids, where they are elsewhere."""
-    leaves = [random(1, HEADS, 9, DIM) for _ in range(3)]
-    table = random(HEADS, 5, 5).requires_grad_()
-    grid, places = GridPositions(3, 3), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], device=DEVICE)
-    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 2]], device=DEVICE)
-    options = {"query_positions": places, "key_positions": places}
-    options |= {"query_documents": documents, "key_documents": documents}
-    results = []
-    for backend in ("blockwise", "reference"):
-        output = attention(*leaves, [OffsetBias2d(table, (-2, -2), grid, grid)], **options, backend=backend)
-        results.append([output, *torch.autograd.grad(output.sin().sum(), table)])
-    torch.testing.assert_close(*results, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("lengths", ["different", "equal", "fewer queries"])
 def test_half_precision(lengths):
     """The weights and the output are rounded to bfloat16 at most once each, and weights sum to one."""
@@ -332,10 +315,6 @@ WRONG = {
     "other rows of a term": (
         {"terms": [FactorPair(torch.ones(1, 2, 3, 1), torch.ones(1, 2, 4, 1))]},
         "FactorPair.query_factors: expected shape (batch 1, heads 2, n_q 4, r), got (1, 2, 3, 1)",
-    ),
-    "a grid": (
-        {"terms": [OffsetBias2d(torch.ones(2, 3, 3), (-1, -1), GridPositions(2, 2), GridPositions(2, 2))]},
-        "terms: OffsetBias2d is about one grid of tokens, not about sequences one after another",
     ),
     "a term by itself": ({"terms": DenseBias(torch.ones(1, 2, 4, 4))}, "terms: expected a sequence of terms"),
 }

@@ -54,9 +54,6 @@ METHODS = {
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),
     "transformer_xl factorized without [CLS]": ("transformer_xl", {"form": "factorized", "reset_cls": True}),
-    "tisa2d after a prefix": ("tisa2d", {"columns": 4, "prefix": 2}),
-    "tisa2d shared": ("tisa2d", {"share_layers": True}),
-    "grid_bias after a prefix": ("grid_bias", {"columns": 5, "prefix": 5}),
     "rope2d after a prefix": (
         "rope2d",
         {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},

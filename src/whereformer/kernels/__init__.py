@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from . import blockwise, grids, native, nested, reference, sdpa, varlen
+from . import blockwise, native, nested, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import attend_in_parts, merge_attention
 from .dropout import draw_seed
-from .grids import decomposed_offset_keys
 from .precision import without_autocast
 from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -41,9 +38,7 @@ __all__ = [
     "DenseBias",
     "DistanceDecay",
     "FactorPair",
-    "GridPositions",
     "OffsetBias",
-    "OffsetBias2d",
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
@@ -53,7 +48,6 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
-    "decomposed_offset_keys",
     "explain",
     "index_bias",
     "merge_attention",
@@ -336,9 +330,7 @@ def _run_varlen(
 
 
 def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by "triton", which knows positions in a row only, and neither sinks nor sink tokens."""
-    with without_autocast(call.device):
-        call = grids.in_one_dimension(call)
+    """Compute a call by "triton", which knows neither sinks nor sink tokens."""
     return attend_in_parts(call, triton.attend)
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from . import reference
 from .call import Call
 from .dropout import keep_mask
-from .grids import CellOffsets
 from .logsums import LogSums
 from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
@@ -32,7 +31,6 @@ from .terms import (
     OffsetValues,
     Positions,
     Term,
-    offsets_between,
     position_values,
 )
 from .torch_private import recording
@@ -148,13 +146,6 @@ class _Block:
             terms.extend(starmap(DistanceDecay, zip(*levels, strict=True)))
         if "dense" in inputs:
             terms.append(DenseBias(inputs["dense"]))
-        if "grid_bias" in inputs:
-            # The call's positions are not those on the grid, so this table is written out.
-            offsets = CellOffsets(*self.problem.grids)
-            queries, keys = offsets.positions(self.keys.device)
-            columns = offsets_between(queries[self.rows], keys[self.keys]) - offsets.first
-            bias = inputs["grid_bias"][:, columns.clamp(0, offsets.length - 1)]
-            terms.append(DenseBias(bias.unsqueeze(0)))
         return tuple(terms)
 
 

@@ -19,8 +19,6 @@ from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -177,13 +175,6 @@ class Call:
         return sum(term.query_factors.shape[3] for term in self.terms if isinstance(term, FactorPair))
 
     @property
-    def mixes_positions(self) -> bool:
-        """Whether terms between grids meet what looks at the call's own positions: other tables, causality, windows."""
-        others = any(isinstance(term, TABLES) for term in self.terms)
-        limits = self.causal or self.window != (None, None)
-        return (others or limits) and any(isinstance(term, OffsetBias2d) for term in self.terms)
-
-    @property
     def query_offsets(self) -> int:
         """How many offsets the tables of ``OffsetQueries`` have together, of those that may occur; 0 without any."""
         tables = [term for term in self.terms if isinstance(term, OffsetQueries)]
@@ -312,7 +303,6 @@ def make_call(
             tensor = getattr(term, field.name)
             if isinstance(tensor, Tensor):
                 check_device(f"{type(term).__name__}.{field.name}", tensor, value)
-    _check_grids(terms)
     given = cast(dict[str, Any], options)
     _check_options(value, batch, n_q, n_k, terms, given)
     if (sinks := given.get("sinks")) is not None:
@@ -647,19 +637,6 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
     return terms
 
 
-def _check_grids(terms: tuple[Term, ...]) -> None:
-    """Raise unless all terms between grids are between the same ones, up to their origins."""
-    found = [term for term in terms if isinstance(term, OffsetBias2d)]
-    for term in found[1:]:
-        for name in ("queries", "keys"):
-            first, other = (replace(getattr(each, name), start=(0, 0)) for each in (found[0], term))
-            if first != other:
-                raise ValueError(
-                    f"OffsetBias2d.{name}: expected the same grid in all terms, got ({first}) in one and ({other}) in "
-                    "another"
-                )
-
-
 def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:
     """Return n_q of a call without a query: from the positions, else from a term that has rows, else n_k.
 
@@ -670,8 +647,6 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
     if isinstance(query_positions, Tensor) and query_positions.dim():
         return query_positions.shape[-1]
     for term in terms:
-        if isinstance(term, OffsetBias2d) and isinstance(term.queries, GridPositions):
-            return term.queries.length
         rows = term.scores if isinstance(term, DenseBias) else None
         if isinstance(term, FactorPair | OffsetKeys):
             rows = term.query_factors

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import grids
 from .call import Call
 from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -53,7 +51,6 @@ def merge(call: Call) -> dict[str, Any]:
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
     decays = [term for term in call.terms if isinstance(term, DistanceDecay)]
     dense = [_of_all_heads(term.scores, call.heads) for term in call.terms if isinstance(term, DenseBias)]
-    grid_bias, sizes = grids.merged([term for term in call.terms if isinstance(term, OffsetBias2d)], dtype)
     key_table, first_key, key_table_factors = _merge_vectors(keys, call.query, call, span, dtype)
     query_table, first_query, query_table_factors = _merge_vectors(queries, call.key, call, span, dtype)
     bias, first_bias = _merge_tables(biases, span, dtype)
@@ -71,8 +68,6 @@ def merge(call: Call) -> dict[str, Any]:
         "query_levels": _join([term.query_levels.unsqueeze(-1) for term in decays], dtype),
         "key_levels": _join([term.key_levels.unsqueeze(-1) for term in decays], dtype),
         "dense": _add_up(dense, dtype),
-        "grid_bias": grid_bias,
-        "grids": sizes,
     }
 
 

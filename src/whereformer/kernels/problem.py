@@ -23,10 +23,10 @@ LOG2E = math.log2(math.e)
 ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? query_table, "
     "Tensor? value_table, Tensor? key_table_factors, Tensor? query_table_factors, Tensor? query_factors, "
-    "Tensor? key_factors, Tensor? query_levels, Tensor? key_levels, Tensor? dense, Tensor? grid_bias, Tensor? sinks, "
+    "Tensor? key_factors, Tensor? query_levels, Tensor? key_levels, Tensor? dense, Tensor? sinks, "
     "Tensor? key_mask, "
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
-    "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, "
+    "SymInt n_q, SymInt[] first, SymInt[] affine, "
     "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, bool softcap_terms, "
     "float dropout_p, bool wants_lse, bool deterministic"
 )
@@ -35,7 +35,7 @@ ARGUMENTS = (
 GRADIENTS = (
     *("query", "key", "value", "bias", "key_table", "query_table", "value_table"),
     *("key_table_factors", "query_table_factors", "query_factors", "key_factors", "query_levels", "key_levels"),
-    *("dense", "grid_bias", "sinks"),
+    *("dense", "sinks"),
 )
 """The names of the inputs that have gradients: the first fields of :class:`Problem`."""
 
@@ -54,11 +54,9 @@ class Problem:
         query_table_factors: what ``query_table`` meets, (1 or batch, heads, n_k, dim), not scaled; None for the key,
             scaled.
         query_levels, key_levels: the levels of ``DistanceDecay`` terms, (1 or batch, heads, n, number of terms).
-        grid_bias: the numbers of an ``OffsetBias2d`` as a row, (heads, length), as in ``grids.CellOffsets``.
         sinks: the logits of the sinks, (heads,), in float32 or wider.
         first: the offsets of the first columns of ``bias``, ``key_table``, ``query_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
-        grids: the sizes of the grids of ``grid_bias``, the fields of ``CellOffsets``; empty without one.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
         always_within: empty, or a first and a last position: ``min_offset`` does not hold for keys from the first up
             to, but without, the last.
@@ -81,7 +79,6 @@ class Problem:
     query_levels: Tensor | None
     key_levels: Tensor | None
     dense: Tensor | None
-    grid_bias: Tensor | None
     sinks: Tensor | None
     key_mask: Tensor | None
     query_positions: Tensor | None
@@ -92,7 +89,6 @@ class Problem:
     n_q: int
     first: Sequence[int]
     affine: Sequence[int]
-    grids: Sequence[int]
     min_offset: int | None
     max_offset: int | None
     always_within: Sequence[int]

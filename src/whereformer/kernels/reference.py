@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import grids
 from .call import Call
 from .dropout import keep_mask, row_seeds
 from .logsums import LogSums
@@ -21,7 +20,6 @@ from .terms import (
     DistanceDecay,
     FactorPair,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -112,7 +110,7 @@ def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
 
 def _may_forbid(term: Term) -> bool:
     """Whether a term may add -inf to some pairs."""
-    if not isinstance(term, OffsetBias | OffsetBias2d | DenseBias):
+    if not isinstance(term, OffsetBias | DenseBias):
         return False
     found = [value for field in fields(term) if isinstance(value := getattr(term, field.name), Tensor)]
     return any(not can_look(numbers) or bool(numbers.isneginf().any()) for numbers in found)
@@ -134,8 +132,6 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             case OffsetBias():
                 at_offset = term.table.to(dtype)[:, columns_of(call, term)]  # (heads, 1 or batch, n_q, n_k)
                 scores = scores + at_offset.transpose(0, 1)
-            case OffsetBias2d():
-                scores = scores + grids.written_out(term).to(dtype)
             case OffsetKeys():
                 columns = columns_of(call, term).unsqueeze(1).expand_as(scores)
                 scores = scores + _per_offset(term, query, dtype).expand(batch, -1, -1, -1).gather(-1, columns)

@@ -16,7 +16,6 @@ from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -65,8 +64,6 @@ def as_batch(
     n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
     terms = check_terms(terms)
     for term in terms:
-        if isinstance(term, OffsetBias2d):
-            raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
         if isinstance(term, TABLES) and term.step != 1:
             raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
     _check_options(options, n_q, n_k)

@@ -53,8 +53,6 @@ METHODS: dict[str, str | type[Position]] = {
     "fire": "fire:Fire",
     "deberta": "deberta:Deberta",
     "transformer_xl": "transformer_xl:TransformerXL",
-    "tisa2d": "tisa2d:Tisa2d",
-    "grid_bias": "grid_bias:GridBias",
     "rope2d": "rope2d:Rope2d",
     "sandwich": "sandwich:Sandwich",
     "enformer": "enformer:Enformer",

@@ -18,7 +18,6 @@ from ...kernels import (
     DistanceDecay,
     FactorPair,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -178,5 +177,5 @@ class Trace:
             case FactorPair():
                 items = max(len(term.query_factors), len(term.key_factors))
                 return items * heads * self.pairs(layer) * term.query_factors.shape[3]
-            case OffsetBias() | OffsetBias2d() | DistanceDecay() | DenseBias():
+            case OffsetBias() | DistanceDecay() | DenseBias():
                 return 0

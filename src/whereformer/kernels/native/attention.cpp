@@ -2,7 +2,7 @@
 // compiled once for each set of instructions (LEVEL). The formulas are those of reference.py.
 //
 //   score_ij = softcap(scale <q_i, k_j>) + bias[o] + <f_i, key_table[o]> + <g_j, query_table[o]> + <qf_i, kf_j>
-//              - sum |ql_i - kl_j| + dense_ij + cells[o'], or with the soft cap over all of it;
+//              - sum |ql_i - kl_j| + dense_ij, or with the soft cap over all of it;
 //              f and g are factors, or scale q and scale k
 //   out_i    = sum_j w_ij (v_j + value_table[o]),  w = dropout(softmax(score)),  o = offset of key j from query i
 //
@@ -27,10 +27,10 @@ template <class F> struct Attention {
   const bool backward;
   const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
   const int64_t key_width, query_width;  // of the vectors of tables
-  Line line, cell_line{};
+  Line line;
   Limits<A> limits;
-  uint8_t *runs = nullptr, *cell_runs = nullptr;
-  Ends bias_ends, cell_ends;
+  uint8_t* runs = nullptr;
+  Ends bias_ends;
   Vectors<A> key_vectors, value_vectors;
   Mirror<A> query_vectors;
   const A minus_infinity = -(A)__builtin_inf();
@@ -43,7 +43,7 @@ template <class F> struct Attention {
   A *key_table_rows = nullptr, *key_table_turned = nullptr, *d_key_table_rows = nullptr;
   A *query_table_rows = nullptr, *query_table_turned = nullptr, *d_query_table_rows = nullptr;
   A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr, *tile_levels = nullptr;
-  A *bias = nullptr, *bias_sums = nullptr, *cells = nullptr, *cell_sums = nullptr;
+  A *bias = nullptr, *bias_sums = nullptr;
   // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
   A *scores = nullptr, *gradients = nullptr, *tangents = nullptr, *capped = nullptr;
   uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
@@ -75,9 +75,8 @@ template <class F> struct Attention {
         limits(call, line, memory, bk) {
     in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
     in_place_value = in_place(c.value, c.value_dim, dv), in_place_gradient = in_place(c.d_output, c.value_dim, dv);
-    bias_ends = {c.bias_first, c.bias_length}, cell_ends = {c.cells_first, c.cells_length};
+    bias_ends = {c.bias_first, c.bias_length};
     if (c.listed == 1) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
-    if (c.cells_length) cell_runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
     scores = memory.take<A>(bq * ld);
     block16 = memory.take<A>(16 * larger<int64_t>(larger(dk, dv), larger<int64_t>(rk, 16)));
     if (c.head_dim) {
@@ -90,7 +89,6 @@ template <class F> struct Attention {
     }
     if (!in_place_value) values_copy = memory.take<F>(keys_up * dv);
     if (c.bias) bias = memory.take<A>(bias_ends.pitch());
-    if (c.cells) cells = memory.take<A>(cell_ends.pitch());
     // The most offsets in a tile
     constexpr int64_t any = (int64_t)1 << 40;
     const int64_t most = c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1) + bk, any);
@@ -131,7 +129,6 @@ template <class F> struct Attention {
     if (copies_keys && c.d_query_table) query_table_turned = memory.take<A>(keys_up * up(query_width, 16));
     if (c.d_query_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
     if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
-    if (c.d_cells) cell_sums = memory.take<A>(cell_ends.pitch());
   }
 
   // --- what a batch item, its head of keys, a head and a block of queries have in common
@@ -185,13 +182,6 @@ template <class F> struct Attention {
       __builtin_memcpy(bias + 16, (const A*)c.bias + h * c.bias_stride, sizeof(A) * bias_ends.length);
       bias_ends.pad(bias);
       if (bias_sums) zero(bias_sums, bias_ends.pitch());
-    }
-    if (c.cells) {
-      cell_line = {true, 0, 0, 0, c.query_cells, c.key_cells, cell_runs};
-      find_runs(c.key_cells, c.n_k, cell_runs);
-      __builtin_memcpy(cells + 16, (const A*)c.cells + h * cell_ends.length, sizeof(A) * cell_ends.length);
-      cell_ends.pad(cells);
-      if (cell_sums) zero(cell_sums, cell_ends.pitch());
     }
     if (key_vectors.on()) key_vectors.enter((const A*)c.key_table + h * c.key_stride, key_width);
     if (query_vectors.on()) {
@@ -263,7 +253,7 @@ template <class F> struct Attention {
   }
 
   // Whether something is added that only a pass of its own over a row can
-  bool adds_by_row() const { return c.cells || c.dense.data || c.levels || (line.listed && (c.bias || key_vectors.on())); }
+  bool adds_by_row() const { return c.dense.data || c.levels || (line.listed && (c.bias || key_vectors.on())); }
 
   // Calls f(first row, rows, first column, end of columns) for parts of a tile that have all allowed pairs: where causality or
   // a window cuts through it, a few rows reach fewer keys than all. Columns begin and end at multiples of 16.
@@ -328,7 +318,6 @@ template <class F> struct Attention {
     if (factor != 1) times_row(s, t.width, factor);
     if (line.listed && c.bias) add_listed(s, t, t.i + i, line, bias_ends, bias);
     if (line.listed && key_vectors.on()) add_listed(s, t, t.i + i, line, key_vectors.part, key_vectors.products + i * key_vectors.pitch);
-    if (c.cells) add_listed(s, t, t.i + i, cell_line, cell_ends, cells);
     for (int64_t l = 0; l < c.levels; l++) {
       const Vec<A> level = set(query_levels[i * c.levels + l]);
       const A* x = key_levels + l * keys_up + t.j;
@@ -644,7 +633,6 @@ template <class F> struct Attention {
       if (key_vectors.on()) collect_row(t, i, d, key_vectors);
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
       if (bias_sums && line.listed) collect_listed(d, t, t.i + i, line, bias_ends, bias_sums);
-      if (cell_sums) collect_listed(d, t, t.i + i, cell_line, cell_ends, cell_sums);
       if (d_query_levels) collect_levels(t, i, d);
       if (c.d_dense) {
         A* to = (A*)c.d_dense + ((b / c.dense_shared * c.heads + h) * c.n_q + t.i + i) * c.n_k + t.j;
@@ -776,7 +764,6 @@ template <class F> struct Attention {
       for (int64_t t = 0; t < ends.length; t++) to[t] = first ? sums[16 + t] : to[t] + sums[16 + t];
     };
     if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
-    if (cell_sums) put_table(c.d_cells, cell_sums, cell_ends);
     if (c.d_sinks) { A* to = (A*)c.d_sinks + place; *to = first ? d_sink : *to + d_sink; }
     if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first);
     if (c.d_query_table) {

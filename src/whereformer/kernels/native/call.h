@@ -57,9 +57,6 @@ struct Call {
   Tensor query_levels, key_levels;                // (1 or batch, heads, n, levels) sums
   Tensor dense;          // (items, heads, n_q, n_k) in any dtype; without one, data is null
   int64_t dense_shared;  // so many neighboring batch items share one of its items
-  const void* cells;                  // (heads, T), a table between cells of grids, read at the offsets of their own lists
-  const int64_t *query_cells, *key_cells;
-  int64_t cells_length, cells_first;
   const void* sinks;  // (heads,)
 
   // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),
@@ -68,7 +65,7 @@ struct Call {
   Tensor d_output;
   const void* d_log_sums;  // (batch, heads, n_q) sums, or null
   Tensor d_query, d_key, d_value;
-  void *d_bias, *d_key_table, *d_query_table, *d_value_table, *d_cells, *d_sinks;
+  void *d_bias, *d_key_table, *d_query_table, *d_value_table, *d_sinks;
   void *d_key_table_factors, *d_query_factors, *d_query_levels;    // (batch, heads, n_q, numbers)
   void *d_query_table_factors, *d_key_factors, *d_key_levels;      // (row_parts, batch, heads, n_k, numbers)
   void* d_dense;

@@ -21,9 +21,9 @@ from transformers.masking_utils import (
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from .hooks import NAME, LayerInput
-from .masks import BiasMask, Regions, WindowMask
+from .masks import WindowMask
 
-Mask: TypeAlias = Tensor | WindowMask | Regions | BiasMask | None
+Mask: TypeAlias = Tensor | WindowMask | None
 """What arrives as a mask."""
 
 
@@ -118,12 +118,6 @@ def _limits(mask: Mask, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[
             raise InputError("attention_mask", f"expected the {mask.n_k} keys that the window is over, got {n_k}")
         options, terms = _limits(mask.padding, query, n_k)
         return {**options, "window": (mask.before, mask.after), "causal": False}, terms
-    if isinstance(mask, BiasMask):
-        options, terms = _limits(mask.mask, query, n_k)
-        return options, mask.terms + terms
-    if isinstance(mask, Regions):
-        ids = mask.ids.repeat(query.shape[0] // mask.ids.shape[0], 1)
-        return {"query_documents": ids, "key_documents": ids}, ()
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         # It has an entry for every pair and includes causal masking.
         return {"causal": False}, (_mask_term(mask, query, n_k),)
