@@ -246,4 +246,4 @@ def test_floater_alone_walks():
         short, long = sequential_steps(lambda n: build_position(name, max_length=n, **sizes), (8, 32), 1).chain
         return long > 1.1 * short
 
-    assert [name for name in position_names() if grows(name)] == ["floater"]
+    assert [name for name in position_names(for_text=True) if grows(name)] == ["floater"]

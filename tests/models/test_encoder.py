@@ -11,7 +11,7 @@ from whereformer.models import Block, parse_blocks
 from .checkpointing import checkpoint_activations
 from .peers import trainer_arguments
 
-POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
+POSITIONS = [*whereformer.position_names(for_text=True), "learned+tisa", "tupe+t5"]
 
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 12}

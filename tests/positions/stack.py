@@ -12,6 +12,7 @@ QUICK = {
     "fire": {"initial_threshold": 8.0},
     "deberta": {"num_buckets": 8, "max_distance": 12},
     "inkling": {"rank": 2, "extent": 6},
+    "rope2d": {"rows": 4, "columns": 6},
 }
 
 METHODS = {
@@ -56,7 +57,14 @@ METHODS = {
     "transformer_xl factorized without [CLS]": ("transformer_xl", {"form": "factorized", "reset_cls": True}),
     "rope2d after a prefix": (
         "rope2d",
-        {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
+        {
+            "rows": 11,
+            "columns": 2,
+            "prefix": 2,
+            "frequencies": "alternate",
+            "normalize": False,
+            "layout": "interleaved",
+        },
     ),
     "enformer near": ("enformer", {"length": 4, "num_features": 12}),
     "inkling causal": ("inkling", {"causal": True, "rank": 3, "extent": 5, "log_scaling": 3}),

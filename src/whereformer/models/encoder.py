@@ -168,9 +168,10 @@ class Encoder(EncoderPreTrainedModel):
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
             token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
             position_ids: (n,) or (batch, n), whole or (if the method allows it) fractional, up to 2 ** 31 - 1, which is
-                checked on the CPU; by default 0 .. n - 1, or without padding (``config.count_padding``). In every pooling, given positions become those of the first
-                token, and [CLS] keeps its own. By default, [CLS] moves so that all neighbors are equally far apart;
-                methods with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
+                checked on the CPU; by default 0 .. n - 1, or without padding (``config.count_padding``). In every
+                pooling, given positions become those of the first token, and [CLS] keeps its own. By default, [CLS]
+                moves so that all neighbors are equally far apart; methods with a score for that distance (shaw, t5,
+                rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
                 that start again with each document.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all

@@ -269,6 +269,10 @@ class Position(nn.Module):
     shift_invariant: bool = False
     """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
 
+    for_text: bool = True
+    """Whether positions count the tokens of a text or a sound. If not, they are the cells of an image, and the method
+    needs ``rows`` and ``columns`` as options."""
+
     projects: bool = False
     """Whether terms come from products with trained matrices, which autocast rounds like those of a linear layer."""
 
