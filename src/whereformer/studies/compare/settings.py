@@ -97,8 +97,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
 
     positions: str | None = None
-    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text. Default: none,
-    sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
+    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text. Default:
+    none, sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
 
     out: Path = Path("runs/compare")
     """Folder for the results."""
