@@ -128,7 +128,8 @@ def test_packed_rows_stay_apart(calls):
     inputs = {**batch(model, padded=False), "position_ids": torch.tensor([[*range(5), *range(7)]]), "use_cache": False}
     switch(model, "eager")
     expected = states(model, inputs)
-    close(states(attach(model, "none"), inputs), expected)
+    close(states(attach(model, "none", prove=False), inputs), expected)
+    assert calls
     for call in calls:
         assert call["query_documents"].tolist() == [[*[0] * 5, *[1] * 7]] * 3
         assert (call["terms"], call["window"], call["causal"]) == ((), (3, 0), True)
@@ -204,7 +205,5 @@ def test_a_model_whose_layers_see_more_than_tokens_is_refused():
     sizes |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "qk_rope_head_dim": 8, "num_hash_layers": 0}
     rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 4}
     model = transformers.DeepseekV4Model(deepseek(**{**GROUPED, **sizes}, compress_rates=rates))
-    with pytest.raises(
-        ValueError, match=r"^model: DeepseekV4Model .* expected the 5 keys that the model asked for, got 6"
-    ):
+    with pytest.raises(ValueError, match=r"^model: DeepseekV4Model has no layer in which tokens attend to one another"):
         attach(model, "tisa")

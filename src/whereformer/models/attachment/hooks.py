@@ -16,13 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError
 from ...kernels import Positions
 from ...positions import Place, Position
+from .implementations import NAME, is_ours
 from .masks import RequestedMask
-
-NAME = "whereformer"
-"""The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
-
-PROBE = "whereformer_probe"
-"""The name of the attention implementation that records its calls."""
 
 
 class StackForward:
@@ -161,7 +156,7 @@ class Enter:
                 raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
             forward = StackForward(getattr(self.stack, NAME), share=False)
         config = getattr(module, "config", self.stack.config)
-        if config._attn_implementation not in (NAME, PROBE):
+        if not is_ours(config._attn_implementation):
             # Another attention function would silently ignore the positions.
             raise RuntimeError(
                 f"attn_implementation: a position method is attached, so it must be {NAME!r}, "
@@ -174,7 +169,10 @@ class Enter:
             layer = forward.calls
             forward.calls += 1
             if layer not in self.layers:
-                raise RuntimeError("whereformer: layers that share weights ran in another order than when attached")
+                raise RuntimeError(
+                    "whereformer: layers that share weights ran in another order than when attached, or "
+                    f"{type(module).__name__} attends several times each time it runs"
+                )
         hidden = args[0] if args else kwargs["hidden_states"]
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)

@@ -7,15 +7,15 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from ...kernels.tracing import can_look
-from .hooks import NAME, LayerInput
-from .masks import BiasMask, Regions, RequestedMask, mask
+from .hooks import LayerInput
+from .implementations import NAME, register
+from .masks import RequestedMask, mask
 
-Mask: TypeAlias = Tensor | RequestedMask | Regions | BiasMask | None
+Mask: TypeAlias = Tensor | RequestedMask | None
 """What arrives as a mask."""
 
 COMPUTED = frozenset({
@@ -74,12 +74,11 @@ def attend(
     """
     check_options(module, options)
     asked = requested(module, attention_mask, query, key, is_causal, options)
-    terms: tuple[Term, ...] = attention_mask.terms if isinstance(attention_mask, BiasMask) else ()
+    terms: tuple[Term, ...] = ()
     layer: LayerInput | None = options.get("whereformer")
     if layer is not None:
         position, place = layer.forward.position, layer.place(query, asked, scaling)
-        query, key, value, added = position("act", layer.hidden, query, key, value, place)
-        terms += added
+        query, key, value, terms = position("act", layer.hidden, query, key, value, place)
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
     if asked.matrix is not None:
@@ -114,17 +113,13 @@ def requested(
     Without a mask, transformers' rule counts: the call's argument says whether attention is causal, else the layer's
     attribute. A mask of the model's own is all that limits its attention.
     """
-    batch, _, n_k, _ = key.shape
-    if isinstance(mask, BiasMask):
-        mask = mask.mask
+    n_k = key.shape[2]
     if mask is None:
         asked = RequestedMask(n_k, causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal))
     elif isinstance(mask, RequestedMask):
         asked = mask
         if asked.n_k != n_k:
             raise InputError("attention_mask", f"expected the {asked.n_k} keys that the model asked for, got {n_k}")
-    elif isinstance(mask, Regions):
-        asked = RequestedMask(n_k, documents=mask.ids.repeat(batch // mask.ids.shape[0], 1))
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
@@ -169,5 +164,4 @@ def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
     return DenseBias(mask.expand(-1, query.shape[1], query.shape[2], n_k))
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+register(NAME, attend, mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...errors import InputError
 from .undo import Undo
 
 
@@ -90,6 +91,13 @@ def takes_bias(module: nn.Module) -> bool:
     )
 
 
+def serve_tables(layers: Iterable[nn.Module], undo: Undo) -> None:
+    """Let layers that take T5's biases get them as tables over offsets."""
+    for layer in layers:
+        if takes_bias(layer):
+            undo.add(layer.register_forward_pre_hook(OwnBias(layer), with_kwargs=True).remove)
+
+
 def own_table(module: nn.Module) -> bool:
     """Whether a layer of T5 holds the table of biases; the other layers get the biases from this one."""
     return getattr(module, "has_relative_attention_bias", False)
@@ -100,6 +108,11 @@ class OwnBias:
 
     def __init__(self, module: Any) -> None:
         furthest = module.relative_attention_max_distance
+        exact = module.relative_attention_num_buckets // (2 if module.is_decoder else 4)
+        if own_table(module) and module.relative_attention_bias is not None and furthest <= exact:
+            raise InputError(
+                "relative_attention_max_distance", f"expected more than {exact} (the exact buckets), got {furthest}"
+            )
         buckets = module._relative_position_bucket(
             torch.arange(-furthest, furthest + 1),
             bidirectional=not module.is_decoder,

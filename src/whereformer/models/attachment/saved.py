@@ -19,13 +19,13 @@ from ...errors import InputError, one_line, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
 from .attaching import attach
-from .hooks import NAME
+from .implementations import NAME
 
 SETTINGS = {"position", "keep_absolute", "options"}
 """What a model's config.json says of what was attached."""
 
 
-def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> PreTrainedModel:
+def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = True, **options: Any) -> PreTrainedModel:
     """Load a model that was saved with a position method attached.
 
     transformers' own ``from_pretrained`` does not know the method: it reports its parameters as unexpected and loads
@@ -35,6 +35,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     Args:
         path_or_id: a folder that ``save_pretrained`` wrote, or an id on the Hugging Face Hub.
         model_class: a class of transformers, or an auto class such as ``AutoModelForMaskedLM``.
+        prove: as in :func:`attach`.
         options: options of ``from_pretrained``.
 
     Raises:
@@ -60,7 +61,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
-    attach(model, settings["position"], keep_absolute=settings["keep_absolute"], **settings["options"])
+    attach(model, settings["position"], keep_absolute=settings["keep_absolute"], prove=prove, **settings["options"])
     saved = read_tensors(files, part=f"{NAME}.")
     check_weights(saved)
     # The names of a base model and of a model with a head differ by a prefix.
