@@ -106,7 +106,6 @@ TERMS: dict[str, Callable[[int], list[Any]]] = {
     "profiles": lambda dim: [OffsetKeys(_table(HEADS, 2 * SHORT + 1, RANK), -SHORT, 1, _table(1, HEADS, LENGTH, RANK))],
     "mirror": lambda dim: [OffsetQueries(_table(1, 2 * CLIP + 1, dim), -CLIP)],
     "decay": lambda dim: [DistanceDecay(_table(1, HEADS, LENGTH), _table(1, HEADS, LENGTH))],
-    "capped": _bias,
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -114,7 +113,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "packed": dict.fromkeys(("query_documents", "key_documents"), torch.zeros(1, LENGTH, dtype=torch.long)),
     "window": {"window": (LENGTH // 3, 0)},
     "grouped": {"window": (LENGTH // 3, 0)},
-    "capped": {"softcap": 30.0, "softcap_terms": True},
 }
 """Options of the calls with these terms."""
 

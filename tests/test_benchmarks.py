@@ -254,11 +254,6 @@ KNOWN_SPILLS = {
 """The kernels that docs/results/gpu.md lists because they miss the limits."""
 
 
-def import_time(run, tmp_path):
-    run("import_time", "--rounds=1", f"--out={tmp_path / 'times.json'}")
-    assert len(results_of(tmp_path / "times.json")["seconds"]["whereformer"]) == 1
-
-
 def kill(run, tmp_path):
     out = tmp_path / "kill.json"
     run("kill", "--commands=pretrain", "--kills=1", "--damages=1", "--disks=1", "--ranks=1", f"--out={out}")
@@ -275,16 +270,19 @@ def windows(run, tmp_path):
     assert float(line.split()[3]) == pytest.approx(full / window, abs=0.06)
 
 
-def grid(run, tmp_path):
-    out = run("grid", "--cases=tiny", "--rounds=1", f"--out={tmp_path / 'grid.json'}")
-    times = results_of(tmp_path / "grid.json")["cases"]["tiny"]
-    assert set(times["OffsetBias2d"]) == {"forward", "training"}
-    assert all(way in out for way in times)
-
-
 def per_call(run, tmp_path):
     run("per_call", "--rounds=1", f"--out={tmp_path / 'calls.json'}")
     assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
+
+
+def restored_text(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("They saw NASA, and a red house near the river.\nA heading of more than six words\n")
+    run("restored_text", "--train", text, "--test", text, f"--out={tmp_path}", "--train-rows=1", "--test-rows=1")
+    for name in ("train", "test"):
+        [row] = parquet.read_table(tmp_path / f"{name}.parquet").to_pylist()
+        assert row["text"] == "they saw nasa and a red house near the river"
+        assert row["label"] == "Title small CAPS, small small small small small small small."
 
 
 def exactness(run, tmp_path):
@@ -418,32 +416,12 @@ def which_position(run, tmp_path):
 
 
 SMOKE_TESTS = {
-    "attention": attention,
-    "compare_check": compare_check,
-    "finetune_speed": finetune_speed,
-    "funnel": funnel,
-    "distilled": distilled,
-    "extend": extend,
-    "exactness": exactness,
-    "funnel_pays": funnel_pays,
-    "gpu_check": gpu_check,
-    "grid": grid,
-    "windows": windows,
-    "gpu_static": gpu_static,
-    "import_time": import_time,
-    "kill": kill,
-    "memory": memory,
-    "models": models,
-    "per_call": per_call,
-    "scaling": scaling,
-    "seed_noise": seed_noise,
-    "sound": sound,
-    "t5": t5,
-    "text_memory": text_memory,
-    "tisa_from_start": tisa_from_start,
-    "translation": translation,
-    "translation_speed": translation_speed,
-    "which_position": which_position,
+    test.__name__: test
+    for test in (
+        *(attention, compare_check, distilled, exactness, extend, finetune_speed, funnel, funnel_pays, gpu_check),
+        *(gpu_static, kill, memory, models, per_call, restored_text, scaling, seed_noise, sound, t5, text_memory),
+        *(tisa_from_start, translation, translation_speed, which_position, windows),
+    )
 }
 HELPERS = {"attention_kinds", "attention_plot", "goals", "parts", "side_by_side"}
 """Files that benchmarks share."""

@@ -36,6 +36,9 @@ def test_a_command_says_all_of_itself(name, capsys):
 
 
 def test_positions_lists_methods_by_name_and_property(capsys):
+    main(["positions"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*position_names(), "none or nope", "num_kernels=5"))
     main(["positions", "t*", "--extrapolates", "--acts-on", "scores"])
     listed = re.findall(r"^ (\w+) +│", capsys.readouterr().out, re.MULTILINE)
     assert listed == position_names("t*", acts_on="scores", extrapolates=True) == ["t5", "tisa", "transformer_xl"]

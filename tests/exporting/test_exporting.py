@@ -27,7 +27,7 @@ from whereformer.models.presets import PRESETS
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
 
-FIXED = {"learned", "synthesizer", "tupe", "floater", "tisa2d", "grid_bias", "rope2d"}
+FIXED = {"learned", "synthesizer", "tupe", "floater", "rope2d"}
 """Methods with an end: a fixed number of positions or, for floater, a table in place of its solver."""
 
 PLAIN = {"blocks": "2"}
@@ -119,7 +119,7 @@ class Terms(torch.nn.Module):
             whereformer.OffsetQueries(self.narrow, -4, key_factors=self.project(key)),
             whereformer.DistanceDecay(query.sum(-1).cumsum(-1), key.sum(-1).cumsum(-1)),
         )
-        return whereformer.attention(query, key, value, terms, softcap=2.0, softcap_terms=True)
+        return whereformer.attention(query, key, value, terms, softcap=2.0)
 
 
 def test_terms_of_the_call_in_a_program_of_any_length():
@@ -179,7 +179,7 @@ def test_a_funnel_of_two_blocks(tmp_path):
     assert found.min_length == 3
 
 
-POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
+POSITIONS = [*whereformer.position_names(for_text=True), "learned+tisa", "tupe+t5"]
 KINDS = {
     "masked LM ONNX": (EncoderForMaskedLM, PLAIN, "model.onnx"),
     "masked LM": (EncoderForMaskedLM, PLAIN, "model.pt2"),

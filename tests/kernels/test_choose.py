@@ -153,6 +153,14 @@ def test_what_is_chosen_runs():
     torch.testing.assert_close(attention(query, key, value, key_mask=mask), expected)
 
 
+@pytest.mark.parametrize("window", [20, (19, None), (None, 19)])
+def test_a_window_wider_than_the_sequence_is_none(window):
+    tensors = inputs(20)
+    assert str(explain(*tensors, window=window)) == str(explain(*tensors))
+    assert torch.equal(attention(*tensors, window=window), attention(*tensors))
+    assert explain(*tensors, window=18).backend != "fused"
+
+
 def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():
     """Torch's own attention would need a number for every pair."""
     ids = torch.arange(100).expand(1, -1) // 30

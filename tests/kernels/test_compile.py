@@ -152,7 +152,7 @@ def test_export_with_two_dynamic_lengths(backend, kinds):
         torch.testing.assert_close(program(*inputs), model(*inputs))
 
 
-OPTIONS = {"window": 7, "sink_tokens": 2, "softcap": 2.0, "softcap_terms": True, "causal": True}
+OPTIONS = {"window": 7, "softcap": 2.0, "causal": True}
 
 
 class Optional(nn.Module):
@@ -252,7 +252,6 @@ def test_compiled_func_grad():
 @pytest.mark.parametrize("terms", [False, True])
 @pytest.mark.parametrize("length", [30, 120])
 @pytest.mark.parametrize("second", [torch.func.jacfwd, torch.func.jacrev])
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch's own jvp
 def test_func_has_second_derivatives(second, length, terms):
     query, *others = (*content(length, batch=1), torch.randn(HEADS, 9))
     query, scale = query.double(), torch.ones((), dtype=torch.float64)

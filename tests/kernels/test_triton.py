@@ -21,9 +21,7 @@ from tests.kernels.cases import (
     terms_of,
 )
 from whereformer import (
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -76,17 +74,6 @@ def test_a_table_for_all_offsets_has_no_outside():
 def test_a_table_for_all_offsets_beside_one_with_few():
     few, for_all = (OffsetBias, [random(HEADS, 3)], -1), (OffsetValues, [random(1, 95, DIM)], -47)
     check("triton", content(48, 48), [few, for_all])
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch's autocast on the CPU refuses what is tested")
-def test_grids_in_float16_under_autocast():
-    query, key, value = (tensor.half() for tensor in content(9, 9))
-    grid, table, prefix = GridPositions(2, 4, 1), random(HEADS, 3, 7).half(), random(HEADS, 3).half()
-    term = OffsetBias2d(table, (-1, -3), grid, grid, prefix)
-    expected = attention(query, key, value, [term], backend="triton")
-    with torch.autocast("cpu", torch.bfloat16):
-        found = attention(query, key, value, [term], backend="triton")
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.slow

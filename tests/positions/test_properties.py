@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.every import EVERY
-from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, WIDTH, attend, build, embeddings, make, run
+from tests.positions.layers import scores
+from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, WIDTH, build, embeddings, make
 from whereformer import (
     DenseBias,
-    FactorPair,
     OffsetBias,
     Place,
     Positions,
@@ -25,6 +25,7 @@ from whereformer import (
 )
 from whereformer.positions.alibi import slopes
 from whereformer.positions.t5 import buckets
+from whereformer.testing import attend
 
 HEAD_DIM = WIDTH // HEADS
 
@@ -58,14 +59,12 @@ INVARIANT = [
     "tisa",
     "deberta",
     "deberta clipped",
-    "cope",
     "alibi",
     "alibi learned",
     "kerple",
     "kerple power",
     "logn",
     "logn causal",
-    "pope",
     "sandwich",
     "enformer",
     "inkling",
@@ -88,11 +87,11 @@ def test_a_common_shift_changes_nothing(method, length, start, stride, shift, ex
     torch.manual_seed(seed)
     position, words, at = make(method), embeddings(length), Positions(start, stride, length)
     moved = shifted(at, shift, explicit)
-    assert_close(run(position, words, moved, moved), run(position, words, at, at))
+    assert_close(attend(position, words, moved, moved), attend(position, words, at, at))
     last, moved_last = Positions(at.last, 1, 1), shifted(Positions(at.last, 1, 1), shift, explicit)
     assert_close(
-        run(position, words, moved_last, moved, rows=slice(-1, None)),
-        run(position, words, last, at, rows=slice(-1, None)),
+        attend(position, words, moved_last, moved, rows=slice(-1, None)),
+        attend(position, words, last, at, rows=slice(-1, None)),
     )
 
 
@@ -102,14 +101,14 @@ def test_a_common_shift_changes_nothing_for_fire_up_to_its_threshold(length, shi
     torch.manual_seed(seed)
     position, words = make("fire", initial_threshold=1000.0), embeddings(length)  # at least 300 in every layer
     at, moved = Positions(0, 1, length), shifted(Positions(0, 1, length), shift, explicit)
-    assert_close(run(position, words, moved, moved), run(position, words, at, at))
+    assert_close(attend(position, words, moved, moved), attend(position, words, at, at))
 
 
 @pytest.mark.parametrize("method", ["sinusoidal", "learned", "floater", "synthesizer", "tupe", "fire"])
 def test_a_common_shift_matters_to_the_others(method):
     position, words = make(method), embeddings(9)
     at = Positions(9, 1, 9)
-    assert (run(position, words) - run(position, words, at, at)).abs().max() > 1e-3
+    assert (attend(position, words) - attend(position, words, at, at)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("method", ["t5", "t5 causal", "tisa", "tisa shared", "alibi", "kerple"])
@@ -137,10 +136,10 @@ def test_scores_are_toeplitz(method, n_q, n_k, start, seed):
 def test_permuting_the_batch_permutes_the_outputs(method, seed):
     torch.manual_seed(seed)
     position, words, order = make(method), embeddings(6, batch=4), torch.randperm(4)
-    assert_close(run(position, words[order]), run(position, words)[order])
+    assert_close(attend(position, words[order]), attend(position, words)[order])
     ids = torch.stack([torch.randperm(MAX_LENGTH)[:6] for _ in range(4)])
-    permuted = run(position, words[order], ids[order], ids[order])
-    assert_close(permuted, run(position, words, ids, ids)[order])
+    permuted = attend(position, words[order], ids[order], ids[order])
+    assert_close(permuted, attend(position, words, ids, ids)[order])
 
 
 @all_methods
@@ -151,7 +150,7 @@ def test_padding_on_the_right_changes_nothing(method, length, padding, seed):
     position, words = make(method), embeddings(length)
     padded = torch.cat((words, 100 * embeddings(padding)), 1)
     mask = (torch.arange(length + padding) < length).expand(2, -1)
-    assert_close(run(position, padded, key_mask=mask)[:, :length], run(position, words))
+    assert_close(attend(position, padded, key_mask=mask)[:, :length], attend(position, words))
 
 
 @all_methods
@@ -164,14 +163,14 @@ def test_padding_on_the_left_changes_nothing_when_positions_say_so(method, lengt
     at = torch.arange(-padding, length)
     ids = at.clamp(min=0).expand(2, -1)
     mask = (at >= 0).expand(2, -1)
-    assert_close(run(position, padded, ids, ids, key_mask=mask)[:, padding:], run(position, words))
+    assert_close(attend(position, padded, ids, ids, key_mask=mask)[:, padding:], attend(position, words))
 
 
 @all_methods
 def test_padding_gets_no_gradient(method):
     position, words = make(method), embeddings(8).requires_grad_()
     mask = (torch.arange(8) < 5).expand(2, -1)
-    run(position, words, key_mask=mask)[:, :5].square().sum().backward()
+    attend(position, words, key_mask=mask)[:, :5].square().sum().backward()
     assert (words.grad[:, 5:] == 0).all()
     assert (words.grad[:, :5] != 0).any(-1).all()
 
@@ -515,15 +514,6 @@ def test_mixing_in_equal_shares_is_the_mean_of_both_scores(variant):
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 
 
-def written_out(position, hidden, at, layer=1):
-    """The scores that a Synthesizer adds, (batch, heads, n, n)."""
-    scores = 0.0
-    for term in position.terms(hidden, Place(at, at, layer)):
-        factors = isinstance(term, FactorPair)
-        scores = scores + (term.query_factors @ term.key_factors.mT if factors else term.scores)
-    return scores
-
-
 @pytest.mark.parametrize("content", ["none", "add", "mix"])
 @pytest.mark.parametrize("mixture", ["softmax", "sum"])
 @pytest.mark.parametrize("variants", [("random", "dense"), ("dense", "factorized_dense"), VARIANTS], ids="+".join)
@@ -541,7 +531,7 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
                 f"{own}{end}": given[f"{theirs}{end}"] for own, theirs in renamed.items() for end in ("", "_bias")
             }
         part.load_state_dict({name: given[name] for name in part.state_dict()})
-        parts.append(written_out(part, hidden, at))
+        parts.append(scores(part.terms(hidden, Place(at, at, 1)), 7, 7))
     alpha = position.alpha
     if mixture == "softmax":
         shares = torch.cat((torch.zeros(int(content == "mix"), dtype=torch.float64), alpha[1])).softmax(-1)
@@ -549,9 +539,8 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
     else:
         share = torch.sigmoid(alpha[1]) if content == "mix" else 1.0
         of_content, shares = (1 - share if content == "mix" else 1.0), [share] * len(variants)
-    assert_close(
-        written_out(position, hidden, at), sum(share * part for share, part in zip(shares, parts, strict=True))
-    )
+    expected = sum(share * part for share, part in zip(shares, parts, strict=True))
+    assert_close(scores(position.terms(hidden, Place(at, at, 1)), 7, 7), expected)
     assert_close(position.rotate(query, key, value, Place(at, at, 1))[0], query * of_content)
 
 

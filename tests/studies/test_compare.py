@@ -13,7 +13,6 @@ from tests.studies.trainings import TINY_ENCODER, same, without_time
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import fit
-from whereformer.lab.folder import open_folder
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.studies.compare import run as compare
@@ -197,9 +196,6 @@ def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_rest(text, tm
     refusals("""
         --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
         --positions '' => --positions: expected at least one method, got none
-        --positions ' , ' => --positions: expected at least one method, got none
-        --positions tisa+tisa => names a method twice
-        --positions tisa+ => a method's name is missing in 'tisa+'
         --num-heads 5 => 5 heads do not divide hidden_size 64
         --num-heads 0 => --num-heads: expected at least 1, got 0
         --length 4 => --length: expected at least 8, got 4
@@ -213,11 +209,8 @@ def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_rest(text, tm
         --lengths 128,x => --lengths: expected numbers from 64 to 1048576 separated by commas, got 'x'
         --lengths '' => --lengths: expected at least one, got none
         --lengths 65,66,67,68,69,70 => --lengths: expected at most 5, got '65,66,67,68,69,70'
-        --blocks 4--4 => --blocks: expected layers as '12', '1x12' or '4-4-4', got '4--4'
-        --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'
         --blocks 1-1 --decoder-layers 0 => --decoder-layers: a prediction for every token needs
         --blocks 2 --decoder-layers 1 => --decoder-layers: a single block is never pooled
-        --blocks 1-1 --decoder-layers x => --decoder-layers: expected layers as
         --data no/such/file => --data: no such file or folder: 'no/such/file'
     """),
 )
@@ -290,33 +283,19 @@ def test_a_method_can_be_added_to_results_already_there(text, tmp_path):
     assert set(results["speed"]) >= {"none", "alibi"}
 
 
-def test_the_list_of_positions_names_every_method(capsys):
-    from whereformer import position_names
-
-    main(["positions"])
-    out = capsys.readouterr().out
-    assert all(name in out for name in position_names())
-    assert "none or nope" in out
-    assert "num_kernels=5" in out
-
-
 @pytest.mark.slow
 def test_every_method_can_be_compared(text, tmp_path):
     from whereformer import position_names
     from whereformer.positions import Position, method_class
 
     results = run(text, tmp_path, positions="all")
-    assert list(results["runs"]) == position_names()
+    assert list(results["runs"]) == position_names(for_text=True)
     fixed = {name for name, runs in results["runs"].items() if "cannot" in runs["0"]["scores"]["32"]}
-    assert fixed == {*position_names(extrapolates=False)}
+    assert fixed == {*position_names(extrapolates=False, for_text=True)}
     with_curves = {name for name, runs in results["runs"].items() if runs["0"]["curves"]}
-    assert with_curves == {name for name in position_names() if method_class(name).curve is not Position.curve}
-
-
-def test_two_commands_do_not_write_to_one_folder(text, tmp_path, capsys):
-    with open_folder(tmp_path):
-        message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY)
-    assert "--out: another command is writing to" in message
+    assert with_curves == {
+        name for name in position_names(for_text=True) if method_class(name).curve is not Position.curve
+    }
 
 
 def test_other_text_does_not_mix_with_results_already_there(text, tmp_path, capsys):

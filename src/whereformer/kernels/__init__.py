@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from . import blockwise, grids, native, nested, reference, sdpa, varlen
+from . import blockwise, native, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import attend_in_parts, merge_attention
+from .combine import attend_with_sinks, merge_attention
 from .dropout import draw_seed
-from .grids import decomposed_offset_keys
 from .precision import without_autocast
 from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
     Positions,
     PositionsLike,
     Term,
-    index_bias,
 )
 from .triton import launch as triton
 
@@ -41,9 +37,7 @@ __all__ = [
     "DenseBias",
     "DistanceDecay",
     "FactorPair",
-    "GridPositions",
     "OffsetBias",
-    "OffsetBias2d",
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
@@ -53,9 +47,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
-    "decomposed_offset_keys",
     "explain",
-    "index_bias",
     "merge_attention",
 ]
 
@@ -96,10 +88,8 @@ def attention(
     key_mask: Bool[Tensor, "batch n_k"] | None = None,
     causal: bool = False,
     window: Window = None,
-    sink_tokens: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
-    softcap_terms: bool = False,
     sinks: Float[Tensor, "heads"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
@@ -118,10 +108,6 @@ def attention(
     ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
     plus what :class:`OffsetValues` terms add.
 
-    Query, key and value may also be nested tensors with ``layout=torch.jagged``, (batch, heads, ragged length,
-    head_dim), as torch's ``scaled_dot_product_attention`` takes them. The output is one too then, and everything else
-    is as in :func:`attention_varlen`.
-
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
             then that of ``query_positions`` or of a term with rows, else n_k. Query, key and value have one dtype; if
@@ -135,17 +121,11 @@ def attention(
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
             tensors without a regular step (on a GPU, any tensors).
-        sink_tokens: allow so many first tokens farther before a query than the window, too. They are the keys at
-            positions from 0 on and below this number (StreamingLLM, Xiao et al. 2024). Causality and the window's limit
-            after a query hold for them as for all keys. In packed rows they are the first tokens of each document only
-            if ``key_positions`` begin at 0 in each.
         scale: the finite factor on query . key, and on products of either with the vectors of :class:`OffsetKeys` and
             :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query refuse it, as
             they refuse ``softcap``.
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
-        softcap_terms: whether the cap is over all that terms add to the score, too (Gemma 3n's audio). With a bias
-            of ``-inf``, a query does not attend to the key all the same.
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
             to nothing (GPT-OSS's learned sinks). They must be finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
@@ -195,10 +175,8 @@ def attention(
         "key_mask": key_mask,
         "causal": causal,
         "window": window,
-        "sink_tokens": sink_tokens,
         "scale": scale,
         "softcap": softcap,
-        "softcap_terms": softcap_terms,
         "sinks": sinks,
         "dropout_p": dropout_p,
         "query_positions": query_positions,
@@ -207,19 +185,12 @@ def attention(
         "key_documents": key_documents,
         "deterministic": deterministic,
     }
-    if nested.is_nested(query, key, value):
-        rows = nested.unnest(query, key, value)
-        output, lse = _run_varlen(
-            rows.query, rows.key, rows.value, terms, rows.cu_seqlens, options, return_lse=return_lse, backend=backend
-        )
-        output, lse = nested.nest(output, rows), None if lse is None else nested.nest(lse, rows)
+    kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
+    again = None if kind is None else native.attend_again(kind)
+    if again is not None:
+        output, lse = again
     else:
-        kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
-        again = None if kind is None else native.attend_again(kind)
-        if again is not None:
-            output, lse = again
-        else:
-            output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
+        output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
     return output if lse is None else (output, lse)
 
 
@@ -298,10 +269,10 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    output, lse = _run_varlen(
-        query, key, value, terms, (cu_seqlens_q, cu_seqlens_k), options, return_lse=return_lse, backend=backend
-    )
-    return output if lse is None else (output, lse)
+    by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
+    given = varlen.as_batch(query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton)
+    output, lse = _run(given.checked(return_lse), backend)
+    return varlen.as_rows(output) if lse is None else (varlen.as_rows(output), varlen.as_rows(lse))
 
 
 def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Tensor, Tensor | None]:
@@ -317,29 +288,9 @@ def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Ten
     return output, None if lse is None else lse.sum(0)
 
 
-def _run_varlen(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    terms: Sequence[Term],
-    cu_seqlens: tuple[Tensor, Tensor | None],
-    options: Mapping[str, Any],
-    *,
-    return_lse: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute :func:`attention_varlen`; ``cu_seqlens`` are those of queries and of keys."""
-    by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
-    given = varlen.as_batch(query, key, value, terms, *cu_seqlens, options, by_triton)
-    output, lse = _run(given.checked(return_lse), backend)
-    return varlen.as_rows(output), None if lse is None else varlen.as_rows(lse)
-
-
 def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by "triton", which knows positions in a row only, and neither sinks nor sink tokens."""
-    with without_autocast(call.device):
-        call = grids.in_one_dimension(call)
-    return attend_in_parts(call, triton.attend)
+    """Compute a call by "triton", which knows no sinks."""
+    return attend_with_sinks(call, triton.attend)
 
 
 _RUN = {
@@ -364,16 +315,10 @@ def explain(
 ) -> Choice:
     """Tell which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
 
-    Query, key and value may be nested tensors, as there.
-
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
     _check_backend(backend)
-    if nested.is_nested(query, key, value):
-        rows = nested.unnest(query, key, value)
-        given = varlen.as_batch(rows.query, rows.key, rows.value, terms, *rows.cu_seqlens, options)
-        return explain_choice(given.checked(return_lse), backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
@@ -394,13 +339,8 @@ def attention_weights(
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
-    changes nothing. Of nested tensors, it takes one sequence at a time.
+    changes nothing.
     """
-    if nested.is_nested(query, key, value):
-        raise TypeError(
-            "query, key, value: expected dense tensors, got nested ones; attention_weights takes one of their "
-            "sequences at a time, with a batch of 1"
-        )
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call)

@@ -16,7 +16,6 @@ from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -65,12 +64,10 @@ def as_batch(
     n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
     terms = check_terms(terms)
     for term in terms:
-        if isinstance(term, OffsetBias2d):
-            raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
         if isinstance(term, TABLES) and term.step != 1:
             raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
     _check_options(options, n_q, n_k)
-    affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q) and not options.get("sink_tokens")
+    affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q)
     if cu_seqlens_k is None:
         if n_q != n_k:
             raise ValueError(f"cu_seqlens_k: needed, because query has {n_q} rows and value has {n_k}")
@@ -195,7 +192,7 @@ def _as_one_row(name: str, rows: Tensor) -> Tensor:
     return check_heads_tensor(name, rows.transpose(0, 1).unsqueeze(0))
 
 
-_TOLD_APART = "not taken here, because cu_seqlens or nested tensors tell the sequences apart"
+_TOLD_APART = "not taken here, because cu_seqlens tell the sequences apart"
 _MEANINGLESS = {
     "key_mask": "sequences without padding have nothing to mask; leave such keys out",
     "query_documents": _TOLD_APART,

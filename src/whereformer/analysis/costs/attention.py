@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import DistanceDecay, OffsetBias2d, OffsetKeys, OffsetQueries, OffsetValues
+from ...kernels import DistanceDecay, OffsetKeys, OffsetQueries, OffsetValues
 from ...kernels.call import Call
 from ...kernels.choose import choose
 from ...kernels.problem import GRADIENTS, Problem
@@ -49,9 +49,6 @@ def _written_out(call: Call) -> int:
         if isinstance(term, TABLES):
             # The column that each pair reads
             kept += call.n_q * call.n_k * torch.int64.itemsize
-        elif isinstance(term, OffsetBias2d):
-            # The row and the column that each pair reads
-            kept += 2 * call.n_q * call.n_k * torch.int64.itemsize
         elif isinstance(term, DistanceDecay):
             # The difference of every pair
             kept += max(len(term.query_levels), len(term.key_levels)) * heads * call.n_q * call.n_k * size

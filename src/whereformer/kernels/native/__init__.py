@@ -207,7 +207,6 @@ def _new_gradients(problem: Problem, needed: Sequence[str], parts: tuple[int, in
         query_levels=of_rows("query_levels", "key_levels"),
         key_levels=of_rows("key_levels", "query_levels"),
         dense=dense,
-        grid_bias=of_table("grid_bias"),
         sinks=of_table("sinks"),
     )
 

@@ -113,8 +113,8 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
         if kind is Tensor or kind is nn.Parameter:
             if each.device != _CPU or each.layout != torch.strided or (records and each.requires_grad):
                 return None
-            if each.is_neg() or zeros_without_memory(each):
-                # Its memory does not have its numbers.
+            if each.is_nested or each.is_neg() or zeros_without_memory(each):
+                # Its memory does not have its numbers, or not in rows.
                 return None
             parts += (each.dtype, each.shape, each.stride())
             tensors.append(each)

@@ -88,9 +88,8 @@ class Scale(NamedTuple):
     """The factor on products of queries and keys, which is positive, and what bounds them then."""
 
     natural: Any
-    log2: Any  # times log2(e); or divided by a cap over products alone
+    log2: Any  # times log2(e); or divided by the cap
     cap: Any  # in units of log2; None without a soft cap
-    inverse_cap: Any  # of the cap over all scores; None without one
     last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
 
 
@@ -481,13 +480,10 @@ def query_table_rows(problem: Problem) -> Tensor:
 
 def _scale_of(problem: Problem) -> Scale:
     if problem.softcap is not None:
-        cap = problem.softcap * LOG2E
-        if problem.softcap_terms:
-            return Scale(problem.scale, problem.scale * LOG2E, cap, 1.0 / cap, constant(False))
-        return Scale(problem.scale, problem.scale / problem.softcap, cap, None, constant(False))
+        return Scale(problem.scale, problem.scale / problem.softcap, problem.softcap * LOG2E, constant(False))
     tables = (problem.bias, problem.key_table, problem.query_table)
     added = (*tables, problem.query_factors, problem.query_levels, problem.dense)
-    return Scale(problem.scale, problem.scale * LOG2E, None, None, constant(all(term is None for term in added)))
+    return Scale(problem.scale, problem.scale * LOG2E, None, constant(all(term is None for term in added)))
 
 
 def _covers(problem: Problem, first: int, length: int) -> bool:

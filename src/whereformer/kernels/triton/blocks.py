@@ -81,15 +81,6 @@ _SMALL_BIASED = {
     "key": (Blocks(32, 64, 4, 1), *_BIASED["key"][1:]),
     **{kernel: _PLAIN[kernel] for kernel in ("all", "dense")},
 }
-# With a bias in a soft cap.
-_CAPPED = {
-    **_PLAIN,
-    "query": (Blocks(64, 32, 4, 2), *_PLAIN["query"][1:]),
-}
-_CAPPED_64_ROWS = {
-    **_PLAIN_64_ROWS,
-    "forward": (Blocks(64, 64, 4, 2), *_PLAIN_64_ROWS["forward"][1:]),
-}
 # With tables of vectors alone: their offsets are known when the kernels are compiled.
 _VECTORS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
@@ -164,13 +155,11 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         else:
             sizes = _RICH_FLOAT if rich or vectors else _FLOAT
     elif capability in (9, 10):
-        plain = _CAPPED_64_ROWS if problem.softcap_terms else _PLAIN_64_ROWS
-        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
+        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else _PLAIN_64_ROWS
     else:
         small = capability == 12 or (capability == 8 and minor in (6, 9))
         biased = problem.bias is not None
         plain = (_SMALL_BIASED if biased else _SMALL) if small else _BIASED if biased else _PLAIN
-        plain = _CAPPED if problem.softcap_terms else plain
         sizes = _RICH if rich else _VECTORS if vectors else plain
     widest = _widest(problem)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]

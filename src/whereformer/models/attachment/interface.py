@@ -13,9 +13,9 @@ from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_wei
 from ...kernels.tracing import can_look
 from .hooks import LayerInput
 from .implementations import NAME, register
-from .masks import BiasMask, Regions, RequestedMask, mask
+from .masks import RequestedMask, mask
 
-Mask: TypeAlias = Tensor | RequestedMask | Regions | BiasMask | None
+Mask: TypeAlias = Tensor | RequestedMask | None
 """What arrives as a mask."""
 
 COMPUTED = frozenset({
@@ -29,7 +29,7 @@ HARMLESS = frozenset({
     "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits",
     "past_key_values", "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
-"""The options that change no score: the model has used them before, or they come with the mask."""
+"""The options that change no score: no attention function of transformers reads them, or they come with the mask."""
 
 
 def check_options(module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -74,12 +74,11 @@ def attend(
     """
     check_options(module, options)
     asked = requested(module, attention_mask, query, key, is_causal, options)
-    terms: tuple[Term, ...] = attention_mask.terms if isinstance(attention_mask, BiasMask) else ()
+    terms: tuple[Term, ...] = ()
     layer: LayerInput | None = options.get("whereformer")
     if layer is not None:
         position, place = layer.forward.position, layer.place(query, asked, scaling)
-        query, key, value, added = position("act", layer.hidden, query, key, value, place)
-        terms += added
+        query, key, value, terms = position("act", layer.hidden, query, key, value, place)
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
     if asked.matrix is not None:
@@ -114,17 +113,13 @@ def requested(
     Without a mask, transformers' rule counts: the call's argument says whether attention is causal, else the layer's
     attribute. A mask of the model's own is all that limits its attention.
     """
-    batch, _, n_k, _ = key.shape
-    if isinstance(mask, BiasMask):
-        mask = mask.mask
+    n_k = key.shape[2]
     if mask is None:
         asked = RequestedMask(n_k, causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal))
     elif isinstance(mask, RequestedMask):
         asked = mask
         if asked.n_k != n_k:
             raise InputError("attention_mask", f"expected the {asked.n_k} keys that the model asked for, got {n_k}")
-    elif isinstance(mask, Regions):
-        asked = RequestedMask(n_k, documents=mask.ids.repeat(batch // mask.ids.shape[0], 1))
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):

@@ -22,7 +22,6 @@ from transformers.masking_utils import (
 )
 
 from ...errors import InputError
-from ...kernels import Term
 from ...kernels.tracing import can_look
 
 
@@ -84,37 +83,6 @@ def _has_blocks(seen: Tensor) -> bool:
     real = joined.any(2)
     before, from_here = real.cumsum(1) > real, real.flip(1).cumsum(1).flip(1) > 0
     return bool(((earliest >= tokens) & before & from_here).any())
-
-
-class Regions(NamedTuple):
-    """The regions of tokens: a query attends only to keys of its own.
-
-    Args:
-        ids: (batch or a divisor of it, n), the same for every so many rows of a batch.
-    """
-
-    ids: Tensor
-
-
-class BiasMask(NamedTuple):
-    """A bias in terms, which a model adds to its masks and hands on in place of one.
-
-    Args:
-        terms: the bias.
-        mask: what else masks; None masks nothing.
-    """
-
-    terms: tuple[Term, ...]
-    mask: Tensor | None = None
-
-    def __add__(self, other: BiasMask | Tensor) -> BiasMask:  # type: ignore[override]
-        """Add another bias, or a mask. A boolean mask stays one, where a sum of tensors would not."""
-        if not isinstance(other, BiasMask):
-            other = BiasMask((), other)
-        masks = [mask for mask in (self.mask, other.mask) if mask is not None]
-        if len(masks) == 2:
-            masks = [masks[0] & masks[1] if masks[0].dtype == masks[1].dtype == torch.bool else masks[0] + masks[1]]
-        return BiasMask(self.terms + other.terms, masks[0] if masks else None)
 
 
 def mask(

@@ -20,7 +20,7 @@ from ...lab.training.trainer import quiet_transformers
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.checkpoints.files import find_weights, read_header
 from ...models.checkpoints.loading import check_header, check_weights
-from ...models.seq2seq.model import CACHE
+from ...models.inputs import CACHE
 from ...positions import PositionRangeError
 from .model import generation_config
 from .settings import Decoding

@@ -14,16 +14,9 @@ from transformers import PreTrainedModel
 
 from ..served import Served
 from ..undo import Undo
-from . import deberta, grids, inkling, sound
+from . import deberta, inkling, sound
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
-    "swin.SwinAttention": {"forward": grids.swin},
-    "swin.SwinLayer": {"get_attn_mask": grids.regions},
-    "swinv2.Swinv2SelfAttention": {"forward": grids.swinv2},
-    "swinv2.Swinv2Layer": {"get_attn_mask": grids.regions},
-    "beit.BeitRelativePositionBias": {"forward": grids.beit_bias},
-    "data2vec_vision.Data2VecVisionRelativePositionBias": {"forward": grids.beit_bias},
-    "data2vec_vision.Data2VecVisionSelfAttention": {"forward": grids.data2vec},
     "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": sound.conformer},
     "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": sound.conformer},
     "seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": sound.conformer},
