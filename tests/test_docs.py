@@ -111,6 +111,15 @@ def test_links_lead_somewhere_in_a_repository_browser_too(page):
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_rows_of_tables_are_as_wide_as_their_headers(page):
+    width = None
+    for line in page.read_text(encoding="utf-8").splitlines():
+        bars = len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) if line.startswith("|") else None
+        assert width is None or bars in (None, width), line
+        width = bars
+
+
 def test_the_reference_lists_every_public_name():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = {name.rpartition(".")[2] for name in re.findall(r"auto\w+:: ([\w.]+)", text)}

@@ -18,7 +18,6 @@ from whereformer.exporting import to_onnx, to_torch
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
 from whereformer.positions import method_class
-from whereformer.positions.grids import GridMethod
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "methods" / "support.md"
@@ -142,7 +141,7 @@ def exported(name, write, file):
         intermediate_size=32,
         blocks="2",
         position=name,
-        position_options=QUICK.get(name, {}),
+        position_options=QUICK.get(name, {} if method_class(name).for_text else {"rows": 5, "columns": 8}),
         max_position_embeddings=40,
     )
     found = write(EncoderForMaskedLM(config).eval(), file)
@@ -161,8 +160,7 @@ def longer(name):
 def row(name):
     """A method's row of the table."""
     torch.manual_seed(0)
-    # Grids are whole at the lengths that are compared.
-    sides = {"columns": 16} if issubclass(method_class(name), GridMethod) else {}
+    sides = {} if method_class(name).for_text else {"rows": 32, "columns": 16}
     position = build_position(name, **SIZES, **QUICK.get(name, {}), **sides)
     marks = {True: "yes", False: "no"}
     with tempfile.TemporaryDirectory() as folder:

@@ -111,7 +111,7 @@ def test_our_relative_attention_costs_what_the_papers_does_or_less(rows, length)
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"position": name} for name in whereformer.position_names()),
+        *({"position": name} for name in whereformer.position_names(for_text=True)),
         {"position": "learned+tisa"},
         {"position": "tupe+t5"},
         *(
@@ -128,14 +128,14 @@ def test_our_relative_attention_costs_what_the_papers_does_or_less(rows, length)
         {"position": "transformer_xl", "position_options": {"form": "factorized"}},
         *(
             pytest.param({"blocks": "2-1x2-1", "position": name}, marks=pytest.mark.slow)
-            for name in whereformer.position_names()
+            for name in whereformer.position_names(for_text=True)
         ),
         *(
             pytest.param(
                 {"blocks": "1x2-2-1", "decoder_layers": "1x2", "position": name},
                 marks=() if name in ("tisa", "transformer_xl", "tupe") else pytest.mark.slow,
             )
-            for name in whereformer.position_names()
+            for name in whereformer.position_names(for_text=True)
         ),
         *(
             pytest.param(
@@ -278,7 +278,7 @@ def test_a_users_method_is_counted_as_it_is(changes, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"position": name} for name in whereformer.position_names()),
+        *({"position": name} for name in whereformer.position_names(for_text=True)),
         {"blocks": "1x12"},
         {"blocks": "2x3", "embedding_size": 8, "norm": "pre", "type_vocab_size": 0},
         {"blocks": "2-1x2-1", "decoder_layers": "1x2", "position": "tisa"},

@@ -179,7 +179,7 @@ def test_a_funnel_of_two_blocks(tmp_path):
     assert found.min_length == 3
 
 
-POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
+POSITIONS = [*whereformer.position_names(for_text=True), "learned+tisa", "tupe+t5"]
 KINDS = {
     "masked LM ONNX": (EncoderForMaskedLM, PLAIN, "model.onnx"),
     "masked LM": (EncoderForMaskedLM, PLAIN, "model.pt2"),

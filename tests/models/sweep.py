@@ -102,6 +102,9 @@ LAYERS = {name for name in SIZES if name.endswith(("layers", "n_layer", "experts
 }
 """The fields that alone make a model small, whatever its other sizes have to fit to."""
 
+FINAL = ("does not dispatch", "does not hand", "does not know", "no layer in which", "of a known form", "missing")
+"""Words of refusals that no other size changes."""
+
 MODES = ("tiny", "fill none", "six layers", "keep heads", "layers only", "as it is")
 """Ways to make a configuration small, one of which its class takes."""
 
@@ -320,7 +323,7 @@ def sweep_class(kind: type[PreTrainedConfig], model_class: type[PreTrainedModel]
             if row["outcome"] == "right":
                 return row
             first = first or row
-            if "does not dispatch" in row["why"]:
+            if any(reason in row["why"] for reason in FINAL):
                 break
             del model
     except NotBuiltError as error:

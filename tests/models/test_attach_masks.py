@@ -1,7 +1,9 @@
 """Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
 
+import ast
 import copy
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,6 +185,19 @@ def test_keys_that_a_model_chooses_are_refused(name):
         interface.attend(nn.Identity(), tensor, tensor, tensor, None, **{name: torch.zeros(1, 3)})
 
 
+@pytest.mark.slow
+def test_no_attention_function_of_transformers_reads_what_is_harmless():
+    folder = Path(transformers.__file__).parent
+    read = set()
+    for file in (*folder.glob("models/*/modeling_*.py"), *folder.glob("integrations/*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("attention_forward"):
+                read |= {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+    assert read >= {"query", "s_aux", "softcap", "position_bias"}
+    # Windows come with the mask. FlashAttention reads the longest text, and a cache that is divided into pages.
+    assert read & interface.HARMLESS <= {"sliding_window", "max_length_q", "max_length_k", "cache"}
+
+
 # Generation
 
 
@@ -242,9 +257,20 @@ def test_methods_that_count_from_the_start_of_a_row_take_no_packed_texts(way, po
     _, row = packed(way)
     with pytest.raises(InputError, match=r"^position: \w+ counts from the start of a row, so it takes no packed texts"):
         model(**row)
-    row["position_ids"] = torch.arange(15)[None]
     if way == "position_ids":
-        model(**row)
+        model(**{**row, way: torch.arange(15)[None]})
+
+
+@pytest.mark.slow
+def test_compiled_code_cannot_tell_packed_texts():
+    model = attach(make_decoder("Llama"), "tupe")
+    _, row = packed("position_ids")
+    with torch.no_grad(), pytest.raises(InputError, match="so compiled code takes no position_ids, which may pack"):
+        torch.compile(model, backend="eager")(**row)
+    del row["position_ids"]
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        close(compiled(**row).last_hidden_state, model(**row).last_hidden_state)
 
 
 def test_texts_that_a_matrix_keeps_apart():

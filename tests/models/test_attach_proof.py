@@ -311,10 +311,6 @@ def test_loading_proves(tmp_path, wrong):
             "a part of it: encoder",
         ),
         (
-            lambda: transformers.DacModel(transformers.DacConfig(encoder_hidden_size=4, decoder_hidden_size=32)),
-            "expected one of text, images or sound of a known form, DacModel reads 'input_values'",
-        ),
-        (
             lambda: transformers.Blip2QFormerModel(
                 transformers.Blip2QFormerConfig(**SIZES, encoder_hidden_size=16, pad_token_id=0)
             ),

@@ -8,7 +8,7 @@ import whereformer
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, PositionRangeError
 from whereformer.models import Block, parse_blocks
 
-POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
+POSITIONS = [*whereformer.position_names(for_text=True), "learned+tisa", "tupe+t5"]
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 12}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -82,6 +82,32 @@ def test_packed_rows_equal_separate_rows(position):
     ).last_hidden_state
     separate = torch.cat([model(ids[:, :4]).last_hidden_state, model(ids[:, 4:]).last_hidden_state], 1)
     torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5"])
+def test_every_packed_document_has_its_own_cls(position, separate):
+    """With scores of types: documents of other ids and lengths, one in two parts, and padding before and behind."""
+    config = small_config(position=position, segments="attention", separate_cls=separate, type_vocab_size=3)
+    model = Encoder(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    documents = [7, 7, 7, 7, 7, -2, -2, -2, -2, 7, 7, 7, 5, 0, 0, 0, 0, 0, 9]
+    mask = torch.tensor([[0] * 2 + [1] * 15 + [0] * 2])
+    ids, types = torch.randint(1, 50, (1, 19)), torch.randint(0, 3, (1, 19))
+    documents, at = torch.tensor([documents]), torch.zeros(1, 19, dtype=torch.long)
+    members = [(documents[0] == number).logical_and(mask[0] == 1).nonzero()[:, 0] for number in (7, -2, 5, 0)]
+    for rows in members:
+        at[0, rows] = torch.arange(len(rows))
+    packed = model(ids, mask, token_type_ids=types, position_ids=at, document_ids=documents).last_hidden_state
+    for rows in members:
+        alone = model(ids[:, rows], token_type_ids=types[:, rows]).last_hidden_state
+        torch.testing.assert_close(packed[:, rows], alone, rtol=1e-10, atol=1e-10)
+    real = mask[0] == 1
+    without = model(
+        ids[:, real], token_type_ids=types[:, real], position_ids=at[:, real], document_ids=documents[:, real]
+    ).last_hidden_state
+    torch.testing.assert_close(without, packed[:, real], rtol=1e-10, atol=1e-10)
 
 
 def test_shared_layers_have_positions_of_their_own_in_every_pass():
@@ -170,6 +196,15 @@ def test_bad_blocks_are_named(blocks):
 def test_numbers_that_are_too_small_are_named(field, bad, least):
     with pytest.raises(ValueError, match=f"^{field}: expected at least {least}, got {bad}$"):
         small_config(**{field: bad})
+
+
+@pytest.mark.parametrize("bad", [1.0, 1, -0.1, float("nan")])
+def test_attention_cannot_drop_all_weights(bad):
+    """Those that stay are divided by the chance to stay."""
+    with pytest.raises(ValueError, match=rf"^attention_probs_dropout_prob: expected a number in \[0, 1\), got {bad}$"):
+        small_config(attention_probs_dropout_prob=bad)
+    with pytest.raises(ValueError, match=r"^dropout_p: expected a number in \[0, 1\), got 1.0$"):
+        whereformer.attention(*torch.randn(3, 1, 2, 4, 8), dropout_p=1.0)
 
 
 def test_errors_name_the_argument():

@@ -280,7 +280,7 @@ def test_changes_win_over_a_preset():
 
 @pytest.mark.parametrize(
     ("position", "scaled"),
-    [("shaw", True), ("transformer_xl", True), ("deberta", True), ("tisa", False), ("tupe", False), ("cope", False)],
+    [("shaw", True), ("transformer_xl", True), ("deberta", True), ("tisa", False), ("tupe", False), ("fox", False)],
 )
 def test_the_scale_of_what_positions_add(position, scaled):
     """Either all of a score has it, or what does not depend on the keys is as it was."""

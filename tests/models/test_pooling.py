@@ -97,7 +97,8 @@ def test_scores_of_types_are_their_definition(separate, kinds):
         torch.nn.init.normal_(parameter)
     query = torch.randn(2, 2, 5, 4, dtype=torch.float64)
     query_types, key_types = torch.randint(0, max(kinds, 3), (2, 5)), torch.randint(0, max(kinds, 3), (2, 7))
-    term = module(query, query_types, key_types)
+    queries, keys = (Tokens(Positions(0, 1, types.shape[1]), segments=types) for types in (query_types, key_types))
+    term = module(query, queries, keys)
     scores = term.query_factors @ term.key_factors.mT
     expected = segment_scores(module, query, query_types, key_types)
     torch.testing.assert_close(scores, expected)

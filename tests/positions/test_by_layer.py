@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Model
 
-from tests.positions.stack import HEADS, WIDTH, attend, embeddings
+from tests.positions.stack import HEADS, WIDTH, embeddings
 from whereformer import Encoder, EncoderConfig, Place, Positions, attach, build_position, detach, load_pretrained
 from whereformer.analysis.reading import layers_with_position, position_scores
 from whereformer.positions import ByLayer, Position, layer_pattern, method_names, own_name, register
-from whereformer.testing import check_position, spread
+from whereformer.testing import attend, check_position, spread
 
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
 
@@ -23,7 +23,7 @@ PATTERNS = [
     "rope/none",
     "tisa/shaw",
     "learned+tisa/learned",
-    "cope/rope+logn",
+    "fox/rope+logn",
     "transformer_xl/none",
     "floater/t5/floater/none",
 ]

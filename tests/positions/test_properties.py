@@ -12,19 +12,7 @@ from torch import nn
 
 from tests.every import EVERY
 from tests.positions.layers import scores
-from tests.positions.stack import (
-    EACH_METHOD,
-    HEADS,
-    MAX_LENGTH,
-    METHODS,
-    WIDTH,
-    attend,
-    build,
-    embeddings,
-    make,
-    parts_of,
-    run,
-)
+from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, METHODS, WIDTH, build, embeddings, make, parts_of
 from whereformer import (
     DenseBias,
     OffsetBias,
@@ -38,6 +26,7 @@ from whereformer import (
 from whereformer.positions import method_class
 from whereformer.positions.alibi import slopes
 from whereformer.positions.t5 import buckets
+from whereformer.testing import attend
 
 HEAD_DIM = WIDTH // HEADS
 
@@ -74,11 +63,11 @@ def test_a_common_shift_changes_nothing(method, length, start, stride, shift, ex
     torch.manual_seed(seed)
     position, words, at = make(method), embeddings(length), Positions(start, stride, length)
     moved = shifted(at, shift, explicit)
-    assert_close(run(position, words, moved, moved), run(position, words, at, at))
+    assert_close(attend(position, words, moved, moved), attend(position, words, at, at))
     last, moved_last = Positions(at.last, 1, 1), shifted(Positions(at.last, 1, 1), shift, explicit)
     assert_close(
-        run(position, words, moved_last, moved, rows=slice(-1, None)),
-        run(position, words, last, at, rows=slice(-1, None)),
+        attend(position, words, moved_last, moved, rows=slice(-1, None)),
+        attend(position, words, last, at, rows=slice(-1, None)),
     )
 
 
@@ -88,12 +77,12 @@ def test_a_common_shift_changes_nothing_for_fire_up_to_its_threshold(length, shi
     torch.manual_seed(seed)
     position, words = make("fire", initial_threshold=1000.0), embeddings(length)  # at least 300 in every layer
     at, moved = Positions(0, 1, length), shifted(Positions(0, 1, length), shift, explicit)
-    assert_close(run(position, words, moved, moved), run(position, words, at, at))
+    assert_close(attend(position, words, moved, moved), attend(position, words, at, at))
 
 
 def test_a_common_shift_matters_to_fire_beyond_its_threshold():
     position, words, far = make("fire"), embeddings(9), Positions(90, 1, 9)
-    assert (run(position, words) - run(position, words, far, far)).abs().max() > 1e-3
+    assert (attend(position, words) - attend(position, words, far, far)).abs().max() > 1e-3
 
 
 # --- batches and padding
@@ -105,10 +94,10 @@ def test_a_common_shift_matters_to_fire_beyond_its_threshold():
 def test_permuting_the_batch_permutes_the_outputs(method, seed):
     torch.manual_seed(seed)
     position, words, order = make(method), embeddings(6, batch=4), torch.randperm(4)
-    assert_close(run(position, words[order]), run(position, words)[order])
+    assert_close(attend(position, words[order]), attend(position, words)[order])
     ids = torch.stack([torch.randperm(MAX_LENGTH)[:6] for _ in range(4)])
-    permuted = run(position, words[order], ids[order], ids[order])
-    assert_close(permuted, run(position, words, ids, ids)[order])
+    permuted = attend(position, words[order], ids[order], ids[order])
+    assert_close(permuted, attend(position, words, ids, ids)[order])
 
 
 @all_methods
@@ -119,7 +108,7 @@ def test_padding_on_the_right_changes_nothing(method, length, padding, seed):
     position, words = make(method), embeddings(length)
     padded = torch.cat((words, 100 * embeddings(padding)), 1)
     mask = (torch.arange(length + padding) < length).expand(2, -1)
-    assert_close(run(position, padded, key_mask=mask)[:, :length], run(position, words))
+    assert_close(attend(position, padded, key_mask=mask)[:, :length], attend(position, words))
 
 
 @all_methods
@@ -132,14 +121,14 @@ def test_padding_on_the_left_changes_nothing_when_positions_say_so(method, lengt
     at = torch.arange(-padding, length)
     ids = at.clamp(min=0).expand(2, -1)
     mask = (at >= 0).expand(2, -1)
-    assert_close(run(position, padded, ids, ids, key_mask=mask)[:, padding:], run(position, words))
+    assert_close(attend(position, padded, ids, ids, key_mask=mask)[:, padding:], attend(position, words))
 
 
 @all_methods
 def test_padding_gets_no_gradient(method):
     position, words = make(method), embeddings(8).requires_grad_()
     mask = (torch.arange(8) < 5).expand(2, -1)
-    run(position, words, key_mask=mask)[:, :5].square().sum().backward()
+    attend(position, words, key_mask=mask)[:, :5].square().sum().backward()
     assert (words.grad[:, 5:] == 0).all()
     assert (words.grad[:, :5] != 0).any(-1).all()
 

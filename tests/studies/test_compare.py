@@ -289,11 +289,13 @@ def test_every_method_can_be_compared(text, tmp_path):
     from whereformer.positions import Position, method_class
 
     results = run(text, tmp_path, positions="all")
-    assert list(results["runs"]) == position_names()
+    assert list(results["runs"]) == position_names(for_text=True)
     fixed = {name for name, runs in results["runs"].items() if "cannot" in runs["0"]["scores"]["32"]}
-    assert fixed == {*position_names(extrapolates=False)}
+    assert fixed == {*position_names(extrapolates=False, for_text=True)}
     with_curves = {name for name, runs in results["runs"].items() if runs["0"]["curves"]}
-    assert with_curves == {name for name in position_names() if method_class(name).curve is not Position.curve}
+    assert with_curves == {
+        name for name in position_names(for_text=True) if method_class(name).curve is not Position.curve
+    }
 
 
 def test_other_text_does_not_mix_with_results_already_there(text, tmp_path, capsys):

@@ -151,6 +151,13 @@ def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words
     long = torch.arange(48) + 5
     other = torch.cat([long[:-1], long[:1]])
     assert not torch.allclose(student.vectors([long]), student.vectors([other]), atol=1e-4)
+    # Padding on the left counts neither for positions nor for windows.
+    ids, mask = student.padded([torch.arange(5, 35), long])
+    padding = int((mask[0] == 0).sum())
+    left = [torch.stack([each[0].roll(padding), each[1]]) for each in (ids, mask)]
+    states, wanted = student.states(*left), student.states(ids, mask)
+    torch.testing.assert_close(states[0, padding:], wanted[0, :-padding])
+    torch.testing.assert_close(states[1], wanted[1])
 
 
 def interrupt(monkeypatch, options):

@@ -5,8 +5,8 @@ independent at i and j, only the positions remain. A score is a product of a par
 score of the two mean states. For embeddings without a norm this is what the TISA paper calls average content (its
 figure 8); here the mean is taken after the norm, whose scale depends on the words. This covers every method: embeddings
 that are added to words, rotations, and terms of the scores. In deeper layers position embeddings are mixed with
-everything else, but a method that acts in every layer can be read there in the same way. (A method that bends queries
-or keys, as pope and fox do, is read at the mean states, which is not the mean of its scores.)
+everything else, but a method that acts in every layer can be read there in the same way. (A method that bends keys,
+as fox does, is read at the mean states, which is not the mean of its scores.)
 """
 
 from __future__ import annotations

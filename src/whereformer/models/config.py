@@ -22,6 +22,7 @@ from .checks import (
     check_inherited,
     check_kinds,
     check_position,
+    check_shares,
     set_unknown_apart,
     width_of_heads,
 )
@@ -48,8 +49,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "intermediate_size": (1, 8 * MOST_WIDTH),
     "max_position_embeddings": (1, MOST_IDS),
     "type_vocab_size": (0, MOST_IDS),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout_prob"), (0, 1)),
-    "classifier_dropout": (0, 1),
+    **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0, 1)),
     "initializer_range": (0, 1e3),
     "layer_norm_eps": (0, 1),
     "attention_scale": (0, 1e3),
@@ -96,6 +96,8 @@ class EncoderConfig(PreTrainedConfig):
             repeated to the depth. Layers are counted as for windows, and the pattern must divide them.
         position_options: the method's options; in a dictionary by the method's name those of one of several.
         max_position_embeddings: the number of positions for methods that have a fixed number.
+        count_padding: whether default positions count tokens that are ``pad_token_id``, as BERT's do. RoBERTa's and
+            MPNet's do not, so that a row padded on the left has the positions that it has without the padding.
         norm: "post" (BERT: normalize after adding) or "pre" (normalize a layer's input, and once more at the end).
         norm_type: "layer" or "rms" (no mean is subtracted and no bias added, as in NeoBERT).
         embedding_norm: whether the embeddings are normalized (NeoBERT's are not).
@@ -115,7 +117,7 @@ class EncoderConfig(PreTrainedConfig):
             adds to scores is not changed by it.
         causal: whether tokens attend only to themselves and to earlier positions, for
             :class:`~whereformer.EncoderForCausalLM`. Blocks must not pool, which would mix a token with the next.
-        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.
+        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states, and on attention weights (below 1).
         activation_dropout_prob: dropout between the feed-forward layers.
         classifier_dropout: dropout before a classifier's last layer; hidden_dropout_prob if None.
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
@@ -159,6 +161,7 @@ class EncoderConfig(PreTrainedConfig):
     position: str = "learned"
     position_options: dict[str, Any] | None = None
     max_position_embeddings: int = 512
+    count_padding: bool = True
     norm: str = "post"
     norm_type: str = "layer"
     embedding_norm: bool = True
@@ -204,8 +207,11 @@ class EncoderConfig(PreTrainedConfig):
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
         check_bounds(self, BOUNDS)
+        check_shares(self, "attention_probs_dropout_prob")
         # That of padding is a row of the table.
         check_bounds(self, {"pad_token_id": (0, self.vocab_size - 1)})
+        if not self.count_padding and self.pad_token_id is None:
+            raise InputError("count_padding", "False needs a pad_token_id, got None")
         check_activation(self, "hidden_act")
         check_activation(self, "classifier_act")
         self.head_dim = width_of_heads(self)

@@ -143,7 +143,7 @@ class Attention(nn.Module):
                 key, value = earlier.cache.update(key, value, layer)
                 rotated_at, earlier = place, None
             if self.segments is not None and context.queries.segments is not None:
-                types = (self.segments(query, context.queries.segments, context.keys.segments),)
+                types = (self.segments(query, context.queries, context.keys),)
         query, key, value, terms = position("act", queries, query, key, value, place, rotated_at)
         if earlier is not None:
             # A cache needs pairs; without keys it gets the value twice.
@@ -180,7 +180,7 @@ class SegmentScores(nn.Module):
     """One score for tokens of the same type, another for tokens of different types (Dai et al. 2020, and its code).
 
     ``score_ij += scale * <q_i + bias, same>`` if the types are equal or one is [CLS]'s, else with ``different``. A
-    separate [CLS] gets nothing in its row and column.
+    separate [CLS], the first token of a row or of each packed document, gets nothing in its row and column.
 
     Shape:
         bias: (num_attention_heads, head_dim). different, same: ``weight`` (2, num_attention_heads, head_dim).
@@ -195,8 +195,15 @@ class SegmentScores(nn.Module):
         self.bias = nn.Parameter(torch.empty(*heads))
         self.weight = nn.Parameter(torch.empty(2, *heads))
 
-    def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
-        """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type."""
+    def forward(self, query: Tensor, queries: Tokens, keys: Tokens) -> FactorPair:
+        """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type.
+
+        Args:
+            query: (batch, heads, n_q, head_dim).
+            queries, keys: the tokens, with their segments.
+        """
+        assert queries.segments is not None
+        assert keys.segments is not None
         weight = (self.weight * self.scale).to(query.dtype)
         # Not computed from query + bias, which would have to be kept for the backward; nor with "@", which would copy
         # the query.
@@ -204,14 +211,31 @@ class SegmentScores(nn.Module):
         from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
         unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each
         kinds = torch.arange(self.kinds, device=query.device)
-        is_type, query_type = (types[:, None, :, None] for types in (key_types, query_types))
+        is_type, query_type = (types[:, None, :, None] for types in (keys.segments, queries.segments))
         accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
         query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
         key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)
         if self.separate_cls:
-            query_factors = functional.pad(query_factors[:, :, 1:], (0, 0, 1, 0))
-            key_factors = functional.pad(key_factors[:, :, 1:], (0, 0, 1, 0))
+            query_factors, key_factors = without_cls(query_factors, queries), without_cls(key_factors, keys)
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
+
+
+def without_cls(factors: Tensor, tokens: Tokens) -> Tensor:
+    """Return factors (batch, heads or 1, n, rank) with zeros for every separate [CLS]."""
+    if tokens.starts is None:
+        return functional.pad(factors[:, :, 1:], (0, 0, 1, 0))
+    return factors.masked_fill(tokens.starts[:, None, :, None], 0.0)
+
+
+def starts_of(documents: Tensor, real: Tensor | None) -> Tensor:
+    """Return which tokens (batch, n) are the first real ones of their documents, wherever these are in the row."""
+    # Padding stands apart from the documents' real tokens, whatever its id.
+    ids = documents.long() if real is None else 2 * documents.long() + ~real
+    order = ids.argsort(dim=-1, stable=True)
+    ids = ids.gather(-1, order)
+    first = functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
+    starts = torch.empty_like(first).scatter(-1, order, first)
+    return starts if real is None else starts & real
 
 
 def may_share(layers: nn.ModuleList) -> bool:

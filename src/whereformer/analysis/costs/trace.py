@@ -29,6 +29,7 @@ from ...kernels.terms import Term
 from ...models import EncoderConfig
 from ...models.encoder import position_of
 from ...models.layers import SegmentScores
+from ...models.pooling import Tokens
 from ...positions import Place, Position
 from .attention import training
 from .kept import KeptTensors
@@ -127,8 +128,11 @@ class Trace:
         pairs = ((first_query, query), (first_key, key), (value, new_value))
         self._kept.leave_out(hidden, *(old for old, new in pairs if old is new and old is not None))
         if segments is not None and first_query is not None:
-            types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (at.n_q, at.n_k))
-            terms += (segments(first_query, *types),)
+            tokens = (
+                Tokens(positions, segments=torch.empty(self.batch, n, dtype=torch.int64, device=META))
+                for positions, n in ((at.queries, at.n_q), (at.keys, at.n_k))
+            )
+            terms += (segments(first_query, *tokens),)
         return make_call(
             query,
             key,

@@ -27,12 +27,14 @@ class StackForward:
         position: the method.
         share: whether layers may use what another one computed.
         with_weights: whether the caller wants attention weights; None: the configuration decides.
+        placed: whether the caller gives positions, which may begin anew with each text of a row.
     """
 
-    def __init__(self, position: Position, share: bool, with_weights: bool | None = None) -> None:
+    def __init__(self, position: Position, share: bool, with_weights: bool | None = None, placed: bool = False) -> None:
         self.position = position
         self.share = share
         self.with_weights = with_weights
+        self.placed = placed
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
         self.kept: tuple[Positions, Positions, Any] | None = None
@@ -90,19 +92,20 @@ class LayerInput:
 
     def _check(self, asked: RequestedMask, n_q: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
-        method = self.forward.position
-        causal, counting = method.model.causal, [part for part in method.methods() if part.scales_query]
+        causal, methods = self.forward.position.model.causal, self.forward.position.methods()
+        counting = [method for method in methods if method.scales_query]
         if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
             raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
         # Keys can be counted within documents, but not within the blocks of a matrix.
-        placed = [part for part in method.methods() if not part.shift_invariant]
-        placed += counting if asked.documents is None else []
-        if placed and asked.is_packed():
-            raise InputError(
-                "position",
-                f"{type(placed[0]).__name__} counts from the start of a row, so it takes no packed texts; give each "
-                "text a row of its own",
-            )
+        from_start = [method for method in methods if not method.shift_invariant]
+        from_start += counting if asked.documents is None else []
+        # Compiled code cannot look at a matrix.
+        hidden = torch.compiler.is_compiling() and asked.matrix is not None and asked.real is None
+        if from_start and (asked.is_packed() or (hidden and self.forward.placed)):
+            reason = "it takes no packed texts; give each text a row of its own"
+            if hidden:
+                reason = "compiled code takes no position_ids, which may pack texts; leave them out"
+            raise InputError("position", f"{type(from_start[0]).__name__} counts from the start of a row, so {reason}")
 
 
 class Start:
@@ -125,7 +128,7 @@ class Start:
             raise InputError("is_causal", f"{stated} needs config.is_causal = {stated} before a method is attached")
         # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
         share = not (module.training and any(layer.gradient_checkpointing for layer in self.layers))
-        forward = StackForward(method, share, kwargs.get("output_attentions"))
+        forward = StackForward(method, share, kwargs.get("output_attentions"), kwargs.get("position_ids") is not None)
         return args, {**kwargs, "whereformer_forward": forward}
 
 

@@ -29,7 +29,7 @@ HARMLESS = frozenset({
     "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits",
     "past_key_values", "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
-"""The options that change no score: the model has used them before, or they come with the mask."""
+"""The options that change no score: no attention function of transformers reads them, or they come with the mask."""
 
 
 def check_options(module: nn.Module, options: Mapping[str, Any]) -> None:

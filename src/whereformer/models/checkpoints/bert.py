@@ -83,6 +83,7 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
         "embedding_size": embedding_size,
         "blocks": f"1x{layers}" if hasattr(config, "num_hidden_groups") else str(layers),
         "position": "learned",
+        "count_padding": not family.skips_padding,
         **({} if "classifier_act" in family.renamed else {"classifier_act": family.classifier_act}),
         **own,
     }

@@ -53,9 +53,8 @@ def load_pretrained(
 
     Where transformers goes by other conventions:
 
-    - RoBERTa's and MPNet's positions are counted here from 0 and in the order of the row, there from
-      ``pad_token_id + 1`` and without the padding. So rows padded on the right are the same, and for ones padded on the
-      left ``position_ids`` have to say where a row begins.
+    - RoBERTa's and MPNet's positions are counted from 0 here, also in given ``position_ids``, and there from
+      ``pad_token_id + 1``. In both, padding is not counted (``config.count_padding``).
     - An ELECTRA discriminator's logits are as it was trained, positive for a token that was *replaced*, where our own
       :class:`EncoderForPreTraining` and Funnel's say "original": label replaced tokens 1.
     - Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0,

@@ -97,8 +97,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
 
     positions: str | None = None
-    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method. Default: none,
-    sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
+    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text. Default:
+    none, sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
 
     out: Path = Path("runs/compare")
     """Folder for the results."""
@@ -201,7 +201,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         named = usual if self.positions is None else self.positions
         return CompareJob(
             settings=settings,
-            positions=check_positions(position_names() if named == "all" else named.split(","), settings),
+            positions=check_positions(position_names(for_text=True) if named == "all" else named.split(","), settings),
             seeds=range(self.seed, self.seed + self._seeds),
             device=device,
             jobs=number_of_jobs(self.jobs, device, small=True),

@@ -59,8 +59,8 @@ class Probe(Jobs, Seeds, Study):
     """
 
     positions: str | None = None
-    """Methods to try, separated by commas. "a+b" uses both at once; "all" means every method. Default: none, learned,
-    rope, alibi, t5, shaw, tisa (with --quick: none, learned, rope, tisa)."""
+    """Methods to try, separated by commas. "a+b" uses both at once; "all" means every method for text. Default: none,
+    learned, rope, alibi, t5, shaw, tisa (with --quick: none, learned, rope, tisa)."""
 
     tasks: str | None = None
     """Tasks to try, separated by commas. Default: all."""
@@ -100,7 +100,7 @@ class Probe(Jobs, Seeds, Study):
         steps = self.steps or (QUICK_STEPS if self.quick else DEFAULT_STEPS)
         settings = ProbeSettings(self.length, steps, device=device.type)
         names = check_methods(
-            position_names() if positions == ("all",) else positions,
+            position_names(for_text=True) if positions == ("all",) else positions,
             hidden_size=settings.hidden_size,
             num_heads=settings.num_heads,
             num_layers=settings.layers,

@@ -77,7 +77,7 @@ class Properties(Seeds, TextOptions, Study):
             return PropertiesJob(positions=names, jobs=self.jobs, comparison=self.results)
         usual = QUICK_STEPS if self.quick else DEFAULT_STEPS
         comparison = Compare(
-            positions=",".join([BASELINE, *(names or [name for name in position_names() if name != BASELINE])]),
+            positions=",".join(dict.fromkeys([BASELINE, *(names or position_names(for_text=True))])),
             data=self.data,
             column=self.column,
             out=self.out / "comparison",
