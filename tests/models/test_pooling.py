@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.models.funnels import MODES, funnel_config, pool, segment_scores, windows
 from whereformer import Positions
 from whereformer.models.layers import SegmentScores
-from whereformer.models.pooling import Pooling, Tokens, unpool
+from whereformer.models.pooling import Tokens, unpool
 
 WAYS = [
     {"separate_cls": True, "truncate_seq": True},
@@ -86,25 +86,6 @@ def test_unpooling_gives_every_token_its_own_window(way, length, times):
             window = (token - first) // size
             start = first + window * size
             assert start <= whole[0, token] < start + size
-
-
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.booleans())
-def test_unpooling_is_as_long_as_asked(times, pooled, length, separate):
-    hidden = torch.randn(2, pooled, 3)
-    first = int(separate)
-    wanted = min(length, first + (pooled - first) * times + times - 1)
-    whole = unpool(hidden, times, wanted, separate)
-    assert whole.shape == (2, wanted, 3)
-    assert torch.equal(whole[:, :first], hidden[:, :first])
-
-
-def test_a_last_window_of_one_is_not_averaged_with_anything():
-    pooling = Pooling("mean", separate_cls=False, truncate=False, mask="any")
-    hidden = torch.tensor([[[1.0], [3.0], [8.0]]], requires_grad=True)
-    pooled = pooling.hidden(hidden)
-    assert pooled.flatten().tolist() == [2.0, 8.0]
-    pooled.sum().backward()
-    assert hidden.grad.flatten().tolist() == [0.5, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("separate", [True, False])
