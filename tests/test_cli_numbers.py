@@ -27,7 +27,6 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 
 EXPERIMENTS = "whereformer.studies"
 PLACES = {
-    "bench": (f"{EXPERIMENTS}.bench.run", "BenchJob.run"),
     "pretrain": ("whereformer.lab.training.long_run", "train"),
     "compare": (f"{EXPERIMENTS}.compare.run", "CompareJob.run"),
     "finetune": (f"{EXPERIMENTS}.finetune.run", "FinetuneJob.run"),
@@ -92,7 +91,7 @@ OPTIONS = [(name, *each) for name in PLACES for each in options(KINDS[name])]
 
 
 def test_options_are_found():
-    assert {("pretrain", "--learning-rate", False), ("bench", "--lengths", True)} < set(OPTIONS)
+    assert {("pretrain", "--learning-rate", False), ("compare", "--lengths", True)} < set(OPTIONS)
     assert {name for name, *_ in OPTIONS} == set(PLACES)
     assert len(OPTIONS) > 90
 
@@ -153,7 +152,6 @@ def commands(tmp_path_factory):
     text = ["--data", str(place / "text.txt")]
     small = ["--vocab-size=64", "--hidden-size=16", "--num-heads=2", "--blocks=1", "--length=8"]
     return {
-        "bench": ["--quick"],
         "pretrain": [*text, *small, "--steps=10", "--cache", str(place / "cache")],
         "compare": [*text, *small, "--quick", "--positions=none,learned"],
         "finetune": ["--model", model, "--task=rte", "--data", str(place / "glue"), "--kernels=1"],

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     )
     from .positions import Place, PositionRangeError, build_position, position_names
     from .studies.analyze.results import AnalyzeResults
-    from .studies.bench.results import BenchResults
     from .studies.compare.results import CompareResults
     from .studies.distill.results import DistillResults
     from .studies.extend.results import ExtendResults
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
-    bench: Callable[..., BenchResults]
     compare: Callable[..., CompareResults]
     distill_positions: Callable[..., DistillResults]
     extend: Callable[..., ExtendResults]
@@ -108,7 +106,6 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
-    "bench",
     "build_position",
     "compare",
     "decomposed_offset_keys",
@@ -146,7 +143,7 @@ _TERMS = {
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _STUDIES = {
-    *("analyze", "bench", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe", "properties"),
+    *("analyze", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe", "properties"),
     "translate",
 }
 _MODULES = {

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str | None] = {
     "compare": None,
     "probe": None,
-    "bench": None,
     "pretrain": None,
     "finetune": None,
     "translate": "translate:Translate",
