@@ -58,7 +58,7 @@ def test_none_is_not_accepted(words, capsys):
     assert "no type matching" not in error
 
 
-@pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "properties", "cost"])
+@pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "cost"])
 @pytest.mark.parametrize("kind", ["a device", "a named pipe", "a symbolic link"])
 def test_outputs_replace_no_devices_pipes_and_links(name, kind, tmp_path, capsys):
     out = tmp_path / "out"
@@ -82,7 +82,7 @@ def link(tmp_path):
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "properties"])
+@pytest.mark.parametrize("name", ["compare", "probe", "pretrain"])
 def test_a_link_to_a_folder_is_the_folder(name, link, tmp_path, capsys):
     real = tmp_path / "disk"
     with open_folder(real):

@@ -35,7 +35,6 @@ PLACES = {
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
-    "properties": (f"{EXPERIMENTS}.properties.run", "PropertiesJob.run"),
     "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
     "extend": (f"{EXPERIMENTS}.extend.run", "ExtendJob.run"),
     "cost": None,
@@ -119,7 +118,7 @@ def test_a_folder_without_a_name_is_refused(words, capsys):
         compare --seed {2**64} => --seed: expected 0 to 4294967295, got 18446744073709551616
         probe --length 1048576 => --length: expected 4 to 512, got 1048576
         probe --seed -1 => --seed: expected 0 to 4294967295, got -1
-        properties --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
+        compare --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
         pretrain --steps {2**63 - 1} => --steps: expected at most 2147483647, got 9223372036854775807
         pretrain --lengths {10**19}:1 => --lengths: expected lengths of 8 to 1048576 and shares above 0
         pretrain --learning-rate 1e308 => --learning-rate: expected at most 1e+06, got 1e+308
@@ -160,7 +159,6 @@ def commands(tmp_path_factory):
         "translate score": ["--hypotheses", pairs[3], "--references", pairs[3]],
         "analyze": [model, *text],
         "probe": ["--positions=learned", "--tasks=copy"],
-        "properties": [*text, "--length=8", "--positions=learned"],
         "distill-positions": [model, *text],
         "extend": [model, *text],
         "cost": ["--devices=8"],

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
-    from .studies.properties.results import PropertiesResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
     translate: Callable[..., TranslationResults]
-    properties: Callable[..., PropertiesResults]
 
 __version__ = "0.1.0"
 
@@ -122,7 +120,6 @@ __all__ = [
     "position_names",
     "pretrain",
     "probe",
-    "properties",
     "to_transformers",
     "translate",
 ]
@@ -143,7 +140,7 @@ _TERMS = {
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _STUDIES = {
-    *("analyze", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe", "properties"),
+    *("analyze", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe"),
     "translate",
 }
 _MODULES = {

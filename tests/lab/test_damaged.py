@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.damage import damages
-from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report, test_properties_report
+from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.terminal import Terminal
@@ -18,7 +18,6 @@ from whereformer.studies.compare.results import CompareResults
 from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
 from whereformer.studies.probe.results import ProbeResults
-from whereformer.studies.properties.results import PropertiesResults
 
 CONSOLE = Terminal(width=100, file=io.StringIO())
 
@@ -46,7 +45,6 @@ def files(tmp_path_factory):
     return {
         CompareResults: (test_compare_report.results_of(2), show_comparison),
         FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show),
-        PropertiesResults: (saved(test_properties_report.results_of(), tmp_path_factory), lambda results: None),
         ProbeResults: (saved(test_probe_report.made_up(), tmp_path_factory), show),
     }
 

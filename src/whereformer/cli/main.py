@@ -33,7 +33,6 @@ COMMANDS: dict[str, str | None] = {
     "analyze": None,
     "distill-positions": None,
     "extend": None,
-    "properties": None,
     "export": "export:Export",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",

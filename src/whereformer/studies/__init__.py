@@ -19,7 +19,6 @@ STUDIES = {
     "pretrain": "pretrain.settings:Pretrain",
     "probe": "probe.settings:Probe",
     "translate": "translate.settings:TranslateTrain",
-    "properties": "properties.settings:Properties",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
 
