@@ -120,13 +120,14 @@ def extend(run, tmp_path):
     pairs.write_text("\n".join(map(json.dumps, rows)))
     whereformer.extend(model=model, data=documents, length=48, steps=1, out=tmp_path / "longer", quiet=True)
     given = (f"--model={model}", f"--documents={documents}", f"--pairs={pairs}", f"--extended={tmp_path / 'longer'}")
-    run("extend", *given, "--length=48", "--count=20", "--places=3", "--passage=8", f"--out={tmp_path / 'out'}")
+    small = ("--length=48", "--count=20", "--places=3", "--passage=8", "--chunks", "30", "10")
+    run("extend", *given, *small, f"--out={tmp_path / 'out'}")
     found = results_of(tmp_path / "out" / "results.json")["rows"]
-    assert list(found) == ["as it is", "mean of chunks", "interpolated", "first rows kept, rest stretched", "longer"]
+    chunks = ["mean of chunks of 30", "mean of chunks of 10", "a vector for each chunk"]
+    assert list(found) == ["as it is", *chunks, "interpolated", "repeated, untrained", "longer"]
     assert all(len(row["by_place"]) == 3 and 0 < row["found"] <= 1 for row in found.values())
     # Both give the original's vectors of short texts.
-    kept = "first rows kept, rest stretched"
-    assert found["as it is"]["spearman"] == found["mean of chunks"]["spearman"] == found[kept]["spearman"]
+    assert all(found[name]["spearman"] == found["as it is"]["spearman"] for name in (*chunks, "repeated, untrained"))
 
 
 def distilled(run, tmp_path):

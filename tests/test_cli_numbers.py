@@ -35,7 +35,6 @@ PLACES = {
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
-    "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
     "extend": (f"{EXPERIMENTS}.extend.run", "ExtendJob.run"),
     "cost": None,
 }
@@ -123,7 +122,7 @@ def test_a_folder_without_a_name_is_refused(words, capsys):
         pretrain --lengths {10**19}:1 => --lengths: expected lengths of 8 to 1048576 and shares above 0
         pretrain --learning-rate 1e308 => --learning-rate: expected at most 1e+06, got 1e+308
         translate train --source a --target b --threads 1048576 => --threads: expected 1 to 1024, got 1048576
-        distill-positions x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000
+        analyze x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000
         finetune --model x --task rte --kernels {10**9} => --kernels: expected numbers from 0 to 1024 separated by
         cost --devices 8 --flops 5e-324 => --flops: expected 1 to 1e+30, got 5e-324
     """),
@@ -159,7 +158,6 @@ def commands(tmp_path_factory):
         "translate score": ["--hypotheses", pairs[3], "--references", pairs[3]],
         "analyze": [model, *text],
         "probe": ["--positions=learned", "--tasks=copy"],
-        "distill-positions": [model, *text],
         "extend": [model, *text],
         "cost": ["--devices=8"],
     }

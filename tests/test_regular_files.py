@@ -63,7 +63,6 @@ def test_what_is_no_regular_file_is_named(tmp_path, pipe, monkeypatch):
         "compare --data {}",
         "pretrain --data {}",
         "analyze {model} --data {}",
-        "distill-positions {model} --data {}",
         "translate train --source {} --target {}",
         "translate train --data {}",
         "compare --train {} --validation {} --text text --label label",

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from .positions import Place, PositionRangeError, build_position, position_names
     from .studies.analyze.results import AnalyzeResults
     from .studies.compare.results import CompareResults
-    from .studies.distill.results import DistillResults
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 
     analyze: Callable[..., AnalyzeResults]
     compare: Callable[..., CompareResults]
-    distill_positions: Callable[..., DistillResults]
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]
@@ -108,7 +106,6 @@ __all__ = [
     "compare",
     "decomposed_offset_keys",
     "detach",
-    "distill_positions",
     "explain",
     "extend",
     "finetune",
@@ -139,10 +136,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {
-    *("analyze", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe"),
-    "translate",
-}
+_STUDIES = {"analyze", "compare", "extend", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

@@ -1,7 +1,7 @@
 """Estimates of a model's cost, and measurements of what a model has learned about position.
 
-Toeplitzness, fits and ``identify`` need only torch. Costs also need transformers; without it, using their names raises
-an error that says so.
+Toeplitzness, fits and ``identify`` need only torch. Costs and ``distill_positions`` also need transformers; without it,
+using their names raises an error that says so.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         linear_flops,
         paper_table,
     )
+    from .distilling import distill_positions
 
 __all__ = [
     "Cell",
@@ -45,6 +46,7 @@ __all__ = [
     "count_parameters",
     "diagonal_means",
     "diagonals",
+    "distill_positions",
     "fit_loss",
     "fit_tisa",
     "fit_tisa_up_to",
@@ -61,4 +63,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("hf", "transformers", "safetensors")
-    return getattr(import_module(f"{__name__}.costs"), name)
+    module = "distilling" if name == "distill_positions" else "costs"
+    return getattr(import_module(f"{__name__}.{module}"), name)

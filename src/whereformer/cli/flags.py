@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..lab.study import default, flag
 
 PACKAGE = __name__.partition(".")[0]
-FILES = ("hypotheses", "input", "output", "pairs", "references", "source", "target", "train", "translations", "plugin")
+FILES = ("hypotheses", "input", "output", "references", "source", "target", "train", "translations", "plugin")
 METAVARS = {
     **dict.fromkeys((*FILES, "validation", "validation_source", "validation_target"), "FILE"),
     **dict.fromkeys(("scores", "task", "tasks"), "A,B,C"),

@@ -31,7 +31,6 @@ COMMANDS: dict[str, str | None] = {
     "finetune": None,
     "translate": "translate:Translate",
     "analyze": None,
-    "distill-positions": None,
     "extend": None,
     "export": "export:Export",
     "cost": "cost:Cost",
