@@ -317,7 +317,7 @@ def scaling(run, tmp_path):
     subprocess.run([*run_in_processes, "--steps=1", "--rounds=2", f"--out={out}"], check=True, capture_output=True)
     found = results_of(out)
     assert set(found["seconds"]) == {"alone", "side by side", "together", "adding up"}
-    assert found["predicted_seconds"] > 0
+    assert found["speedup"]["median"] > 0
 
 
 def seed_noise(run, tmp_path):

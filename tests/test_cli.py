@@ -26,7 +26,7 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
     text = help_of(capsys)
     for name in COMMANDS:
         assert f"• {name} " in text
-    assert "What does an encoder cost? FLOPs, parameters and memory, counted without building it. • positions" in text
+    assert "What does an encoder cost? FLOPs, parameters and memory, measured without data. • positions" in text
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -15,19 +15,7 @@ from .identifying import Cell, Identified, Reading, identify
 from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
-    from .costs import (
-        Cost,
-        Flops,
-        Memory,
-        PaperRow,
-        Parameters,
-        cost,
-        count_flops,
-        count_parameters,
-        funnel_config,
-        linear_flops,
-        paper_table,
-    )
+    from .costs import Cost, Flops, Memory, Parameters, cost, count_parameters
     from .distilling import distill_positions
 
 __all__ = [
@@ -37,12 +25,10 @@ __all__ = [
     "Flops",
     "Identified",
     "Memory",
-    "PaperRow",
     "Parameters",
     "Reading",
     "TisaFit",
     "cost",
-    "count_flops",
     "count_parameters",
     "diagonal_means",
     "diagonals",
@@ -50,10 +36,7 @@ __all__ = [
     "fit_loss",
     "fit_tisa",
     "fit_tisa_up_to",
-    "funnel_config",
     "identify",
-    "linear_flops",
-    "paper_table",
     "toeplitz_part",
     "toeplitzness",
 ]
