@@ -18,7 +18,7 @@ from tests.failing import fails, refusals
 from tests.studies import finetuning, parallel_text
 from whereformer.cli.flags import METAVARS, flag
 from whereformer.cli.main import COMMANDS, command_class, main
-from whereformer.cli.translate import TranslateRun, TranslateScore, TranslateTrain
+from whereformer.cli.translate import TranslateRun, TranslateTrain
 
 resource = pytest.importorskip("resource", reason="this system does not tell how much memory was used")
 
@@ -33,7 +33,6 @@ PLACES = {
     "finetune": (f"{EXPERIMENTS}.finetune.run", "FinetuneJob.run"),
     "translate train": ("whereformer.lab.training.long_run", "train"),
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
-    "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
     "properties": (f"{EXPERIMENTS}.properties.run", "PropertiesJob.run"),
@@ -47,7 +46,6 @@ KINDS = {
     **{name: command_class(name) for name in COMMANDS},
     "translate train": TranslateTrain,
     "translate run": TranslateRun,
-    "translate score": TranslateScore,
 }
 
 LISTS = ("N,N", "LAYERS", "A,B,C", "JSON")
@@ -159,7 +157,6 @@ def commands(tmp_path_factory):
         "finetune": ["--model", model, "--task=rte", "--data", str(place / "glue"), "--kernels=1"],
         "translate train": [*pairs, *parallel_text.TINY],
         "translate run": [model],
-        "translate score": ["--hypotheses", pairs[3], "--references", pairs[3]],
         "analyze": [model, *text],
         "probe": ["--positions=learned", "--tasks=copy"],
         "properties": [*text, "--length=8", "--positions=learned"],
@@ -181,7 +178,7 @@ def outcome(command, given, *more):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(said))
-        to = [] if command in ("cost", "translate run", "translate score") else ["--out", str(folder / "out")]
+        to = [] if command in ("cost", "translate run") else ["--out", str(folder / "out")]
         try:
             main([*command.split(), *given, *to, *more])
         except SystemExit as stop:

@@ -6,8 +6,9 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, glue
 from whereformer.errors import InputError, one_line
+from whereformer.lab.progress import Progress
 from whereformer.studies.distill.pairs import read_pairs
-from whereformer.studies.translate.pairs import load_pairs
+from whereformer.studies.translate.pairs import pair_files
 from whereformer.studies.translate.settings import ParallelData
 
 READ = {
@@ -101,7 +102,7 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
         ("train", glue.OwnTask(file, file, ("text",), "label", regression=False).load),
         ("data", lambda: glue.load_glue(["cola"], folder.parent)),
         ("pairs", lambda: read_pairs(file, "text,x", "label")),
-        ("data", lambda: load_pairs(ParallelData(data=(file,), columns="text,x"))),
+        ("data", lambda: [*pair_files(ParallelData(data=(file,), columns="text,x"), Progress())]),
     ):
         with pytest.raises(InputError, match=f"^{field}: .*has more than one column 'x'"):
             read()
@@ -119,7 +120,7 @@ def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
         ("train", glue.OwnTask(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False).load),
         ("train", glue.OwnTask(good, good, (name,), "label", regression=False).load),
         ("column", lambda: corpus.load_documents([lines], name)),
-        ("columns", lambda: load_pairs(ParallelData(data=(good,), columns=f"{name},b"))),
+        ("columns", lambda: [*pair_files(ParallelData(data=(good,), columns=f"{name},b"), Progress())]),
         ("text", lambda: read_pairs(good, f"{name},b", "label")),
     ):
         with pytest.raises(InputError) as error:

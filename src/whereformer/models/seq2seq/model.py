@@ -19,7 +19,6 @@ from .config import Seq2SeqConfig
 from .smoothed import IGNORED, smoothed_cross_entropy
 from .stacks import Seq2SeqDecoder, Seq2SeqEncoder
 
-
 CACHE = "cache" if "cache" in {each.name for each in fields(Seq2SeqLMOutput)} else "past_key_values"
 """What transformers calls it: it was renamed in 5.24."""
 
