@@ -35,7 +35,6 @@ COMMANDS: dict[str, str | None] = {
     "distill-positions": None,
     "extend": None,
     "properties": None,
-    "export": "export:Export",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",
 }

@@ -569,12 +569,6 @@ class Position(nn.Module):
         self.check_layer(layer)
         return None
 
-    def tabulate(self, length: int) -> None:
-        """Keep a table of ``length`` positions, in place of steps that an exported program cannot take for any length.
-
-        Models call this on a copy before they are exported. Most methods take no such steps, and do nothing here.
-        """
-
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
         """The work of a forward that the hooks skip on the "meta" device; none for most methods.
 
@@ -789,10 +783,6 @@ class Several(Position):
     ) -> tuple[Any, ...]:
         given = [None] * len(self.parts) if prepared is None else prepared
         return tuple(part("prepare_for", queries, keys, own) for part, own in zip(self, given, strict=True))
-
-    def tabulate(self, length: int) -> None:
-        for part in self:
-            part.tabulate(length)
 
 
 class Sum(Several):
