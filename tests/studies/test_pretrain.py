@@ -833,10 +833,6 @@ OPTIONS = "--position-options"
         (["--windows=-3"], "--windows: expected numbers as"),
         (["--windows", "1,2,3,4,5"], "--windows: expected at most 4 numbers, one per layer, got '1,2,3,4,5'"),
         (["--preset", "modernbert", "--norm", "post"], "--first-norm: False needs norm 'pre', got 'post'"),
-        (
-            ["--preset", "neobert", "--objective", "electra"],
-            "--tie-word-embeddings: generator and discriminator share their embeddings, got False",
-        ),
         (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 128"),
         (["--num-heads", "0"], "--num-heads: expected at least 1, got 0"),
         (["--hidden-size", "0"], "--hidden-size: expected at least 1, got 0"),

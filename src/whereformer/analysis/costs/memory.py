@@ -94,13 +94,11 @@ class _Item:
         # Two residual sums with their norms and dropout masks, and what goes into the feed-forward network
         kept: float = self.size * (self._inputs(layer) * width + at.n_q * self.inner + 3 * at.n_q * width)
         kept += (self.exact if attention.widens else self.size) * self._projected(layer)
-        of_query = 2 * self.hidden_mask * width + 2 * self._norm(width) + attention.row_numbers * self.exact * heads
+        of_query = 2 * self.hidden_mask * width + 4 * self.exact + attention.row_numbers * self.exact * heads
         kept += at.n_q * (of_query + self.per_wide * config.intermediate_size)
-        if config.qk_norm:
-            kept += (at.n_q + at.n_k) * (self.size * self.inner + heads * self._rms_norm(config.head_dim))
         if config.norm == "pre" and at.n_q != at.n_k:
             # The states before and after pooling differ, and both are normalized.
-            kept += at.n_k * (self.size * width + self._norm(width))
+            kept += at.n_k * (self.size * width + 2 * self.exact)
         return kept
 
     def scores(self, layer: int) -> int:
@@ -128,14 +126,13 @@ class _Item:
         """What follows the last layer keeps."""
         width = self.config.hidden_size
         states = width * self.size
-        return self.trace.passes[-1].n_q * (states + (states + self._norm(width) if self.config.norm == "pre" else 0))
+        return self.trace.passes[-1].n_q * (states + (states + 2 * self.exact if self.config.norm == "pre" else 0))
 
     def kept_of_a_word(self) -> int:
         """What the embeddings keep of each token."""
         narrow = self.config.embedding_size
         projected = narrow * self.size if narrow != self.config.hidden_size else 0
-        norm = self._norm(narrow) if self.config.embedding_norm else 0
-        return narrow * (self.size + self.hidden_mask) + norm + projected
+        return narrow * (self.size + self.hidden_mask) + 2 * self.exact + projected
 
     def kept_of_a_prediction(self) -> float:
         """What the masked-LM head and its loss keep of each token that they predict."""
@@ -143,19 +140,9 @@ class _Item:
         kept: float = self.config.vocab_size * (self.size + self.exact)
         if self.config.lm_head == "bert":
             kept += (self._activation(with_output=True) + self.size) * self.config.embedding_size
-            kept += self._norm(self.config.embedding_size)
+            kept += 2 * self.exact
             kept += self.config.hidden_size * self.size if self.config.sparse_prediction else 0
         return kept
-
-    def _norm(self, width: int) -> int:
-        """Bytes that a norm keeps of each token besides its input and output."""
-        return self._rms_norm(width) if self.config.norm_type == "rms" else 2 * self.exact
-
-    def _rms_norm(self, width: int) -> int:
-        """The same for an RMS norm, which has one kernel on a GPU and several steps on the CPU."""
-        if self.trace.device.type != "cpu":
-            return self.exact
-        return self.exact * (1 + width * (1 if self.size == self.exact else 2))
 
     def _inputs(self, layer: int) -> int:
         """How many states keys are made of, and queries where they are not the same tokens."""
