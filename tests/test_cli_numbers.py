@@ -33,7 +33,7 @@ BEGINS = {
 """Where some commands begin their work, once all checks are done. Other studies are stopped once their job is made."""
 
 KINDS = {
-    **{name: command_class(name) for name in COMMANDS if name not in ("export", "positions", "translate")},
+    **{name: command_class(name) for name in COMMANDS if name not in ("positions", "translate")},
     "translate train": TranslateTrain,
     "translate run": TranslateRun,
 }

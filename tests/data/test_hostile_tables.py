@@ -6,7 +6,8 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, glue
 from whereformer.errors import InputError, one_line
-from whereformer.studies.translate.pairs import load_pairs
+from whereformer.lab.progress import Progress
+from whereformer.studies.translate.pairs import pair_files
 from whereformer.studies.translate.settings import ParallelData
 
 READ = {
@@ -98,7 +99,7 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
         ("data", lambda: corpus.load_documents([file], "text")),
         ("train", glue.OwnTask(file, file, ("text",), "label", regression=False).load),
         ("data", lambda: glue.load_glue(["cola"], folder.parent)),
-        ("data", lambda: load_pairs(ParallelData(data=(file,), columns="text,x"))),
+        ("data", lambda: [*pair_files(ParallelData(data=(file,), columns="text,x"), Progress())]),
     ):
         with pytest.raises(InputError, match=f"^{field}: .*has more than one column 'x'"):
             read()
@@ -116,7 +117,7 @@ def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
         ("train", glue.OwnTask(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False).load),
         ("train", glue.OwnTask(good, good, (name,), "label", regression=False).load),
         ("column", lambda: corpus.load_documents([lines], name)),
-        ("columns", lambda: load_pairs(ParallelData(data=(good,), columns=f"{name},b"))),
+        ("columns", lambda: [*pair_files(ParallelData(data=(good,), columns=f"{name},b"), Progress())]),
     ):
         with pytest.raises(InputError) as error:
             read()

@@ -26,7 +26,7 @@ class Cost:
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
 
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
     """Options of a published model, without its sizes. Of the options below, those that differ from their defaults
     win."""
 

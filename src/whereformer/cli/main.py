@@ -32,7 +32,6 @@ COMMANDS: dict[str, str | None] = {
     "translate": "translate:Translate",
     "analyze": None,
     "extend": None,
-    "export": "export:Export",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",
 }

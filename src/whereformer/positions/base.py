@@ -574,12 +574,6 @@ class Position(nn.Module):
         self.check_layer(layer)
         return None
 
-    def tabulate(self, length: int) -> None:
-        """Keep a table of ``length`` positions, in place of steps that an exported program cannot take for any length.
-
-        Models call this on a copy before they are exported. Most methods take no such steps, and do nothing here.
-        """
-
     def decayed_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters with weight decay; none by default.
 
@@ -782,10 +776,6 @@ class Several(Position):
     ) -> tuple[Any, ...]:
         given = [None] * len(self.parts) if prepared is None else prepared
         return tuple(part("prepare_for", queries, keys, own) for part, own in zip(self, given, strict=True))
-
-    def tabulate(self, length: int) -> None:
-        for part in self:
-            part.tabulate(length)
 
 
 class Sum(Several):

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from ..kernels.torch_private import recording
-from .base import ModelShape, Place, Position, PositionRangeError, float_dtype, out_of_range, table_rows
+from .base import ModelShape, Place, Position, float_dtype, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
 """The time between neighboring positions: 0.01 in float32, as in the authors' models."""
@@ -173,8 +173,6 @@ class Floater(Position):
         self.out = Affine(width + 1, width)
         self.query_hidden = Affine(width + 1, width) if query_flow else None
         self.query_out = Affine(width + 1, width) if query_flow else None
-        self.table: Tensor | None
-        self.register_buffer("table", None, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -185,21 +183,8 @@ class Floater(Position):
                 nn.init.xavier_normal_(linear.weight)
                 nn.init.zeros_(linear.bias)
 
-    @torch.no_grad()
-    def tabulate(self, length: int) -> None:
-        self.table = None
-        self.table = self.trajectory(length)
-
     def trajectory(self, length: int) -> Tensor:
-        """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider.
-
-        Raises:
-            PositionRangeError: if they come from a table (:meth:`tabulate`), which is shorter.
-        """
-        if self.table is not None:
-            if length > len(self.table):
-                raise PositionRangeError(out_of_range("floater's table", len(self.table), length - 1))
-            return self.table[:length]
+        """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider."""
         if self.query_hidden is None or self.query_out is None:
             return self._integrate(self.initial, self.hidden, self.out, length)
         queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
