@@ -33,7 +33,7 @@ BEGINS = {
 """Where some commands begin their work, once all checks are done. Other studies are stopped once their job is made."""
 
 KINDS = {
-    **{name: command_class(name) for name in COMMANDS if name not in ("export", "positions", "translate")},
+    **{name: command_class(name) for name in COMMANDS if name not in ("positions", "translate")},
     "translate train": TranslateTrain,
     "translate run": TranslateRun,
 }
@@ -112,7 +112,6 @@ def test_a_folder_without_a_name_is_refused(words, capsys):
         translate train --source a --target b --threads 1048576 => --threads: expected 1 to 1024, got 1048576
         analyze x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000
         finetune --model x --task rte --kernels {10**9} => --kernels: expected numbers from 0 to 1024 separated by
-        cost --devices 8 --flops 5e-324 => --flops: expected 1 to 1e+30, got 5e-324
     """),
 )
 def test_the_error_says_what_would_fit(arguments, expected, tmp_path, capsys, monkeypatch):
@@ -147,8 +146,8 @@ def commands(tmp_path_factory):
         "translate run": [model],
         "analyze": [model, *text],
         "probe": ["--positions=learned", "--tasks=copy"],
-        "distill-positions": [model, *text],
         "extend": [model, *text],
+        "cost": [],
     }
 
 

@@ -169,14 +169,6 @@ def real_folder(path: Path) -> Path:
     return path.resolve() if path.lstat().st_uid in (user, 0) else path
 
 
-def is_same_file(one: Path, other: Path) -> bool:
-    """Return whether two names are those of one file, be it by links; a name without a file is like no other."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn the errors of a full disk, whichever library raises them, into one line that names ``path``.

@@ -72,7 +72,7 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
         "--causal --train t.csv --validation t.csv --text a --label b": "--causal: only without --train",
     }.items():
         assert reason in fails(capsys, "compare", *bad.split(), "--out", str(tmp_path / "bad"))
-    refused = fails(capsys, "properties", "--results", str(tmp_path), "--out", str(tmp_path / "bad"))
+    refused = fails(capsys, "positions", "--measure", str(tmp_path))
     assert "expected masked language models, got causal ones" in refused
 
 
@@ -218,7 +218,7 @@ def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
     sizes = Compare(preset=preset, length=16, hidden_size=16, positions="none").job().settings
     expected = EncoderConfig.preset(preset)
     configs = [encoder_config(sizes, name, 64) for name in ("none", "rope")]
-    for field in ("norm", "norm_type", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
+    for field in ("norm", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
         assert {getattr(config, field) for config in configs} == {getattr(expected, field)}, field
     assert [config.position for config in configs] == ["none", "rope"]
     assert all(config.position_options == {} for config in configs)

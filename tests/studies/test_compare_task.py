@@ -81,8 +81,8 @@ def test_every_method_is_tuned_judged_and_ranked(tables, tmp_path, capsys):
     report = (tmp_path / "report.html").read_text()
     assert "fine-tuned to predict label from text" in report
     assert f"--train {tables / 'train.csv'} --validation" in report
-    message = fails(capsys, "properties", "--results", str(tmp_path), "--out", str(tmp_path / "p"))
-    assert "--results: expected a comparison on a text, got one on a labeled table" in message
+    message = fails(capsys, "positions", "--measure", str(tmp_path))
+    assert "--measure: expected a comparison on a text, got one on a labeled table" in message
     changed = fails(capsys, "compare", *options(tables, label="number"), "--out", str(tmp_path), *TINY)
     assert "holds results with task" in changed
 

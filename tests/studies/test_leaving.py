@@ -171,50 +171,6 @@ def test_sentence_transformers_takes_the_folder_trains_saves_and_loads_again(fol
     assert library.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(texts) == pytest.approx(trained)
 
 
-@pytest.mark.slow
-def test_export_of_the_folder_from_the_command_line(folder, tmp_path, capsys):
-    file = tmp_path / "program" / "model.pt2"
-    main(["export", folder, "--to", "torch", "--out", str(file)])
-    said = capsys.readouterr().out
-    assert "inputs: input_ids, attention_mask, each int64 (batch, length)" in said
-    assert "batch: at least 1; length: from 1 to 16" in said
-    assert (file.parent / "tokenizer.json").read_text() == (
-        transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str()
-    )
-    snippet = said.split(":\n\n")[-1]
-    printed = fresh(snippet)
-    assert printed.stdout.startswith("(2, "), printed.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--to", "torch", "--quantize", "int8"], "--quantize: only for ONNX"),
-        (["--to", "onnx", "--out", "model.pt2"], "--out: expected a name that ends in .onnx"),
-    ],
-)
-def test_export_refuses_what_it_cannot_do(folder, words, reason, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["export", folder, *words])
-    assert stopped.value.code == 2
-    assert reason in capsys.readouterr().err
-
-
-def test_export_writes_nothing_beside_another_tokenizer(folder, tmp_path, capsys):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(SystemExit) as stopped:
-        main(["export", folder, "--to", "torch", "--out", str(tmp_path / "m.pt2")])
-    assert stopped.value.code == 2
-    assert "tokenizer.json is another tokenizer; choose another folder" in " ".join(capsys.readouterr().err.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-
-
-def test_export_names_the_model_that_it_cannot_read(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["export", str(tmp_path), "--to", "torch"])
-    assert "MODEL: " in capsys.readouterr().err
-
-
 def test_a_translation_model_has_a_card_whose_code_runs(tmp_path):
     train(write(tmp_path, *pairs()), tmp_path / "out")
     folder = str(tmp_path / "out" / "model")

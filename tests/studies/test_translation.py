@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -27,7 +27,6 @@ from whereformer.data import subwords
 from whereformer.data.fingerprint import look_at
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
-from whereformer.lab.training import manifest
 from whereformer.lab.training.optimizer import build_schedule
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate import parallel
@@ -115,35 +114,26 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
     assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_weights_that_the_average_lacks_are_made_again(data, finished, tmp_path, capsys, checkpoint):
+def test_the_checkpoints_of_the_mean_are_kept_besides_the_last(data, tmp_path):
+    results = run(data, tmp_path, "--average=3", "--every=1")
+    assert results["averaged"]["steps"] == [4, 5, 6]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"checkpoint-{step}" for step in (4, 5, 6)}
+
+
+def test_a_mean_without_one_of_its_checkpoints_is_made_again(data, finished, tmp_path, capsys):
     whole = results_of(shutil.copytree(finished, tmp_path, dirs_exist_ok=True))
     before = weights(tmp_path)
     shutil.rmtree(tmp_path / "model")
-    with (tmp_path / "averaging" / "step-4" / "model.safetensors").open("r+b") as file:
+    with (tmp_path / "checkpoints" / "checkpoint-4" / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
-    if not checkpoint:
-        shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-4")
     capsys.readouterr()
     again = run(data, tmp_path)
     out = " ".join(capsys.readouterr().out.split())
     assert "making model/ again: it is missing" in out
-    assert ("step-4, but model.safetensors was changed. Starting again from the first step" in out) is not checkpoint
-    assert ("continuing after step 6 of 6" in out) is checkpoint
+    assert "checkpoint-6: the average also needs checkpoint-4, but model.safetensors was changed" in out
+    assert "Starting again from the first step" in out
     assert same(weights(tmp_path), before)
-    assert without_time(again) == without_time(whole)
-
-
-def test_weights_of_another_shape_are_not_averaged(data, finished, tmp_path, capsys):
-    whole = results_of(shutil.copytree(finished, tmp_path, dirs_exist_ok=True))
-    shutil.rmtree(tmp_path / "model")
-    place = tmp_path / "averaging" / "step-4"
-    state = load_file(place / "model.safetensors")
-    save_file({name: weight[:1].clone() for name, weight in state.items()}, place / "model.safetensors")
-    manifest.write(place, manifest.facts(place))
-    again = run(data, tmp_path)
-    assert "continuing after step 6 of 6" in capsys.readouterr().out
     assert without_time(again) == without_time(whole)
 
 
@@ -165,9 +155,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, optio
     whole = run(data, tmp_path / "whole", *options)
     resumed = tmp_path / "resumed"
     shutil.copytree(tmp_path / "whole", resumed)
-    # As after a crash behind step 4, between its checkpoint and what is put aside of it.
-    for folder in ("model", "averaging"):
-        shutil.rmtree(resumed / folder)
+    # As after a crash behind step 4.
+    shutil.rmtree(resumed / "model")
     shutil.rmtree(resumed / "checkpoints" / "checkpoint-6")
     again = run(data, resumed, *options)
     assert same(weights(tmp_path / "whole"), weights(resumed))

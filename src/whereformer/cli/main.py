@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str | None] = {
     "compare": None,
     "probe": None,
-    "bench": None,
     "pretrain": None,
     "finetune": None,
     "translate": "translate:Translate",
     "analyze": None,
-    "distill-positions": None,
     "extend": None,
-    "properties": None,
-    "export": "export:Export",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",
 }

@@ -33,11 +33,10 @@ def load_pretrained(
 ) -> EncoderPreTrainedModel:
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
-    This takes transformers' BERT, ALBERT, RoBERTa, ELECTRA, DistilBERT, MPNet, DeBERTa (versions 2 and 3), ModernBERT,
-    EuroBERT, Nomic's BERT, Jina's embeddings (version 3) and Funnel-Transformer, the NeoBERT of chandar-lab, and this
-    library's own models. With the checkpoint's own method,
-    the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and freshly
-    initialised; a warning is logged if any were dropped or initialised.
+    This takes transformers' BERT, ALBERT, RoBERTa, ELECTRA, DistilBERT, MPNet, DeBERTa (versions 2 and 3), ModernBERT
+    and Funnel-Transformer, and this library's own models. With the checkpoint's own method, the outputs are
+    transformers'. The model's ``loading_report`` says which tensors were kept, dropped and freshly initialised; a
+    warning is logged if any were dropped or initialised.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
@@ -59,7 +58,7 @@ def load_pretrained(
       :class:`EncoderForPreTraining` and Funnel's say "original": label replaced tokens 1.
     - Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0,
       which is not the same: give zeros for its numbers.
-    - RoBERTa's, MPNet's, ELECTRA's and NeoBERT's classifiers of sequences have, in training, one dropout more: on the
+    - RoBERTa's, MPNet's and ELECTRA's classifiers of sequences have, in training, one dropout more: on the
       first token's state. ModernBERT's dropouts become those of EncoderConfig, which act at other places where they are
       not zero.
     - A ModernBERT rotates in float32 in transformers, whatever its dtype.

@@ -114,7 +114,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Time for the whole comparison, instead of --steps. A short measurement decides how many steps fit into it, as
     many for every method. Reading a large text may take longer than planned."""
 
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
     """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
     but in a small size. Default: BERT with pre-layer normalization."""
 
