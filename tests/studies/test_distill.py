@@ -13,7 +13,7 @@ from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForTokenClassi
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
-from whereformer.lab.training import manifest
+from whereformer.lab import manifest
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.distill.results import DistillResults
 

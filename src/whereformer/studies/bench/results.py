@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from ...errors import InputError
-from ...lab.json_files import check_that
 from ...lab.provenance import provenance
 from ...lab.store import Results
 from .cases import Case
@@ -73,15 +72,6 @@ class BenchResults(Results):
 
     rows: list[BenchRow]
     interrupted: bool | None = None
-
-    def check(self) -> None:
-        for number, row in enumerate(self.rows):
-            sizes = (row.n, row.batch, row.heads, row.head_dim, row.threads)
-            check_that(min(sizes) > 0, f"rows[{number}]", "sizes of at least 1")
-            times = (row.ratio, row.lowest, row.highest, row.milliseconds, *row.seconds)
-            check_that(all(time is None or time > 0 for time in times), f"rows[{number}]", "positive times")
-            timed = [time is None for time in (row.ratio, row.lowest, row.highest, row.milliseconds)]
-            check_that(all(timed) or not any(timed), f"rows[{number}]", "all times or none")
 
     @classmethod
     def begin(cls, folder: Path, device: torch.device) -> Self:

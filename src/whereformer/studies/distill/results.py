@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...lab.json_files import check_that
 from ...lab.sheet import Column, Sheet
 from ...lab.store import Results
 
@@ -62,14 +61,6 @@ class DistillResults(Results):
     scores: dict[str, dict[str, float]]
     explained: dict[str, list[list[float]]]
     pairs: PairsFacts | None = None
-
-    def check(self) -> None:
-        names = self.scores.get(TRAINED, {}).keys()
-        check_that(
-            DROPPED in self.scores and names <= SCORES.keys() and "similarity" in names, "scores", "known scores"
-        )
-        same = all(scores.keys() == names for scores in self.scores.values())
-        check_that(same, "scores", "the same scores for every model")
 
     def sheets(self) -> Sequence[Sheet]:
         shown = [name for name in SCORES if name in self.scores[TRAINED]]

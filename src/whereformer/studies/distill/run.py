@@ -14,10 +14,10 @@ from ...analysis.fit import TisaFit
 from ...data import corpus
 from ...errors import InputError
 from ...files import new_folder
+from ...lab import manifest
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
-from ...lab.training import manifest
 from ...lab.training.card import write_changed_card
 from ...lab.training.trainer import quiet_transformers
 from ...models.checkpoints.sentences import keep_sentence_settings

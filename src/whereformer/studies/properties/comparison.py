@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...data.corpus import Pages
-from ...data.fingerprint import look_at
+from ...data.corpus import FirstPart, Pages, Text
 from ...data.masks import HELD_OUT_RATE, HeldOut
 from ...data.tokenizers import token_stream
 from ...errors import InputError
@@ -17,7 +16,6 @@ from ...lab.encoders import BASELINE
 from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForMaskedLM, load_pretrained
 from ..compare.models import model_folder, model_problem
-from ..compare.prepare import text_of
 from ..compare.results import CompareResults
 
 
@@ -91,11 +89,11 @@ def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comp
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     """Read the held-out text of a comparison again."""
     try:
-        text = text_of(results.text.data, results.text.column, results.characters)
-        seen = look_at(text, folder / "cache")
+        text = Text(results.text.data, results.text.column)
+        text = text if results.characters is None else FirstPart(text, results.characters)
     except InputError as error:
         raise InputError("results", f"the text of {folder} can't be read again ({error.reason})") from None
-    if seen.summary.fingerprint != results.settings.text:
+    if text.fingerprint != results.settings.text:
         raise InputError("results", f"the text of {folder} has changed; run whereformer compare again")
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

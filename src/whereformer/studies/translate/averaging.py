@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ...files import new_folder
-from ...lab import ranks
-from ...lab.training import manifest
+from ...lab import manifest, ranks
 from ...lab.training.folder import Folder
-from ...lab.training.loading import weights_problem
 
 WEIGHTS = "model.safetensors"
 """The file of a checkpoint's weights."""
@@ -54,19 +52,17 @@ class Averaging(TrainerCallback):
         Those that are missing or damaged are copied again if their checkpoints still are there.
         """
         for step in sorted(step for step in self.steps if step <= newest):
-            reason = self._problem(step, model)
+            reason = self._problem(step)
             if reason is not None and self.folder.problem(step) is None:
                 # The run may have stopped after saving the checkpoint and before copying it.
                 self.keep(step)
-                reason = self._problem(step, model)
+                reason = self._problem(step)
             if reason is not None:
                 return f"the average also needs averaging/{self.place(step).name}, but {reason}"
         return None
 
-    def _problem(self, step: int, model: nn.Module) -> str | None:
-        return manifest.problem(self.place(step), self._facts(step)) or weights_problem(
-            self.place(step) / WEIGHTS, model
-        )
+    def _problem(self, step: int) -> str | None:
+        return manifest.problem(self.place(step), self._facts(step))
 
     def place(self, step: int) -> Path:
         """Return the folder for the weights after a step."""
