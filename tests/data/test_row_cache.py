@@ -4,11 +4,10 @@ import json
 import os
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from tests.data.harm import DAMAGE, contents, damage, only_folder, reseal, rewrite, stop_before_the_end
+from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
 from tests.data.told import Told
 from tests.studies.finetuning import save_model
 from whereformer import EncoderConfig
@@ -68,7 +67,7 @@ def test_the_cache_holds_the_rows_that_tokenizing_in_memory_gives(data, tokenize
 def test_an_interrupted_tokenizing_begins_again_with_the_same_bytes(data, tokenizer, tmp_path):
     made(data, tokenizer, tmp_path / "whole")
     stop_before_the_end(lambda: made(data, tokenizer, tmp_path / "cache"))
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
     made(data, tokenizer, tmp_path / "cache")
     assert contents(tmp_path / "cache") == contents(tmp_path / "whole")
 
@@ -86,34 +85,6 @@ def test_a_damaged_cache_is_noticed_and_mended(data, tokenizer, tmp_path, name, 
     assert [split.cut for split in found] == [split.cut for split in before]
 
 
-def first(value):
-    return lambda numbers: np.concatenate([[value], numbers[1:]])
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda folder: rewrite(folder, "0.ids", np.int32, first(30522)), "0.ids: expected ids from"),
-        (lambda folder: rewrite(folder, "0.ids", np.int32, first(-1)), "0.ids: expected ids from"),
-        (lambda folder: rewrite(folder, "0.ids", np.int32, lambda ids: ids + (ids < 2)), "0.ids: expected ids from"),
-        (lambda folder: rewrite(folder, "1.ids", np.int32, lambda ids: ids[:-1]), "1.lengths: expected the lengths of"),
-        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda lengths: lengths[:-1]), "1.lengths: expected"),
-        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda lengths: -lengths), "1.lengths: expected"),
-        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda lengths: lengths[::-1] * 0), "1.lengths:"),
-        (lambda folder: rewrite(folder, "1.lengths", np.int32, lambda some: [some.sum(), 0]), "those of 20 rows"),
-        (lambda folder: reseal(folder, **{"1": [0]}), "facts.1: expected two numbers"),
-        (lambda folder: reseal(folder, **{"1": [0, 0]}), "1.ids: expected ids from"),
-    ],
-)
-def test_rows_that_cannot_be_are_tokenized_again_although_their_hashes_fit(data, tokenizer, tmp_path, change, reason):
-    before, _ = made(data, tokenizer, tmp_path / "cache")
-    expected = [[*split] for split in before]
-    change(only_folder(tmp_path / "cache"))
-    found, told = made(data, tokenizer, tmp_path / "cache")
-    assert reason in told.lines[0]
-    assert [[*split] for split in found] == expected
-
-
 def test_what_is_there_is_opened_without_tokenizing_and_another_key_or_length_is_not(data, tokenizer, tmp_path):
     cache = tmp_path / "cache"
     found, _ = made(data, tokenizer, cache)
@@ -123,7 +94,7 @@ def test_what_is_there_is_opened_without_tokenizing_and_another_key_or_length_is
     for options in ({"max_length": 12}, {"max_length": None}, {"key": ["another"]}):
         _, told = made(data, tokenizer, cache, **options)
         assert told.parts == ["tokenizing the rows"]
-    assert len(list(cache.iterdir())) == 4
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
 
 
 def test_each_process_of_a_dry_run_tokenizes_for_itself(data, tokenizer, tmp_path, monkeypatch):

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import InputError, shown
-from ..lab.json_files import check_that
-from ..lab.options import MOST_COUNT
 from .encode import Cache, Facts
 from .glue import Split
 from .masks import IGNORED
@@ -149,16 +147,8 @@ class RowCache(Cache):
         def open_filled(folder: Path, facts: Facts) -> list[Rows]:
             found = []
             for name, split in zip(names, splits, strict=True):
-                check_that(len(facts.get(name, ())) == 2, f"facts.{name}", "two numbers")
                 cut, kinds = facts[name]
-                classes = 1 + max((label for row in split.labels for label in row), default=0) if per_word else 0
-                parts = [(0, config.vocab_size), (0, kinds), (IGNORED, classes)][: 3 if per_word else 2]
-                rows = open_rows(folder, name, ID, *parts)
-                lengths = rows.lengths.T
-                expected = [lengths[0], lengths[0] if kinds else 0 * lengths[0], lengths[0]]
-                fits = len(rows) == len(split.labels) and all(map(torch.equal, lengths, expected))
-                fits = fits and bool(((lengths[0] > 0) & (lengths[0] <= (max_length or MOST_COUNT))).all())
-                check_that(fits, f"{name}.lengths", f"those of {len(split.labels)} rows")
+                rows = open_rows(folder, name, ID, 3 if per_word else 2)
                 labels = [float(label) for label in split.labels] if regression else split.labels
                 # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
                 typed = 0 < kinds <= config.type_vocab_size

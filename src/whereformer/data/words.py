@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, shown, some_of
-from .fingerprint import TextHash
+from ..lab.fingerprint import fingerprint
 from .glue import Data, RowFacts, Split, Task, Texts, check_columns, sampled, sorted_classes
 from .masks import IGNORED
 from .read import open_table
@@ -119,7 +119,7 @@ class WordTask:
         columns = (self.text, self.label)
         files = {"train": self.train, "validation": self.validation}
         rows = {name: Words(open_table(name, file, columns), columns) for name, file in files.items()}
-        labels = {}
+        read, labels = [words.table.fingerprint for words in rows.values()], {}
         for name, words in rows.items():
             check_columns(words.table, columns)
             labels[name] = [classes for _, classes in words.labeled()]
@@ -129,14 +129,12 @@ class WordTask:
         places = {name: place for place, name in enumerate(names)}
         chosen = sampled(len(labels["train"]), train_rows)
         subsets = [] if chosen is None else ["train"]
-        found, splits = TextHash(), {}
-        found.add(names)
+        splits = {}
         for name, words in rows.items():
             part = chosen if name == "train" else None
             texts = Words(words.table, columns, part)
             kept = [row for number, row in enumerate(labels[name]) if part is None or number in part]
-            for row, classes in zip(texts, kept, strict=True):
-                found.add([*row, *classes])
+            for classes in kept:
                 if unknown := [each for each in classes if each not in places]:
                     told = f"expected one of the training rows' classes, {some_of(names)}, got {shown(unknown[0])}"
                     raise InputError(name, f"{files[name]}: {told}")
@@ -145,7 +143,8 @@ class WordTask:
         metrics = ("span_f1", "span_precision", "span_recall") if spans else ("accuracy", "macro_f1")
         task = Task(self.train.stem, (self.text,), names, metrics, self.label, per_word=True)
         counts = {name: len(split.labels) for name, split in splits.items()}
-        facts = RowFacts(f"{self.train}, {self.validation}", counts, subsets, found.short())
+        read += [*columns, str(counts)]
+        facts = RowFacts(f"{self.train}, {self.validation}", counts, subsets, fingerprint(read))
         return Data(task, splits["train"], {"": splits["validation"]}, facts)
 
 

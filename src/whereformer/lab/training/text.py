@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ...data.fingerprint import Summary
+from ...data.encode import EncodedText
 from ..score import unigram_entropy
 
 
@@ -25,14 +23,14 @@ class TextFacts:
     """Held-out loss, in nats, of guessing by token frequency."""
 
 
-def text_facts(source: str, summary: Summary, counts: Tensor) -> TextFacts:
-    """Collect facts about a text.
-
-    Args:
-        source: where it comes from, for people to read.
-        summary: the text in short.
-        counts: (2, tokens), how often each token of the vocabulary occurs in the training and the held-out part.
-    """
-    training, held_out = counts
-    sums, entropy = counts.sum(1).tolist(), unigram_entropy(training, held_out)
-    return TextFacts(source, summary.documents, summary.characters, sums[0], sums[1], len(training), entropy)
+def text_facts(source: str, text: EncodedText) -> TextFacts:
+    """Collect facts about a text; ``source`` says where it comes from, for people to read."""
+    return TextFacts(
+        source,
+        text.documents,
+        text.characters,
+        len(text.training),
+        len(text.held_out),
+        text.vocabulary.size,
+        unigram_entropy(*text.counts),
+    )

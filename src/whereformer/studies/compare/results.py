@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...errors import InputError
-from ...lab.json_files import check_heads, check_that
 from ...lab.score import Cannot
 from ...lab.store import RunResults
 from ...lab.training.text import TextFacts
@@ -167,6 +166,7 @@ class CompareResults(RunResults):
         task: facts about a labeled table; None without one.
         characters: how many characters were read of a longer text; None if all of it was.
         plugin: the file that registered methods; None without one.
+        sources: the hash of the file of each method that a plugin registered.
     """
 
     FORMAT = 3
@@ -184,37 +184,15 @@ class CompareResults(RunResults):
     task: CompareTask | None = None
     characters: int | None = None
     plugin: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)
 
-    def check(self) -> None:
-        check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
-        check_that(all(self.runs.values()), "runs", "a run for a seed of each method")
-        first: Any = next((run for _, run in self.each()), None)
-        for (name, seed), run in self.each():
-            where = f"runs.{name}.{seed}"
-            check_that(bool(run.train_loss) and bool(run.window_losses), where, "losses, got none")
-            check_that(len(run.window_losses) == len(first.window_losses), where, "equal windows")
-            check_that(run.scores.keys() == first.scores.keys(), where, "a score at each length")
-            check_that(self.settings.length in run.scores, where, "a score at the length of training")
-            scores = [score for score in run.scores.values() if isinstance(score, Score)]
-            ok = min(run.scores) > 0 and all(score.loss >= 0 and 0 <= score.accuracy <= 1 for score in scores)
-            check_that(ok, f"{where}.scores", "losses of at least 0 and accuracies of 0 to 1")
-            check_heads(f"{where}.curves", run.curves or [])
-            check_heads(f"{where}.attention", run.attention)
-            shares = (share for layer in run.attention for head in layer or () for share in head)
-            check_that(all(0 <= share <= 1 for share in shares), f"{where}.attention", "shares from 0 to 1")
-            check_that((run.task is None) == (self.task is None), f"{where}.task", "a score if there is a table")
-            if run.task is not None and self.task is not None:
-                ok = len(run.task.rows) == self.task.validation_rows and -1 <= run.task.score <= 1
-                check_that(ok, f"{where}.task", "a score and a share of every row")
-            check_that(run.learning_rate > 0, f"{where}.learning_rate", "a positive number")
-        for name, trials in self.trials.items():
-            ok = bool(trials) and all(trial.rate > 0 and (trial.loss is None or trial.loss >= 0) for trial in trials)
-            check_that(ok, f"trials.{name}", "positive rates and losses")
-        if self.budget is not None:
-            check_that(min(vars(self.budget).values()) > 0, "budget", "positive numbers")
-        for name, speed in self.speed.items():
-            lowest = min(speed.relative_speed, speed.lowest, speed.highest)
-            check_that(lowest > 0 and speed.peak_memory > 0, f"speed.{name}", "positive numbers")
+    def without(self, names: Container[str]) -> Self:
+        """Return these results without all that is known of some methods."""
+
+        def left(of: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in of.items() if name not in names}
+
+        return replace(self, runs=left(self.runs), trials=left(self.trials), speed=left(self.speed))
 
     def sheets(self) -> Sequence[Sheet]:
         from .report import sheets

@@ -15,7 +15,7 @@ from ...data.masks import IGNORED
 from ...lab.encoders import BASELINE
 from ...lab.fit import DivergedError
 from ...lab.jobs import spread
-from ...lab.plugins import load_plugin
+from ...lab.plugins import load_plugin, sources_of
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.store import FILE, missing, refuse_other_settings
@@ -130,8 +130,14 @@ class _Comparison:
         found = CompareResults.earlier(folder, settings=self.settings) or CompareResults(
             settings=self.settings, runs={}, text=material.facts, predicted_tokens=0
         )
+        sources = sources_of(job.positions)
+        changed = [
+            name for name in job.positions if name in found.runs and sources.get(name) != found.sources.get(name)
+        ]
+        if changed:
+            progress.line(f"training {', '.join(changed)} again: the plugin has changed")
         self.results = replace(
-            found,
+            found.without(changed),
             text=material.facts,
             predicted_tokens=int((material.held_out.labels != IGNORED).sum()),
             budget=budget or found.budget,
@@ -140,6 +146,7 @@ class _Comparison:
             dropped={},
             characters=material.characters,
             plugin=None if job.plugin is None else str(job.plugin),
+            sources={**found.sources, **sources},
         )
         self.missing = missing(
             self._with_models(), [(name, seed) for seed in job.seeds for name in job.positions], progress

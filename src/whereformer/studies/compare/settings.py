@@ -171,15 +171,27 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         self._check()
         lengths, rate_factors = self._lengths(), self._rate_factors()
 
-        from ...lab.jobs import number_of_jobs
+        # What somebody may have misspelled is looked at before the imports that take seconds.
+        from ...data.corpus import Text
+        from ...files import check_regular
+        from ...lab.methods import known_methods
         from ...lab.plugins import load_plugin
-        from ...positions import position_names
+
+        load_plugin(self.plugin)
+        usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
+        positions = known_methods(usual if self.positions is None else self.positions)
+        device = find_device(self.device)
+        if self.train is None:
+            Text(self.data, self.column)
+        for name in ("train", "validation"):
+            if (file := getattr(self, name)) is not None:
+                check_regular(name, file)
+
+        from ...lab.jobs import number_of_jobs
         from .models import check_positions, layers_of
         from .run import CompareJob
 
-        load_plugin(self.plugin)
         blocks, decoder_layers = layers_of(self.preset, self.blocks, self.decoder_layers)
-        device = find_device(self.device)
         settings = CompareSettings(
             blocks=blocks,
             decoder_layers=decoder_layers,
@@ -197,11 +209,10 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
             lengths=lengths,
             device=device.type,
         )
-        usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
-        named = usual if self.positions is None else self.positions
+        check_positions(positions, settings)
         return CompareJob(
             settings=settings,
-            positions=check_positions(position_names(for_text=True) if named == "all" else named.split(","), settings),
+            positions=positions,
             seeds=range(self.seed, self.seed + self._seeds),
             device=device,
             jobs=number_of_jobs(self.jobs, device, small=True),

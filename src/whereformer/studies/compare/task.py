@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ...data.batches import by_length, shuffled
 from ...data.corpus import Text
-from ...data.fingerprint import fingerprint
 from ...data.glue import Data, OwnTask
 from ...data.read import Document
 from ...data.rows import RowCache, Rows
@@ -73,12 +72,6 @@ class TaskRows:
     facts: CompareTask
 
 
-def identity(data: Data) -> str:
-    """Return a short hash that tells a task from others."""
-    task = data.task
-    return fingerprint([data.facts.fingerprint, *task.texts, task.label, str(task.classes)])
-
-
 def prepare_rows(
     own: OwnTask, data: Data, tokenizer: PreTrainedTokenizerFast, settings: CompareSettings, cache: Path
 ) -> TaskRows:
@@ -91,7 +84,7 @@ def prepare_rows(
         raise InputError("label", f"expected at least two different numbers in {own.train}, got one")
     config = encoder_config(settings, BASELINE, len(tokenizer))
     train, validation = RowCache(cache).rows(
-        [identity(data), tokenizer.backend_tokenizer.to_str()],
+        [data.facts.fingerprint, tokenizer.backend_tokenizer.to_str()],
         [data.train, *data.judged.values()],
         tokenizer,
         settings.length - end_padding(config),

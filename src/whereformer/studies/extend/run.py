@@ -16,11 +16,11 @@ from torch import Tensor
 from ...data.corpus import Text
 from ...errors import InputError
 from ...files import new_folder
+from ...lab import manifest
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.store import FILE
-from ...lab.training import manifest
 from ...lab.training.card import write_changed_card
 from ...lab.training.trainer import quiet_transformers
 from .checkpoint import SentenceEncoder, extended, load_encoder, save_encoder

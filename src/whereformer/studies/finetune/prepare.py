@@ -70,9 +70,8 @@ class Encoded:
 
 def encode(job: FinetuneJob, data: Data, config: EncoderConfig, cache: RowCache) -> Encoded:
     """Open a task's tokenized rows, or tokenize them, for a model with this configuration."""
-    facts, columns = data.facts, len(data.task.texts)
     train, *judged = cache.rows(
-        [facts.fingerprint, str([*facts.rows.values(), columns]), _described(job.tokenizer)],
+        [data.facts.fingerprint, _described(job.tokenizer)],
         [data.train, *data.judged.values()],
         job.tokenizer,
         job.tuning.max_length,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...data.fingerprint import fingerprint
 from ...data.rows import RowCache
 from ...errors import InputError
 from ...lab import ranks
+from ...lab.fingerprint import fingerprint
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
@@ -118,9 +118,8 @@ class FinetuneJob:
         if earlier is None:
             return new
         for name in new.tasks.keys() & earlier.tasks.keys():
-            for fact, what in (("fingerprint", "rows"), ("classes", "classes"), ("metrics", "metrics")):
-                if getattr(earlier.tasks[name], fact) != getattr(new.tasks[name], fact):
-                    raise InputError("out", f"{folder} holds results for other {what} of {name}; choose another folder")
+            if earlier.tasks[name].fingerprint != new.tasks[name].fingerprint:
+                raise InputError("out", f"{folder} holds results for other rows of {name}; choose another folder")
         return replace(
             new,
             tasks={**earlier.tasks, **new.tasks},

@@ -11,7 +11,6 @@ import torch
 
 from ...data.corpus import Text, source_of
 from ...data.encode import TokenizerChoice
-from ...data.fingerprint import SeenText, look_at
 from ...data.hub import fetched
 from ...lab import ranks
 from ...lab.progress import Progress
@@ -42,20 +41,20 @@ class PretrainJob(LongJob[PretrainResults]):
 
     RESULTS = PretrainResults
 
-    def read(self, cache: Path, scratch: Path | None, progress: Progress) -> tuple[Text, SeenText]:
+    def read(self, progress: Progress) -> Text:
         with ranks.main_first():
             paths = fetched(self.data, progress)
         text = Text(paths, self.column, progress, source_of(self.data))
         self.tokenizer.check()
         if self.data and ranks.is_main():
             progress.line(text.about_files)
-        return text, look_at(text, cache)
+        return text
 
     def settings(self, text: str) -> dict[str, Any]:
         decided = {"tokenizer": self.tokenizer.setting, "text": text, "device": self.device.type}
         return {**asdict(self.model), **asdict(self.training), **decided}
 
-    def prepared(self, text: Text, seen: SeenText, cache: Path, scratch: Path | None) -> Pretraining:
-        prepared = texts.prepare_text(text, seen, self.tokenizer, cache, scratch)
+    def prepared(self, text: Text, cache: Path, scratch: Path | None) -> Pretraining:
+        prepared = texts.prepare_text(text, self.tokenizer, cache, scratch)
         config = build_config(self.model, self.training.longest, prepared.vocabulary)
         return Pretraining(self.model, self.training, prepared, config, self.device, self.every, self.keep)

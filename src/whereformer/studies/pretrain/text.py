@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ...data.corpus import Text
 from ...data.encode import EncodedText, TokenizerChoice, open_or_encode
-from ...data.fingerprint import SeenText
 from ...lab.training.text import TextFacts, text_facts
 
 
@@ -18,9 +17,7 @@ class PretrainingText(EncodedText):
     facts: TextFacts
 
 
-def prepare_text(
-    text: Text, seen: SeenText, choice: TokenizerChoice, cache: Path, scratch: Path | None = None
-) -> PretrainingText:
+def prepare_text(text: Text, choice: TokenizerChoice, cache: Path, scratch: Path | None = None) -> PretrainingText:
     """Open the text if the cache has it, else encode it; see :func:`whereformer.data.encode.open_or_encode`."""
-    encoded = open_or_encode(cache, text, seen, choice, scratch)
-    return PretrainingText(**vars(encoded), facts=text_facts(text.source, seen.summary, encoded.counts))
+    encoded = open_or_encode(cache, text, choice, scratch)
+    return PretrainingText(**vars(encoded), facts=text_facts(text.source, encoded))
