@@ -245,7 +245,7 @@ def test_long_names_wrap_and_stay_escaped(text):
 def test_methods_that_were_left_out_or_failed_and_the_rates_that_were_tried_are_named():
     results = results_of(seeds=3)
     del results["runs"]["none"]["1"], results["runs"]["none"]["2"]
-    results |= {"dropped": {"none": 1}, "failed": {"t5": "why"}}
+    results |= {"failed": {"t5": "why"}}
     results["trials"] = {"tisa": [{"rate": 0.002, "loss": 5.25}, {"rate": 0.008, "loss": None}]}
     page = build_report(results)
     assert "1 of 3 seeds" in page

@@ -127,7 +127,6 @@ def _load(folder: Path) -> CompareResults:
         raise InputError("measure", f"{folder} has no results of whereformer compare") from None
     settings = results.settings
     for fits, expected in (
-        (results.task is None, "a comparison on a text, got one on a labeled table"),
         (not settings.causal, "masked language models, got causal ones"),
         (4 * settings.length in settings.lengths, f"losses at {4 * settings.length} tokens, got {settings.lengths}"),
         ("-" not in settings.blocks, f"encoders of one block, got {settings.blocks!r}"),

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ...data.glue import OwnTask
 from ...data.masks import IGNORED
 from ...lab.encoders import BASELINE
 from ...lab.fit import DivergedError
@@ -22,12 +21,10 @@ from ...lab.store import FILE, missing, refuse_other_settings
 from .budget import duration, plan, shared_seconds
 from .models import model_folder, model_problem
 from .prepare import Material, prepare
-from .ranking import seeds_to_tell, survivors
-from .results import Budget, CompareResults, CompareTask, Run, Score, Trial
+from .results import Budget, CompareResults, Run, Score, Trial
 from .search import best_rate, rates, search_rate, short_steps
 from .settings import CompareSettings
 from .speed import ROUNDS, measure_speed
-from .task import tuning_steps
 from .train import judging_steps, train_and_judge
 
 
@@ -38,8 +35,7 @@ class CompareJob:
     Args:
         settings: the settings that all runs share, without the text's.
         characters: how many characters of the text to read; None for all.
-        table: a labeled table, whose training rows are the text.
-        free_seeds: whether ``minutes`` also decides the number of seeds, and clearly worse methods are left out.
+        free_seeds: whether ``minutes`` also decides the number of seeds.
         speed: whether to measure speed.
     """
 
@@ -51,7 +47,6 @@ class CompareJob:
     data: tuple[str, ...] = ()
     column: str | None = None
     characters: int | None = None
-    table: OwnTask | None = None
     minutes: float | None = None
     free_seeds: bool = False
     plugin: Path | None = None
@@ -86,7 +81,7 @@ class CompareJob:
             return kept if seeds is None else replace(kept, seeds=seeds)
         progress.begin("measuring the speed of each method")
         step = shared_seconds(self.settings, self.positions, self.device, self.jobs)
-        return plan(minutes, step, self.settings, seeds, tuned=self.table is not None)
+        return plan(minutes, step, self.settings, seeds)
 
     def prepare(self, folder: Path, progress: Progress) -> Material:
         """Read and encode the text."""
@@ -101,20 +96,7 @@ class CompareJob:
             f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "
             f"guessing by frequency: loss {text.unigram_entropy:.2f}"
         )
-        if material.rows is not None:
-            self._tell(material.rows.facts, progress)
         return _Comparison(self, material, folder, progress, budget).run()
-
-    def _tell(self, task: CompareTask, progress: Progress) -> None:
-        """Tell what is known of a labeled table before training, and whether little can come of it."""
-        guess = f"; guessing the most frequent class: accuracy {task.guessing:.1%}" if task.classes else ""
-        progress.line(f"{task.training_rows:,} training and {task.validation_rows:,} validation rows{guess}")
-        if task.cut_rows:
-            progress.line(task.about_cut(self.settings.length))
-        methods, seeds, enough = len(self.positions), len(self.seeds), seeds_to_tell(len(self.positions))
-        if methods > 1 and seeds < enough:
-            few = f"with {methods} methods and {seeds} seeds, only large differences can be told from chance"
-            progress.line(f"{few}; --seeds {enough} would do")
 
 
 class _Comparison:
@@ -124,9 +106,8 @@ class _Comparison:
         self, job: CompareJob, material: Material, folder: Path, progress: Progress, budget: Budget | None
     ) -> None:
         self.job, self.material, self.folder, self.progress = job, material, folder, progress
-        self.settings, rows = material.settings, material.rows
+        self.settings = material.settings
         self.steps_per_run = self.settings.steps + judging_steps(material)
-        self.steps_per_run += 0 if rows is None else tuning_steps(self.settings, rows)
         found = CompareResults.earlier(folder, settings=self.settings) or CompareResults(
             settings=self.settings, runs={}, text=material.facts, predicted_tokens=0
         )
@@ -141,9 +122,7 @@ class _Comparison:
             text=material.facts,
             predicted_tokens=int((material.held_out.labels != IGNORED).sum()),
             budget=budget or found.budget,
-            task=None if rows is None else rows.facts,
             failed={},
-            dropped={},
             characters=material.characters,
             plugin=None if job.plugin is None else str(job.plugin),
             sources={**found.sources, **sources},
@@ -167,9 +146,7 @@ class _Comparison:
             progress.line(f"about {duration(step * steps / len(names))} for {runs}")
         progress.start(steps + rounds * len(job.positions))
         self._search(searched)
-        for number, seed in enumerate(job.seeds):
-            if number and job.minutes is not None and job.free_seeds:
-                self._drop(job.seeds[:number])
+        for seed in job.seeds:
             self._train_all(seed)
         if not timed:
             progress.begin("speed and memory")
@@ -202,27 +179,11 @@ class _Comparison:
             self._keep(trials={**self.results.trials, name: trials})
             self.progress.line(f"{name}, losses of short trainings by learning rate: {', '.join(map(str, trials))}")
 
-    def _drop(self, seeds: Sequence[int]) -> None:
-        """Leave out clearly worse methods after the runs with these seeds."""
-        results = self.results
-        going_on = {
-            name: {seed: run for seed, run in results.runs[name].items() if seed in seeds}
-            for name in self.job.positions
-            if name in results.runs and name not in results.dropped and name not in results.failed
-        }
-        kept = survivors(going_on)
-        lost = [name for name in going_on if name not in kept]
-        if lost:
-            rest = sum(name in lost and seed > seeds[-1] for name, seed in self.missing)
-            self.progress.step(rest * self.steps_per_run)
-            self.progress.line(f"left out from here on because they are clearly worse: {', '.join(lost)}")
-        self._keep(dropped={**results.dropped, **dict.fromkeys(lost, len(seeds))})
-
     def _train_all(self, seed: int) -> None:
         """Train and judge every method that goes on and lacks a run with a seed."""
         tasks, tried = [], rates(self.settings)
         for number, (name, own) in enumerate(self.missing, 1):
-            if own != seed or name in self.results.dropped or name in self.results.failed:
+            if own != seed or name in self.results.failed:
                 continue
             trials = self.results.trials.get(name, [])
             rate = tried[0] if len(tried) == 1 else best_rate(trials, self.settings.learning_rate)
@@ -238,17 +199,15 @@ class _Comparison:
                 self._keep(failed={**self.results.failed, name: run})
             else:
                 self._keep(runs=self.results.with_run((name, seed), run).runs)
-            about = run if isinstance(run, str) else about_run(run, self.settings.length, self.results.task)
+            about = run if isinstance(run, str) else about_run(run, self.settings.length)
             self.progress.line(f"{name}, seed {seed}: {about}")
 
 
-def about_run(run: Run, length: int, task: CompareTask | None) -> str:
+def about_run(run: Run, length: int) -> str:
     """Return what came out of a run."""
     score = run.scores[length]
     assert isinstance(score, Score)  # a method that can't read the training length fails in training
-    labels = "" if run.task is None or task is None else f"{task.metric} of labels {task.shown(run.task.score)}, "
-    tokens = f"accuracy of tokens {score.accuracy:.1%}"
-    return f"{labels}held-out loss {score.loss:.3f}, {tokens}, {run.seconds:.0f} s"
+    return f"held-out loss {score.loss:.3f}, accuracy of tokens {score.accuracy:.1%}, {run.seconds:.0f} s"
 
 
 def _try_rates(material: Material, seed: int, plugin: Path | None, name: str, progress: Progress) -> list[Trial]:
