@@ -63,7 +63,6 @@ def test_what_is_no_regular_file_is_named(tmp_path, pipe, monkeypatch):
         "compare --data {}",
         "pretrain --data {}",
         "analyze {model} --data {}",
-        "distill-positions {model} --data {}",
         "translate train --source {} --target {}",
         "translate train --data {}",
         "compare --train {} --validation {} --text text --label label",
@@ -97,7 +96,7 @@ def test_a_tokenizer_beside_the_target_of_an_export_is_not_read(model, tmp_path,
     assert "expected a file or a new name, got a named pipe" in line
 
 
-@pytest.mark.parametrize("command", ["compare", "probe", "bench"])
+@pytest.mark.parametrize("command", ["compare", "probe"])
 def test_results_that_are_a_pipe_are_not_read(command, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()

@@ -22,7 +22,7 @@ def main() -> None:
     try:
         require(
             "train",
-            *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "psutil", "transformers", "accelerate"),
+            *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "transformers", "accelerate"),
             *("datasets", "sklearn", "scipy", "sacrebleu"),
         )
     except ImportError as error:

@@ -19,9 +19,9 @@ from whereformer.analysis.properties import (
     Chain,
     Reached,
     curve_share,
+    longest_chain,
     parameter_growth,
     reached_parameters,
-    sequential_steps,
     shift_change,
 )
 from whereformer.positions.base import Position
@@ -228,22 +228,19 @@ class OneByOne(Position):
 
 
 def test_a_planted_dependency_is_found_and_a_mere_loop_is_not_one():
-    def build(method):
-        return lambda length: method(build_position("none", hidden_size=8, num_heads=2, max_length=length).model)
-
-    waits = sequential_steps(build(OneAfterTheOther), (16, 64), repeats=1)
-    assert waits.chain[1] - waits.chain[0] == 2 * 48
-    assert waits.chain[1] / waits.chain[0] == pytest.approx(4, rel=0.07)
-    loops = sequential_steps(build(OneByOne), (16, 64), repeats=1)
-    assert loops.chain[0] == loops.chain[1]
-    assert loops.operations[1] - loops.operations[0] == 48
-    assert min(*waits.seconds, *waits.plain_seconds) > 0
+    model = build_position("none", hidden_size=8, num_heads=2, max_length=64).model
+    short, long = (longest_chain(OneAfterTheOther(model), length).longest for length in (16, 64))
+    assert long - short == 2 * 48
+    assert long / short == pytest.approx(4, rel=0.07)
+    few, many = (longest_chain(OneByOne(model), length) for length in (16, 64))
+    assert few.longest == many.longest
+    assert many.operations - few.operations == 48
 
 
 def test_floater_alone_walks():
     def grows(name):
         sizes = {"hidden_size": 8, "num_heads": 2}
-        short, long = sequential_steps(lambda n: build_position(name, max_length=n, **sizes), (8, 32), 1).chain
+        short, long = (longest_chain(build_position(name, max_length=n, **sizes), n).longest for n in (8, 32))
         return long > 1.1 * short
 
     assert [name for name in position_names(for_text=True) if grows(name)] == ["floater"]

@@ -6,7 +6,6 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, glue
 from whereformer.errors import InputError, one_line
-from whereformer.studies.distill.pairs import read_pairs
 from whereformer.studies.translate.pairs import load_pairs
 from whereformer.studies.translate.settings import ParallelData
 
@@ -45,7 +44,6 @@ def readers(file, good):
         glue.OwnTask(file, good, ("a", "b"), "label", regression=False).load,
         glue.OwnTask(file, good, ("a", "b"), "label", regression=True).load,
         glue.OwnTask(good, file, ("a", "b"), "label", regression=False).load,
-        lambda: read_pairs(file, "a,b", "label"),
     ]
 
 
@@ -75,7 +73,7 @@ def test_what_cannot_be_read_is_one_short_line(content, suffix, tmp_path, good):
     for read in readers(written(tmp_path, content, suffix), good):
         with pytest.raises(InputError) as error:
             read()
-        assert error.value.field in ("train", "validation", "label", "pairs", "text")
+        assert error.value.field in ("train", "validation", "label", "text")
         assert len(str(error.value)) < 1200
         assert len(one_line(str(error.value))) <= 1003
 
@@ -100,7 +98,6 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
         ("data", lambda: corpus.load_documents([file], "text")),
         ("train", glue.OwnTask(file, file, ("text",), "label", regression=False).load),
         ("data", lambda: glue.load_glue(["cola"], folder.parent)),
-        ("pairs", lambda: read_pairs(file, "text,x", "label")),
         ("data", lambda: load_pairs(ParallelData(data=(file,), columns="text,x"))),
     ):
         with pytest.raises(InputError, match=f"^{field}: .*has more than one column 'x'"):
@@ -120,7 +117,6 @@ def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
         ("train", glue.OwnTask(good, good, (name,), "label", regression=False).load),
         ("column", lambda: corpus.load_documents([lines], name)),
         ("columns", lambda: load_pairs(ParallelData(data=(good,), columns=f"{name},b"))),
-        ("text", lambda: read_pairs(good, f"{name},b", "label")),
     ):
         with pytest.raises(InputError) as error:
             read()

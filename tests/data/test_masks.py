@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from tests.data.token_streams import token_stream
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from whereformer.data import corpus, masks
 from whereformer.data.masks import IGNORED, Batches, HeldOut, mask_tokens
@@ -19,7 +20,6 @@ from whereformer.data.tokenizers import (
     SEP,
     SPECIAL_TOKENS,
     Vocabulary,
-    token_stream,
     train_tokenizer,
     trained_vocabulary,
 )

@@ -80,6 +80,8 @@ OPTIONS = {
     "documents": {"query_documents": DOCUMENTS[:, 5:38], "key_documents": DOCUMENTS},
     "strides": {"query_positions": Positions(-3, 2, 33), "key_positions": Positions(5, 2, 40)},
     "everything": {**EVERYTHING, "key_mask": KEY_MASK.roll(1, 0)},
+    "shared keys": {"key_heads": 1, "causal": True},
+    **{f"{dtype}": {"dtype": dtype, "causal": True} for dtype in (torch.bfloat16, torch.float16)},
 }
 TABLES = {
     "no table": [],
@@ -91,7 +93,8 @@ TABLES = {
     "a tail on the left": ["bias_with_a_tail_on_the_left_alone"],
 }
 LENGTHS = [(1, 1), (2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 35), (33, 5), (20, 67)])]
-QUICK = [("T5", "everything"), ("every offset", "padding"), ("T5", "documents")]
+QUICK = [("every offset", "padding")]
+QUICK += [("T5", name) for name in ("everything", "documents", "shared keys", "torch.bfloat16")]
 
 
 def cases():
@@ -103,7 +106,9 @@ def cases():
 
 @pytest.mark.parametrize(("table", "options"), list(cases()))
 def test_every_gradient(table, options, launched):
-    check_one_pass(launched, content(33, 40), terms_of(TABLES[table], 33, 40), **OPTIONS[options])
+    options = dict(OPTIONS[options])
+    inputs = content(33, 40, key_heads=options.pop("key_heads", HEADS))
+    check_one_pass(launched, inputs, terms_of(TABLES[table], 33, 40), **options)
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), LENGTHS)
@@ -116,16 +121,6 @@ def test_lengths(table, n_q, n_k, launched):
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 24), (80, 16), (16, 128)])
 def test_widths(head_dim, value_dim, launched):
     check_one_pass(launched, content(20, 40, head_dim, value_dim), terms_of(["bias"], 20, 40))
-
-
-@pytest.mark.parametrize("table", ["T5", pytest.param("no table", marks=pytest.mark.slow)])
-def test_heads_share_keys(table, launched):
-    check_one_pass(launched, content(33, 40, key_heads=1), terms_of(TABLES[table], 33, 40), causal=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
-def test_half_precision(dtype, launched):
-    check_one_pass(launched, content(33, 40), terms_of(["bias"], 33, 40), dtype, causal=True)
 
 
 def test_sinks_and_logs_of_sums(launched):

@@ -8,18 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.damage import damages
-from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report, test_properties_report
+from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.terminal import Terminal
 from whereformer.lab.training.folder import Folder
 from whereformer.lab.training.text import TextFacts
-from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv
 from whereformer.studies.compare.results import CompareResults
 from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
 from whereformer.studies.probe.results import ProbeResults
-from whereformer.studies.properties.results import PropertiesResults
 
 CONSOLE = Terminal(width=100, file=io.StringIO())
 
@@ -34,11 +32,6 @@ def show_comparison(results):
     CONSOLE.print(results)
 
 
-def show_bench(results):
-    CONSOLE.print(results)
-    as_csv(results.rows)
-
-
 def show(results):
     CONSOLE.print(results)
     for key in ("cpu", "threads", "torch"):
@@ -49,14 +42,10 @@ def show(results):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    row = BenchRow("bias", 128, 1, 2, 16, "float32", "forward", "cpu", 1, "auto", 1.0, 0.9, 1.1, 2.0, 100, 1e-7)
-    bench = BenchResults(rows=[row])
     return {
         CompareResults: (test_compare_report.results_of(2), show_comparison),
         FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show),
-        PropertiesResults: (saved(test_properties_report.results_of(), tmp_path_factory), lambda results: None),
         ProbeResults: (saved(test_probe_report.made_up(), tmp_path_factory), show),
-        BenchResults: (saved(bench, tmp_path_factory), show_bench),
     }
 
 

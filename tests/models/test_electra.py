@@ -191,11 +191,8 @@ def test_the_generator_is_narrower_and_as_deep(size, expected):
     assert all(getattr(own, name) == getattr(config, name) for name in same)
     assert config.hidden_size == 32
     assert not config.sparse_prediction
-
-
-@pytest.mark.parametrize("size", [0.25, 0.5, 1.0])
-def test_it_runs_at_every_size(size):
-    assert torch.isfinite(build(generator_size=size)(**batch()[0]).loss)
+    if size >= 0.25:
+        assert torch.isfinite(build(generator_size=size)(**batch()[0]).loss)
 
 
 def loaded_whole(kind, folder):
@@ -215,6 +212,8 @@ def test_saving_and_loading_changes_nothing(tmp_path):
     stored = load_file(tmp_path / "model.safetensors")
     assert stored.keys() == dict(model.named_parameters()).keys()
 
+    kept, (_, original) = load_pretrained(tmp_path), batch()
+    assert torch.equal(kept(original).logits, model.discriminator(original).logits)
     loaded = loaded_whole(Electra, tmp_path)
     for (name, ours), theirs in zip(loaded.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name

@@ -72,7 +72,7 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
         "--causal --train t.csv --validation t.csv --text a --label b": "--causal: only without --train",
     }.items():
         assert reason in fails(capsys, "compare", *bad.split(), "--out", str(tmp_path / "bad"))
-    refused = fails(capsys, "properties", "--results", str(tmp_path), "--out", str(tmp_path / "bad"))
+    refused = fails(capsys, "positions", "--measure", str(tmp_path))
     assert "expected masked language models, got causal ones" in refused
 
 

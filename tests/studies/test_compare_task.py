@@ -81,8 +81,8 @@ def test_every_method_is_tuned_judged_and_ranked(tables, tmp_path, capsys):
     report = (tmp_path / "report.html").read_text()
     assert "fine-tuned to predict label from text" in report
     assert f"--train {tables / 'train.csv'} --validation" in report
-    message = fails(capsys, "properties", "--results", str(tmp_path), "--out", str(tmp_path / "p"))
-    assert "--results: expected a comparison on a text, got one on a labeled table" in message
+    message = fails(capsys, "positions", "--measure", str(tmp_path))
+    assert "--measure: expected a comparison on a text, got one on a labeled table" in message
     changed = fails(capsys, "compare", *options(tables, label="number"), "--out", str(tmp_path), *TINY)
     assert "holds results with task" in changed
 
@@ -180,35 +180,23 @@ def test_nobody_wins_before_anyone_beats_guessing_the_class():
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (["--text=nope"], "expected a column 'nope', found text, other, label, number"),
-        (["--label=nope"], "expected a column 'nope', found text, other, label, number"),
-        (["--text=text,other,label"], "--text: expected one column or two"),
-        (["--seeds=1"], "--seeds: expected 2 to 10000, got 1"),
-        (["--data=x"], "--data: only without --train, whose rows are the text"),
-        (["--validation=EMPTY"], "expected at least one row, got none"),
-        (["--train=ONE"], "--label: expected at least two classes in"),
-        (["--train=ONE", "--label=number", "--regression"], "--label: expected at least two different numbers in"),
-        (["--train=EMPTY"], "EMPTY.csv: expected at least one row, got none"),
-        (["--validation=OTHER"], "OTHER.csv, row 1: expected one of the training rows' classes, no, yes, got 'maybe'"),
-        (["--validation=BARE"], "BARE.csv, row 1: expected one of the training rows' classes, no, yes, got none"),
-        (["--train=BARE"], "BARE.csv, row 1: expected one of the training rows' classes, no, yes, got none"),
-        (["--train=FEW"], "--train: too little text to hold some out"),
+        ("--text=nope", "expected a column 'nope', found text, other, label, number"),
+        ("--text=text,other,label", "--text: expected one column or two"),
+        ("--seeds=1", "--seeds: expected 2 to 10000, got 1"),
+        ("--data=x", "--data: only without --train, whose rows are the text"),
+        ("--train={}/ONE.csv", "--label: expected at least two classes in"),
+        ("--train={}/ONE.csv --label=number --regression", "--label: expected at least two different numbers in"),
+        ("--validation={}/OTHER.csv", "row 1: expected one of the training rows' classes, no, yes, got 'maybe'"),
+        ("--train={}/FEW.csv", "--train: too little text to hold some out"),
     ],
 )
 def test_bad_tables_give_one_line(tables, tmp_path, capsys, more, expected):
     head = "text,other,label,number\n"
-    (tmp_path / "EMPTY.csv").write_text(head)
     (tmp_path / "ONE.csv").write_text(head + "some text about something,b,yes,1\n" * 1200)
     (tmp_path / "FEW.csv").write_text(head + "a,b,yes,1\na,b,no,0\n")
     (tmp_path / "OTHER.csv").write_text(head + "a,b,yes,1\na,b,maybe,0\n")
-    (tmp_path / "BARE.csv").write_text(head + "a,b,yes,1\na,b, ,0\na,b,no,1\n")
-    named = [
-        f"{word.partition('=')[0]}={tmp_path / word.partition('=')[2]}.csv"
-        if word.endswith(("Y", "E", "W", "R"))
-        else word
-        for word in more
-    ]
-    message = fails(capsys, "compare", *options(tables), *TINY, "--out", str(tmp_path / "out"), *named)
+    words = more.format(tmp_path).split()
+    message = fails(capsys, "compare", *options(tables), *TINY, "--out", str(tmp_path / "out"), *words)
     assert expected in message
 
 

@@ -52,7 +52,11 @@ class Example(NamedTuple):
     def run(self) -> list[Any]:
         """Run the model, the random numbers always the same, and return its outputs."""
         with warnings.catch_warnings(action="ignore"):  # they concern nothing that a user gave
-            torch.manual_seed(0)
+            # Only the generators that a forward draws from, which are put back.
+            torch.default_generator.manual_seed(0)
+            if self.model.device.type == "cuda":
+                with torch.cuda.device(self.model.device):
+                    torch.cuda.manual_seed(0)
             return self._run()
 
     def _run(self) -> list[Any]:

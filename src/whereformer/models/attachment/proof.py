@@ -85,7 +85,7 @@ class _Run:
     window: int | None
     layers: dict[nn.Module, str]
     outputs: list[tuple[str, Tensor]]
-    finals: list[tuple[str, Tensor]]
+    finals: dict[str, Tensor]
 
 
 def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None:
@@ -106,7 +106,7 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
                     for module, name in layers.items():
                         module.register_forward_hook(partial(remember, name))
                     example, finals = run_any(model, ROWS, LENGTH, cached=True, before=outputs.clear)
-                return _Run(calls, example, window, layers, outputs, list(_tensors(finals)))
+                return _Run(calls, example, window, layers, outputs, dict(_tensors(finals)))
             except InputError as error:
                 reason = error.reason
     # It may be missing what its own attention needs, such as a GPU.
@@ -152,8 +152,9 @@ def _compare(model: PreTrainedModel, reference: _Run, masks: str | None) -> None
             _dead.reset(token)
     if next(awaited, None) is not None:
         raise _differs(model, "fewer layers run than before")
-    for (name, expected), (_, found) in zip(reference.finals, _tensors(finals), strict=True):
-        _check(model, f"output{name}", found, expected, limit, None)
+    for name, found in _tensors(finals):
+        if name in reference.finals:  # some models return weights of attention unasked, if they have them
+            _check(model, f"output{name}", found, reference.finals[name], limit, None)
 
 
 _dead: ContextVar[dict[nn.Module, Tensor]] = ContextVar("dead")
