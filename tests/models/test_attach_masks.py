@@ -1,6 +1,5 @@
 """Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
 
-import ast
 import copy
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from whereformer import attach
+from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.models.attachment import interface
 from whereformer.models.attachment.masks import RequestedMask
@@ -168,14 +167,11 @@ def test_keys_that_a_model_chooses_are_refused(name):
         interface.attend(nn.Identity(), tensor, tensor, tensor, None, **{name: torch.zeros(1, 3)})
 
 
-@pytest.mark.slow
 def test_no_attention_function_of_transformers_reads_what_is_harmless():
-    folder = Path(transformers.__file__).parent
-    read = set()
+    folder, read = Path(transformers.__file__).parent, set()
     for file in (*folder.glob("models/*/modeling_*.py"), *folder.glob("integrations/*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name.endswith("attention_forward"):
-                read |= {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+        for arguments in re.findall(r"def \w*attention_forward\((.*?)\) ?[-:]", file.read_text("utf-8"), re.DOTALL):
+            read |= {*re.findall(r"(\w+):", arguments)}
     assert read >= {"query", "s_aux", "softcap", "position_bias"}
     # Windows come with the mask. FlashAttention reads the longest text, and a cache that is divided into pages.
     assert read & interface.HARMLESS <= {"sliding_window", "max_length_q", "max_length_k", "cache"}
@@ -187,19 +183,54 @@ def test_no_attention_function_of_transformers_reads_what_is_harmless():
 @pytest.mark.parametrize("position", ["logn", "tupe", "floater", "fire", "inkling", "tisa"])
 def test_positions_go_on_where_a_cache_slides(position):
     model = make(transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED)))
-    options = {"fire": {"initial_threshold": 2.0}, "inkling": {"log_scaling": 4}}.get(position, {})
-    attach(model, position, **options)
+    given = {"fire": {"initial_threshold": 2.0}, "inkling": {"log_scaling": 4}}
+    attach(model, position, **given.get(position, {}))
     for parameter in model.model.whereformer.parameters():
         nn.init.normal_(parameter, std=0.5)
     ids, real = torch.randint(5, 50, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
     real[1, :3] = 0
-    generate = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     cached, whole = (
-        model.generate(ids, attention_mask=real, use_cache=use_cache, eos_token_id=None, **generate)
+        model.generate(ids, attention_mask=real, use_cache=use_cache, eos_token_id=None, **options)
         for use_cache in (True, False)
     )
     assert torch.equal(cached.sequences, whole.sequences)
     close(cached.logits, whole.logits)
+
+
+def generate(model, length, **options):
+    ids = torch.randint(5, 50, (1, length))
+    return model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, **options)
+
+
+@pytest.mark.parametrize("length", [3, 8])
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+def test_caches_that_do_not_grow_are_refused(name, length):
+    """Their last key is not that of the last query."""
+    kind, config = getattr(transformers, f"{name}ForCausalLM"), getattr(transformers, f"{name}Config")
+    model = attach(kind(config(**{**GROUPED, "sliding_window": 6 if name == "Mistral" else None})).eval(), "none")
+    with pytest.raises(InputError, match=r"^(cache|attention_mask): whereformer's attention .* static"):
+        generate(model, length, cache_implementation="static")
+
+
+def test_models_that_compute_with_their_masks_slide_for_methods_of_offsets():
+    model = make(transformers.DogeForCausalLM(transformers.DogeConfig(**GROUPED)))
+    attach(model, "tisa")
+    assert model.config._attn_implementation == "whereformer_sdpa"
+    torch.manual_seed(0)
+    expected = generate(model, 8, use_cache=False)
+    torch.manual_seed(0)
+    assert torch.equal(generate(model, 8), expected)
+    attach(detach(model), "fire")
+    generate(model, 8, use_cache=False)
+    with pytest.raises(
+        InputError, match=r"^cache: Fire counts from the start .* own mask does not tell; give use_cache"
+    ):
+        generate(model, 8)
+    with pytest.raises(
+        InputError, match=r"^cache: whereformer's attention needs a cache that grows, got a static one$"
+    ):
+        generate(attach(detach(model), "none"), 3, cache_implementation="static")
 
 
 # Packed rows
@@ -248,7 +279,7 @@ def test_methods_that_count_from_the_start_of_a_row_take_no_packed_texts(way, po
 def test_compiled_code_cannot_tell_packed_texts():
     model = attach(make_decoder("Llama"), "tupe")
     _, row = packed("position_ids")
-    with torch.no_grad(), pytest.raises(InputError, match="so compiled code takes no position_ids, which may pack"):
+    with torch.no_grad(), pytest.raises(InputError, match=r"^position_ids: Tupe counts from the start of a row"):
         torch.compile(model, backend="eager")(**row)
     del row["position_ids"]
     with torch.no_grad():
