@@ -123,9 +123,9 @@ def requested(
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
-        asked = RequestedMask(n_k, real=mask[:, 0, 0])
+        asked = RequestedMask(n_k, first=None, real=mask[:, 0, 0])
     else:
-        asked = RequestedMask(n_k, matrix=mask)
+        asked = RequestedMask(n_k, first=None, matrix=mask)
     documents = _documents(query, key, options)
     return asked if documents is None else asked._replace(documents=documents)
 
