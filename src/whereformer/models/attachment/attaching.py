@@ -83,7 +83,7 @@ def attach(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls, masks = proof.prove(model) if prove else (find_calls(model), None)
+    calls, masks = proof.prove(model, keep_absolute) if prove else (find_calls(model), None)
     if not calls:
         raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
     undo = Undo()
