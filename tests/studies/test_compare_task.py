@@ -18,6 +18,7 @@ from tests.studies.trainings import TINY_ENCODER
 from whereformer.cli.main import main
 from whereformer.lab.progress import Progress
 from whereformer.studies.compare import task
+from whereformer.studies.compare.prepare import prepare
 from whereformer.studies.compare.ranking import noise_of, rank
 from whereformer.studies.compare.results import (
     CompareResults,
@@ -115,7 +116,7 @@ def test_tuning_learns_and_leaves_the_encoder_as_it_was(tables, tmp_path, monkey
     small = {"length": 16, "hidden_size": 16, "blocks": "1", "vocab_size": 80, "steps": 480}
     table = {"train": tables / "train.csv", "validation": tables / "validation.csv", "text": "text", "label": "label"}
     job = Compare(positions="none", **small, **table).job()
-    material, sizes = job.prepare(tmp_path, Progress()), job.settings
+    material, sizes = prepare(job, tmp_path, Progress()), job.settings
     assert tuning_steps(sizes, material.rows) == 120
     model = untrained(sizes, "none", material.vocab_size, 0)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
