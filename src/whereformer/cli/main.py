@@ -70,7 +70,7 @@ def command_class(name: str) -> type[Any]:
     """Import the class of a command's options."""
     place = COMMANDS[name]
     if place is None:
-        return studies.options(name.replace("-", "_"))
+        return studies.options(name)
     module, _, found = place.partition(":")
     command: type[Any] = getattr(import_module(f"whereformer.cli.{module}"), found)
     return command

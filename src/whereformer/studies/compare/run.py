@@ -36,7 +36,6 @@ class CompareJob:
         settings: the settings that all runs share, without the text's.
         characters: how many characters of the text to read; None for all.
         free_seeds: whether ``minutes`` also decides the number of seeds.
-        speed: whether to measure speed.
     """
 
     settings: CompareSettings
@@ -50,7 +49,6 @@ class CompareJob:
     minutes: float | None = None
     free_seeds: bool = False
     plugin: Path | None = None
-    speed: bool = True
 
     def run(self, folder: Path, progress: Progress) -> CompareResults:
         """Find each method's learning rate, train and judge it with every seed, then measure speed.
@@ -69,7 +67,15 @@ class CompareJob:
             seeds = range(self.seeds[0], self.seeds[0] + budget.seeds)
             job = replace(self, settings=replace(self.settings, steps=budget.steps), seeds=seeds)
         progress.begin("reading the text and training a tokenizer")
-        return job.complete(job.prepare(folder, progress), folder, progress, budget)
+        material = prepare(job, folder, progress)
+        text = material.facts
+        progress.line(
+            f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "
+            f"guessing by frequency: loss {text.unigram_entropy:.2f}"
+        )
+        if material.rows is not None:
+            job._tell(material.rows.facts, progress)
+        return _Comparison(job, material, folder, progress, budget).run()
 
     def _budget(self, minutes: float, folder: Path, progress: Progress) -> Budget:
         """Return the budget that the folder's results began with, or a new one, by the speed of a few steps."""
@@ -82,21 +88,6 @@ class CompareJob:
         progress.begin("measuring the speed of each method")
         step = shared_seconds(self.settings, self.positions, self.device, self.jobs)
         return plan(minutes, step, self.settings, seeds)
-
-    def prepare(self, folder: Path, progress: Progress) -> Material:
-        """Read and encode the text."""
-        return prepare(self, folder, progress)
-
-    def complete(
-        self, material: Material, folder: Path, progress: Progress, budget: Budget | None = None
-    ) -> CompareResults:
-        """Do what the folder lacks."""
-        text = material.facts
-        progress.line(
-            f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "
-            f"guessing by frequency: loss {text.unigram_entropy:.2f}"
-        )
-        return _Comparison(self, material, folder, progress, budget).run()
 
 
 class _Comparison:
@@ -137,7 +128,7 @@ class _Comparison:
         self._keep(**(provenance(job.device) if names else {}))
         tried = len(self.settings.rate_factors)
         searched = [name for name in names if name not in self.results.trials] if tried > 1 else []
-        timed = not job.speed or self.results.speed.keys() >= set(job.positions)
+        timed = self.results.speed.keys() >= set(job.positions)
         rounds = 0 if timed else ROUNDS + len({BASELINE, *job.positions})
         steps = len(self.missing) * self.steps_per_run + len(searched) * tried * short_steps(self.settings)
         if names and job.minutes is None:
