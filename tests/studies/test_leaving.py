@@ -13,7 +13,6 @@ import torch
 import transformers
 from huggingface_hub import HfApi, ModelCard
 
-import whereformer
 from tests.studies.parallel_text import pairs, train, write
 from tests.studies.trainings import TINY_ENCODER
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
@@ -83,18 +82,6 @@ def test_the_code_of_the_card_runs_in_a_fresh_process_and_not_without_the_import
     assert "does not recognize this architecture" in without.stderr
 
 
-@pytest.mark.parametrize(
-    "auto",
-    ["AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"],
-)
-def test_auto_classes_load_the_folder(folder, auto):
-    model = getattr(transformers, auto).from_pretrained(folder)
-    assert isinstance(model, whereformer.models.encoder.EncoderPreTrainedModel)
-    own = Encoder.from_pretrained(folder)
-    body = model if auto == "AutoModel" else model.encoder
-    torch.testing.assert_close(body.position.parts[1].amplitude, own.position.parts[1].amplitude, rtol=0, atol=0)
-
-
 def test_push_to_hub_sends_the_folder(folder, monkeypatch):
     """What would be sent, as the calls of huggingface_hub that need a network are replaced."""
     sent = {}
@@ -151,15 +138,6 @@ def test_text_classification(folder, tmp_path):
     with torch.no_grad():
         single = model.eval()(**classify.tokenizer("the cat", return_tensors="pt")).logits.softmax(-1).max()
     assert found[0]["score"] == pytest.approx(float(single), abs=1e-5)
-
-
-def test_tokens_can_be_added_to_a_tied_head(folder):
-    model = EncoderForMaskedLM.from_pretrained(folder)
-    size = model.config.vocab_size
-    model.resize_token_embeddings(size + 3, mean_resizing=False)
-    assert model.head.decoder.weight is model.encoder.embeddings.word.weight
-    assert model.head.decoder.bias.shape == (size + 3,)
-    assert model(torch.full((1, 4), size + 2)).logits.shape[-1] == model.config.vocab_size == size + 3
 
 
 def test_sentence_transformers_takes_the_folder_trains_saves_and_loads_again(folder, tmp_path):

@@ -26,7 +26,6 @@ from whereformer.cli.main import main
 from whereformer.data import subwords
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
-from whereformer.lab.training import long_run
 from whereformer.lab.training.optimizer import build_schedule
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate import parallel
@@ -296,18 +295,6 @@ def test_options_of_the_method_and_cross_attention(data, tmp_path):
     model = Seq2SeqForConditionalGeneration.from_pretrained(tmp_path / "model")
     assert model.config.position_options == {"clip": 3, "values": False}
     assert model.config.cross_position == "t5"
-
-
-def test_a_loss_that_is_not_a_number_stops_with_advice(data, tmp_path, capsys, monkeypatch):
-    real = long_run.LongTrainer.training_step
-
-    def training_step(self, *arguments):
-        return real(self, *arguments) * (float("nan") if self.state.global_step >= 4 else 1.0)
-
-    monkeypatch.setattr(long_run.LongTrainer, "training_step", training_step)
-    message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
-    assert "--learning-rate: loss is not finite (NaN or inf) after 5 steps; 0.01 is too high, try 0.0025" in message
-    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
 
 def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_path):
