@@ -98,7 +98,12 @@ CASES = [
     ({**NO_CONTENT, "scale": 1.0}, ValueError, r"scale: needs a query, got query=None"),
     ({"sinks": [0.0] * H}, TypeError, r"sinks: expected a floating-point tensor, got list"),
     ({"sinks": zeros(H).long()}, TypeError, r"sinks: expected a floating-point tensor, got torch.int64"),
-    ({"sinks": zeros(H + 1)}, ValueError, r"sinks: expected shape \(heads 3,\), got \(4,\)"),
+    (
+        {"sinks": zeros(H + 1)},
+        ValueError,
+        r"sinks: expected shape \(heads 3,\) or \(batch 2, heads 3, n_q 4\), got \(4,\)",
+    ),
+    ({"sinks": zeros(B, H, N_Q, 1)}, ValueError, r"sinks: expected shape .*, got \(2, 3, 4, 1\)"),
     ({"sinks": zeros(H).to("meta")}, ValueError, r"sinks: expected the value's device cpu, got meta"),
     ({"query": zeros(B, 4, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 4, 4"),
     ({"query": zeros(B, 0, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 0, 4"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import blockwise, native, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import attend_with_sinks, merge_attention
+from .combine import Attend, attend_with_sinks, merge_attention
 from .dropout import draw_seed
 from .precision import without_autocast
 from .terms import (
@@ -90,7 +90,7 @@ def attention(
     window: Window = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Float[Tensor, "heads"] | None = None,
+    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
@@ -127,7 +127,8 @@ def attention(
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
-            to nothing (GPT-OSS's learned sinks). They must be finite, which is not checked.
+            to nothing (GPT-OSS's learned sinks); or (batch, heads, n_q), one for each query (Inkling 2). They must be
+            finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
@@ -185,7 +186,9 @@ def attention(
         "key_documents": key_documents,
         "deterministic": deterministic,
     }
-    kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
+    kind = None
+    if sinks is None:
+        kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
     again = None if kind is None else native.attend_again(kind)
     if again is not None:
         output, lse = again
@@ -257,9 +260,10 @@ def attention_varlen(
         return_lse: return the log of each row's sum of exponentials of scores too.
         backend: as in :func:`attention`.
         options: :func:`attention`'s other keyword arguments except ``key_mask``, ``query_documents`` and
-            ``key_documents``, which have no meaning here. Positions are tensors, (total_q,) and (total_k,), of each
-            token's position in its sequence. By default those of keys begin at 0 in each sequence, and the last query
-            has the position of the last key, as in ``flash_attn`` from version 2.1 on.
+            ``key_documents``, which have no meaning here. Sinks for each query are (total_q, heads). Positions are
+            tensors, (total_q,) and (total_k,), of each token's position in its sequence. By default those of keys begin
+            at 0 in each sequence, and the last query has the position of the last key, as in ``flash_attn`` from
+            version 2.1 on.
 
     Returns:
         (total_q, heads, value_dim) in the value's dtype, with zeros in rows that may not attend to anything.
@@ -284,20 +288,20 @@ def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Ten
     chosen = choose(call, backend)
     if call.dropout_p and chosen != "fused":
         call = replace(call, seed=draw_seed(call.device))
-    output, lse = native.attend(call, kind) if chosen == "native" else _RUN[chosen](call)
+    if kind is not None and chosen == "native":
+        output, lse = native.attend(call, kind)
+    elif chosen == "reference":
+        output, lse = reference.attend(call)
+    else:
+        output, lse = attend_with_sinks(call, _RUN[chosen])
     return output, None if lse is None else lse.sum(0)
 
 
-def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by "triton", which knows no sinks."""
-    return attend_with_sinks(call, triton.attend)
-
-
-_RUN = {
+_RUN: dict[str, Attend] = {
     "fused": sdpa.attend,
-    "reference": reference.attend,
     "blockwise": blockwise.attend,
-    "triton": _by_triton,
+    "native": native.attend,
+    "triton": triton.attend,
 }
 
 

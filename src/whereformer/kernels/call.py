@@ -286,7 +286,7 @@ def make_call(
     given = cast(dict[str, Any], options)
     _check_options(value, batch, n_q, n_k, terms, given)
     if (sinks := given.get("sinks")) is not None:
-        _check_sinks(sinks, value, heads)
+        _check_sinks(sinks, value, (batch, heads, n_q))
     scale = _check_scale(given.pop("scale", None), head_dim, value.dtype)
     call = Call(query, key, value, terms, n_q, n_k, scale, return_lse=return_lse, **given)
     if call.window != (None, None):
@@ -461,12 +461,17 @@ def _check_softcap(softcap: Any) -> Any:
     return number
 
 
-def _check_sinks(sinks: Any, value: Tensor, heads: int) -> None:
+def _check_sinks(sinks: Any, value: Tensor, rows: tuple[int, int, int]) -> None:
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
         raise TypeError(f"sinks: expected a floating-point tensor, got {got}")
-    if sinks.shape != (heads,):
-        raise ValueError(f"sinks: expected shape (heads {heads},), got {tuple(sinks.shape)}")
+    batch, heads, n_q = rows
+    # "shape not in (...)" would not compile with symbolic sizes.
+    if sinks.shape != (heads,) and sinks.shape != rows:
+        raise ValueError(
+            f"sinks: expected shape (heads {heads},) or (batch {batch}, heads {heads}, n_q {n_q}), "
+            f"got {tuple(sinks.shape)}"
+        )
     check_device("sinks", sinks, value)
 
 
