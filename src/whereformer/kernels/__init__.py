@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from . import blockwise, native, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import Attend, attend_with_sinks, merge_attention
+from .combine import Attend, add_sinks, attend_with_sinks, merge_attention
 from .dropout import draw_seed
 from .precision import without_autocast
 from .terms import (
@@ -186,14 +187,13 @@ def attention(
         "key_documents": key_documents,
         "deterministic": deterministic,
     }
-    kind = None
-    if sinks is None:
-        kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
+    kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
     again = None if kind is None else native.attend_again(kind)
-    if again is not None:
-        output, lse = again
-    else:
+    if again is None:
         output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
+    else:
+        output, sums = again if sinks is None else add_sinks(*again, sinks)
+        lse = sums.sum(0) if return_lse else None
     return output if lse is None else (output, lse)
 
 
@@ -288,19 +288,16 @@ def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Ten
     chosen = choose(call, backend)
     if call.dropout_p and chosen != "fused":
         call = replace(call, seed=draw_seed(call.device))
-    if kind is not None and chosen == "native":
-        output, lse = native.attend(call, kind)
-    elif chosen == "reference":
+    if chosen == "reference":
         output, lse = reference.attend(call)
     else:
-        output, lse = attend_with_sinks(call, _RUN[chosen])
+        output, lse = attend_with_sinks(call, partial(native.attend, kind=kind) if chosen == "native" else _RUN[chosen])
     return output, None if lse is None else lse.sum(0)
 
 
 _RUN: dict[str, Attend] = {
     "fused": sdpa.attend,
     "blockwise": blockwise.attend,
-    "native": native.attend,
     "triton": triton.attend,
 }
 

@@ -83,11 +83,11 @@ def attend_with_sinks(call: Call, attend: Attend) -> tuple[Tensor, LogSums | Non
         return attend(call)
     output, lse = attend(replace(call, sinks=None, return_lse=True))
     assert lse is not None
-    output, lse = _with_sinks(output, lse, call.sinks)
+    output, lse = add_sinks(output, lse, call.sinks)
     return output, lse if call.return_lse else None
 
 
-def _with_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
+def add_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
     """Add to the softmax one more term per row, which takes a share of its attention."""
     largest, log_sums = lse.detach()[0], lse[1]
     empty = largest.isneginf()
