@@ -77,8 +77,6 @@ CASES = [
     ({"window": (1, 2, 3)}, ValueError, r"window: expected one number, or two .*, got \(1, 2, 3\)"),
     ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
     ({"return_lse": None}, TypeError, r"return_lse: expected True or False, got None"),
-    ({"deterministic": 0}, TypeError, r"deterministic: expected True or False, got 0"),
-    ({"deterministic": None}, TypeError, r"deterministic: expected True or False, got None"),
     ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
     ({"softcap": 0}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+30, or None for no cap, got 0.0"),
     ({"softcap": -30.0}, ValueError, r"softcap: expected a number from 1e-30 .* got -30.0"),

@@ -101,11 +101,10 @@ def test_long_tables_go_in_parts(explicit, monkeypatch):
     [
         ([], {}),
         (["bias"], {"return_lse": True}),
-        pytest.param(["bias"], {"deterministic": False}, marks=pytest.mark.slow),
         pytest.param(EVERY_KIND, {}, marks=pytest.mark.slow),
         pytest.param(EVERY_KIND, {"query_positions": torch.arange(7, device=DEVICE)}, marks=pytest.mark.slow),
     ],
-    ids=["plain", "bias", "one pass", "every kind", "every kind at positions"],
+    ids=["plain", "bias", "every kind", "every kind at positions"],
 )
 def test_contract_of_operators(names, options, monkeypatch):
     built = [
@@ -200,7 +199,24 @@ def test_parts_merge_into_the_whole():
     assert_same(merge_attention(*zip(*parts, strict=True)), whole, [query, key, value, table])
 
 
+@pytest.mark.parametrize("size", [(HEADS,), pytest.param((BATCH, HEADS, 20), marks=pytest.mark.slow)], ids=str)
+def test_sinks(size):
+    leaves = leaves_of(*content(20, 33), random(*size))
+    options = {"window": (7, 0), "return_lse": True}
+    found, expected = (
+        attention(*leaves[:3], sinks=leaves[3], backend=name, **options) for name in ("triton", "reference")
+    )
+    assert_same(found, expected, leaves)
+
+
 # --- the gradient of a bias, which is summed in whole numbers
+
+
+def test_keys_beyond_the_last_add_nothing():
+    """They are in the last block of keys, at offsets for which the table has numbers that overflow there."""
+    table = torch.zeros(HEADS, 64, dtype=torch.float64, device=DEVICE)
+    table[:, 20:] = 1e4
+    check("triton", content(20, 20), [(OffsetBias, [table], 0)], query_positions=Positions(0, 1, 20))
 
 
 @pytest.mark.parametrize("magnitude", [1e-25, 1e25])
@@ -240,7 +256,6 @@ REAL_TILES = {
     "bias": (["bias_for_all_offsets"], {}),
     "T5 by rows of 64": (["bias"], {"causal": True}),
     "window": (["bias"], {"window": (40, 7)}),
-    "one pass": (["bias_for_all_offsets"], {"deterministic": False}),
     "ids": (["bias"], {"query_positions": torch.arange(140, device=DEVICE) * 7 % 11}),
     "strides": (["bias"], {"query_positions": Positions(3, 2, 140)}),
     "vectors": (["keys", "values"], {}),

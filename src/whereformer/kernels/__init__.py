@@ -97,7 +97,6 @@ def attention(
     key_positions: PositionsLike | None = None,
     query_documents: Integer[Tensor, "batch n_q"] | None = None,
     key_documents: Integer[Tensor, "batch n_k"] | None = None,
-    deterministic: bool = True,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> (
@@ -138,12 +137,6 @@ def attention(
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of its own document.
-        deterministic: whether gradients must be the same bits from run to run. With False, "triton" may compute all of
-            them in one pass with atomic additions, whose order changes: five matrix products instead of seven, or
-            instead of nine with an :class:`OffsetBias`. Its gradients stay deterministic without a query, with heads
-            wider than 128, with other terms, with a bias over positions that are tensors or differ in stride, and under
-            ``torch.use_deterministic_algorithms(True)``. The option changes nothing in other backends: on a GPU,
-            "reference" and "blockwise" need that setting for gradients of tables that are the same bits.
         return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
             :func:`merge_attention`.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
@@ -160,6 +153,8 @@ def attention(
               queries in float32, in compiled and exported programs, transforms and subclasses of tensors, and where
               autocast casts the inputs. :func:`explain` tells which backend a call gets, and why.
 
+            "native" and "triton" give the same bits from run to run, gradients included. On a GPU, "reference" and
+            "blockwise" need ``torch.use_deterministic_algorithms(True)`` for gradients of tables that do.
             Only "reference" has second and forward-mode derivatives and, for calls with terms, the derivatives of
             ``torch.func``; "auto" chooses it for them.
 
@@ -185,7 +180,6 @@ def attention(
         "key_positions": key_positions,
         "query_documents": query_documents,
         "key_documents": key_documents,
-        "deterministic": deterministic,
     }
     kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
     again = None if kind is None else native.attend_again(kind)

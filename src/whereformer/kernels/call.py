@@ -57,7 +57,6 @@ class SequenceOptions(TypedDict, total=False):
     dropout_p: float
     query_positions: PositionsLike | None
     key_positions: PositionsLike | None
-    deterministic: bool
 
 
 class CallOptions(SequenceOptions, total=False):
@@ -95,7 +94,6 @@ class Call:
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
     return_lse: bool = False
-    deterministic: bool = True
     seed: Tensor | None = None
 
     @property
@@ -327,7 +325,6 @@ def _check_options(
     if (key_mask := get("key_mask")) is not None:
         _check_key_mask(key_mask, value)
     check_flag("causal", get("causal", False))
-    check_flag("deterministic", get("deterministic", True))
     options["window"] = _check_window(get("window"))
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)

@@ -27,7 +27,7 @@ ARGUMENTS = (
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
     "SymInt n_q, SymInt[] first, SymInt[] affine, "
     "SymInt? min_offset, SymInt? max_offset, float scale, float? softcap, "
-    "float dropout_p, bool wants_lse, bool deterministic"
+    "float dropout_p, bool wants_lse"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
@@ -57,7 +57,6 @@ class Problem:
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
         wants_lse: whether ``LogSums`` are asked for.
-        deterministic: whether gradients have to be the same bits from run to run.
     """
 
     query: Tensor | None
@@ -89,7 +88,6 @@ class Problem:
     softcap: float | None
     dropout_p: float
     wants_lse: bool
-    deterministic: bool
 
     @classmethod
     def of(cls, call: Call) -> Problem:
@@ -120,7 +118,6 @@ class Problem:
             softcap=call.softcap,
             dropout_p=call.dropout_p,
             wants_lse=call.return_lse,
-            deterministic=call.deterministic,
         )
 
     def arguments(self) -> tuple[Any, ...]:
