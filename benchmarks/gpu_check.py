@@ -156,14 +156,14 @@ OPTIONS: dict[str, Callable[[int], Report]] = {
     "stride 2": lambda length: dict.fromkeys(("query_positions", "key_positions"), Positions(3, 2, length)),
     "soft cap": lambda length: {"softcap": 5.0},
     "dropout": lambda length: {"dropout_p": 0.2},
-    "one pass": lambda length: {"deterministic": False},
-    "one pass causal": lambda length: {"deterministic": False, "causal": True},
+    "sinks": lambda length: {"sinks": torch.linspace(-1, 2, 2, device=DEVICE)},
+    "sinks of queries": lambda length: {"sinks": torch.linspace(-1, 2, 2 * length, device=DEVICE).view(1, 2, length)},
 }
 
 CASES = [
     *((name, "") for name in ("none", "full", "t5", "shaw", "queries", "factors", "decay", "dense")),
     *(("full", option) for option in OPTIONS if option),
-    *((name, option) for name in ("none", "t5") for option in ("causal", "window", "packed", "one pass")),
+    *((name, option) for name in ("none", "t5") for option in ("causal", "window", "packed", "sinks")),
     ("shaw", "causal"),
 ]
 """Terms and options whose numbers are checked."""
@@ -387,11 +387,9 @@ def ways_to_attend(batch: int, length: int, dim: int) -> Iterator[tuple[str, Cal
 
             yield f"{name}{ending}", fused, inputs
         for name in ("none", "full", "t5", "shaw"):
-            for kept in (True, False):
-                terms, tensors = terms_of(name, batch, HEADS, length, dim)
-                label = f"ours {name}{'' if kept else ' one pass'}{ending}"
-                options = {"causal": causal, "deterministic": kept, "backend": "triton"}
-                yield label, functools.partial(attention, *inputs, terms, **options), [*inputs, *tensors]
+            terms, tensors = terms_of(name, batch, HEADS, length, dim)
+            options = {"causal": causal, "backend": "triton"}
+            yield f"ours {name}{ending}", functools.partial(attention, *inputs, terms, **options), [*inputs, *tensors]
     numbers = table(HEADS, 2 * length - 1)
     at = torch.arange(length, device=DEVICE)
     columns = at[None, :] - at[:, None] + length - 1
@@ -488,8 +486,7 @@ def _on_gpu(step: Step, repeats: int = 5) -> float:
 
 
 def tests() -> Iterator[tuple[str, Step]]:
-    for name, seconds in (("test_one_pass", 150.0), ("test_triton", 260.0)):
-        yield name, lambda name=name, seconds=seconds: run_tests(f"tests/kernels/{name}.py", seconds)
+    yield "test_triton", lambda: run_tests("tests/kernels/test_triton.py", 400.0)
 
 
 def run_tests(file: str, seconds: float) -> Report:

@@ -160,7 +160,7 @@ def test_options_that_may_change_scores_are_refused():
             model(ids, **{name: given})
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks"])
+@pytest.mark.parametrize("name", ["indices", "block_indices"])
 def test_keys_that_a_model_chooses_are_refused(name):
     tensor = torch.zeros(1, 2, 3, 4)
     with pytest.raises(InputError, match=rf"^{name}: whereformer's attention does not know it, got a tensor of shape"):

@@ -73,8 +73,6 @@ class CompareJob:
             f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "
             f"guessing by frequency: loss {text.unigram_entropy:.2f}"
         )
-        if material.rows is not None:
-            job._tell(material.rows.facts, progress)
         return _Comparison(job, material, folder, progress, budget).run()
 
     def _budget(self, minutes: float, folder: Path, progress: Progress) -> Budget:
