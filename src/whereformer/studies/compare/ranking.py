@@ -123,24 +123,6 @@ def seeds_to_tell(methods: int) -> int:
     return seeds
 
 
-def survivors(runs: Mapping[str, Mapping[int, Run]]) -> list[str]:
-    """Return the methods to go on with in successive halving, given the runs of each method so far, by seed.
-
-    They are the better half, and every method that can't be told apart from one of them. So every method that goes on
-    is clearly better than every method that is dropped.
-    """
-    losses = {
-        name: statistics.fmean(statistics.fmean(run.window_losses) for run in by_seed.values())
-        for name, by_seed in runs.items()
-    }
-    order = sorted(runs, key=losses.__getitem__)
-    kept = order[: (len(order) + 1) // 2]
-    # A method that is kept may in turn be like another one.
-    for name in kept:
-        kept += [rival for rival in order if rival not in kept and not clearly_better(runs[name], runs[rival])]
-    return [name for name in runs if name in kept]
-
-
 def not_yet_learning(results: CompareResults) -> list[str]:
     """Return the methods that have not left the plateau on which every training begins.
 

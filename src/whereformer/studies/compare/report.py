@@ -70,8 +70,6 @@ def _reading(ranking: Ranking, results: CompareResults) -> str:
     notes = ["Methods with the same # cannot be told apart."]
     if ranking.waiting:
         notes.append(f"Without #: not yet learning, since the loss is not clearly lower than that of {BASELINE}.")
-    if results.dropped:
-        notes.append("Methods with fewer seeds were left out after those, as clearly worse.")
     if results.task is not None:
         notes.append("\N{PLUS-MINUS SIGN}: standard error over the rows, with the range of seeds below.")
     else:

@@ -6,10 +6,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ...data.encode import TextFacts
 from ...errors import InputError
 from ...lab.score import Cannot
 from ...lab.store import RunResults
-from ...lab.training.text import TextFacts
 from .settings import CompareSettings
 
 if TYPE_CHECKING:
@@ -161,7 +161,6 @@ class CompareResults(RunResults):
         speed: the speed of each method that has been measured.
         budget: what was chosen for a number of minutes; None if the steps were given.
         trials: the learning rates that were tried for each method.
-        dropped: the methods that successive halving left out, with the number of seeds that they were trained with.
         failed: the reason, for each method whose loss was not finite.
         task: facts about a labeled table; None without one.
         characters: how many characters were read of a longer text; None if all of it was.
@@ -179,7 +178,6 @@ class CompareResults(RunResults):
     speed: dict[str, Speed] = field(default_factory=dict)
     budget: Budget | None = None
     trials: dict[str, list[Trial]] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     task: CompareTask | None = None
     characters: int | None = None

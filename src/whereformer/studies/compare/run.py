@@ -22,7 +22,7 @@ from ...lab.store import FILE, missing, refuse_other_settings
 from .budget import duration, plan, shared_seconds
 from .models import model_folder, model_problem
 from .prepare import Material, prepare
-from .ranking import seeds_to_tell, survivors
+from .ranking import seeds_to_tell
 from .results import Budget, CompareResults, CompareTask, Run, Score, Trial
 from .search import best_rate, rates, search_rate, short_steps
 from .settings import CompareSettings
@@ -39,7 +39,7 @@ class CompareJob:
         settings: the settings that all runs share, without the text's.
         characters: how many characters of the text to read; None for all.
         table: a labeled table, whose training rows are the text.
-        free_seeds: whether ``minutes`` also decides the number of seeds, and clearly worse methods are left out.
+        free_seeds: whether ``minutes`` also decides the number of seeds.
         speed: whether to measure speed.
     """
 
@@ -143,7 +143,6 @@ class _Comparison:
             budget=budget or found.budget,
             task=None if rows is None else rows.facts,
             failed={},
-            dropped={},
             characters=material.characters,
             plugin=None if job.plugin is None else str(job.plugin),
             sources={**found.sources, **sources},
@@ -167,9 +166,7 @@ class _Comparison:
             progress.line(f"about {duration(step * steps / len(names))} for {runs}")
         progress.start(steps + rounds * len(job.positions))
         self._search(searched)
-        for number, seed in enumerate(job.seeds):
-            if number and job.minutes is not None and job.free_seeds:
-                self._drop(job.seeds[:number])
+        for seed in job.seeds:
             self._train_all(seed)
         if not timed:
             progress.begin("speed and memory")
@@ -202,27 +199,11 @@ class _Comparison:
             self._keep(trials={**self.results.trials, name: trials})
             self.progress.line(f"{name}, losses of short trainings by learning rate: {', '.join(map(str, trials))}")
 
-    def _drop(self, seeds: Sequence[int]) -> None:
-        """Leave out clearly worse methods after the runs with these seeds."""
-        results = self.results
-        going_on = {
-            name: {seed: run for seed, run in results.runs[name].items() if seed in seeds}
-            for name in self.job.positions
-            if name in results.runs and name not in results.dropped and name not in results.failed
-        }
-        kept = survivors(going_on)
-        lost = [name for name in going_on if name not in kept]
-        if lost:
-            rest = sum(name in lost and seed > seeds[-1] for name, seed in self.missing)
-            self.progress.step(rest * self.steps_per_run)
-            self.progress.line(f"left out from here on because they are clearly worse: {', '.join(lost)}")
-        self._keep(dropped={**results.dropped, **dict.fromkeys(lost, len(seeds))})
-
     def _train_all(self, seed: int) -> None:
-        """Train and judge every method that goes on and lacks a run with a seed."""
+        """Train and judge every method that lacks a run with a seed."""
         tasks, tried = [], rates(self.settings)
         for number, (name, own) in enumerate(self.missing, 1):
-            if own != seed or name in self.results.dropped or name in self.results.failed:
+            if own != seed or name in self.results.failed:
                 continue
             trials = self.results.trials.get(name, [])
             rate = tried[0] if len(tried) == 1 else best_rate(trials, self.settings.learning_rate)

@@ -137,7 +137,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
 
     seeds: int | None = None
     """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or 3
-    with --train. With --minutes, up to 3 if there is time; clearly worse methods then drop out after a seed."""
+    with --train. With --minutes, up to 3 if there is time."""
 
     seed: int = 0
     """The first seed."""

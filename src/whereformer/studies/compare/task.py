@@ -7,8 +7,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +18,7 @@ from ...data.batches import by_length, shuffled
 from ...data.corpus import Text
 from ...data.glue import Data, OwnTask
 from ...data.read import Document
-from ...data.rows import RowCache, Rows
+from ...data.rows import Rows, tokenized
 from ...data.windows import end_padding
 from ...errors import InputError
 from ...lab.encoders import BASELINE
@@ -72,10 +70,8 @@ class TaskRows:
     facts: CompareTask
 
 
-def prepare_rows(
-    own: OwnTask, data: Data, tokenizer: PreTrainedTokenizerFast, settings: CompareSettings, cache: Path
-) -> TaskRows:
-    """Tokenize a task's rows, each cut to the training length, or find them in the cache.
+def prepare_rows(own: OwnTask, data: Data, tokenizer: PreTrainedTokenizerFast, settings: CompareSettings) -> TaskRows:
+    """Tokenize a task's rows, each cut to the training length.
 
     Raises:
         InputError: for ``label``, if all training rows have the same number.
@@ -83,13 +79,10 @@ def prepare_rows(
     if own.regression and len(set(data.train.labels)) < 2:
         raise InputError("label", f"expected at least two different numbers in {own.train}, got one")
     config = encoder_config(settings, BASELINE, len(tokenizer))
-    train, validation = RowCache(cache).rows(
-        [data.facts.fingerprint, tokenizer.backend_tokenizer.to_str()],
-        [data.train, *data.judged.values()],
-        tokenizer,
-        settings.length - end_padding(config),
-        config,
-        regression=own.regression,
+    length = settings.length - end_padding(config)
+    train, validation = (
+        tokenized(split, tokenizer, length, config, regression=own.regression)
+        for split in (data.train, *data.judged.values())
     )
     classes = data.task.classes
     commonest = Counter(train.labels).most_common(1)[0][0]
@@ -113,7 +106,7 @@ def prepare_rows(
 def _whole_length(data: Data, tokenizer: PreTrainedTokenizerFast, length: int) -> int | None:
     """Return a length at which nine rows in ten are whole, by SAMPLED training rows; None if they are so already."""
     every = max(1, len(data.train.labels) // SAMPLED)
-    sides = zip(*islice(data.train.texts, 0, None, every), strict=True)
+    sides = zip(*data.train.texts[::every], strict=True)
     found = tokenizer(*map(list, sides), return_attention_mask=False, verbose=False)["input_ids"]
     needed = math.ceil(float(np.quantile([len(row) for row in found], 0.9)))
     return 1 << (needed - 1).bit_length() if needed > length else None
