@@ -261,24 +261,3 @@ def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, pl
             made(file, tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
     assert len(made(file, tmp_path / "cache")[0].training)
-
-
-def test_a_dry_run_leaves_the_cache_alone(file, tmp_path):
-    expected, _ = made(file, tmp_path / "cache")
-    before = sorted((tmp_path / "cache").rglob("*"))
-    text = Text([file])
-    found = open_or_encode(tmp_path / "cache", text, CHOICE, tmp_path / "scratch")
-    assert same(expected, found)
-    assert not (tmp_path / "scratch").exists()
-    found = open_or_encode(tmp_path / "cache", text, TokenizerChoice(None, 100), tmp_path / "scratch")
-    assert found.training.path.is_relative_to(tmp_path / "scratch")
-    assert sorted((tmp_path / "cache").rglob("*")) == before
-
-
-def test_each_process_of_a_dry_run_encodes_for_itself(file, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    text = Text([file])
-    found = open_or_encode(tmp_path / "cache", text, CHOICE, tmp_path / "scratch")
-    assert len(found.training)
-    assert not (tmp_path / "cache").exists()

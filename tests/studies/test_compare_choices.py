@@ -264,3 +264,12 @@ def test_a_training_that_diverges_later_leaves_the_others(text, tmp_path, capsys
     monkeypatch.undo()
     main(["compare", *arguments])
     assert json.loads((tmp_path / "results.json").read_text())["failed"] == {}
+
+
+def test_a_budget_chooses_seeds(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "LEAST_STEPS", 1)
+    monkeypatch.setattr(budget, "ENOUGH_STEPS", 2)
+    monkeypatch.setattr(budget, "seconds_per_step", lambda *_: 0.1)
+    results = run(text, tmp_path, "--minutes=0.02", "--rate-factors=1")
+    assert results["budget"] == {"minutes": 0.02, "steps": 3, "seeds": 3}
+    assert [[*runs] for runs in results["runs"].values()] == [["0", "1", "2"]] * 2

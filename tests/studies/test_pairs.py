@@ -42,11 +42,11 @@ def data(tmp_path):
     return ParallelData(source=files[0], target=files[1])
 
 
-def made(data, cache, validation=None, vocabulary=VOCABULARY, scratch=None):
+def made(data, cache, validation=None, vocabulary=VOCABULARY):
     """The encoded pairs, and what the progress was told."""
     told = Told()
     text = open_text(data, validation, told)
-    return parallel.open_or_encode(cache, text, vocabulary, scratch), told
+    return parallel.open_or_encode(cache, text, vocabulary), told
 
 
 def listed(rows):
@@ -150,24 +150,9 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(data, tmp_path, monk
     assert len(made(data, tmp_path / "cache")[0].training) == 289
 
 
-def test_a_dry_run_leaves_the_cache_alone(data, tmp_path):
-    made(data, tmp_path / "cache")
-    before = sorted((tmp_path / "cache").rglob("*"))
-    found, _ = made(data, tmp_path / "cache", vocabulary=330, scratch=tmp_path / "scratch")
-    assert found.training.ids.path.is_relative_to(tmp_path / "scratch")
-    assert sorted((tmp_path / "cache").rglob("*")) == before
-
-
 def as_second_process(patched):
     patched.setenv("RANK", "1")
     patched.setenv("WORLD_SIZE", "2")
-
-
-def test_each_process_of_a_dry_run_encodes_for_itself(data, tmp_path, monkeypatch):
-    as_second_process(monkeypatch)
-    found, _ = made(data, tmp_path / "cache", scratch=tmp_path / "scratch")
-    assert len(found.training)
-    assert not (tmp_path / "cache").exists()
 
 
 def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):

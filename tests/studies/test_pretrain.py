@@ -21,7 +21,7 @@ from whereformer.analysis import cost
 from whereformer.cli.main import main
 from whereformer.data import encode as caches
 from whereformer.data.corpus import Text
-from whereformer.data.encode import TokenizerChoice
+from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
 from whereformer.errors import InputError
@@ -34,7 +34,6 @@ from whereformer.studies.pretrain import pretraining
 from whereformer.studies.pretrain.results import PretrainResults
 from whereformer.studies.pretrain.schedule import Stage, StagedBatches
 from whereformer.studies.pretrain.settings import PretrainTraining
-from whereformer.studies.pretrain.text import prepare_text
 
 TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
 
@@ -177,7 +176,7 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
 
 def held_out_windows(text, out, padding=0, *, uniforms=False):
     """As pretraining at TINY's sizes scores them, and the tokens of text in each."""
-    prepared = prepare_text(Text([text]), TokenizerChoice(None, 64), out / "cache")
+    prepared = open_or_encode(out / "cache", Text([text]), TokenizerChoice(None, 64))
     body = body_length(16, padding)
     return Windows(
         prepared.held_out,

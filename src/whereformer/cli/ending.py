@@ -32,8 +32,10 @@ def ending(command: Any = None) -> Iterator[None]:
         SystemExit: with code 2 for bad input, 130 after Ctrl-C, and 141, without a word, where the reader of the output
             has closed it.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is None:  # it was closed before the command began
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open as long as the process
+        elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # its encoding may lack characters
     try:
         yield

@@ -1,14 +1,13 @@
 """Encode a text once, into files beside the run, and find them again.
 
-A cache has a folder for each thing that was encoded: the streams of a text, the pairs of a parallel one, labeled rows.
+A cache has a folder for each thing that was encoded: the streams of a text, or the pairs of a parallel one.
 It is written as ``NAME.partial`` and gets its name when all of it is there. Its manifest tells damage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,52 +39,43 @@ Facts = dict[str, Any]
 """Numbers about what a folder holds, by name."""
 
 
-@dataclass(frozen=True)
-class Cache:
-    """A folder of encoded texts."""
+def cached(
+    cache: Path,
+    kind: str,
+    key: Sequence[str],
+    fill: Callable[[Path], Facts],
+    open_filled: Callable[[Path, Facts], Encoded],
+    progress: Progress,
+) -> Encoded:
+    """Open a folder with what was encoded. It is filled if it is missing or damaged.
 
-    folder: Path
-    scratch: Path | None = None
-    """A folder of this process alone to encode into, if the cache is not to change."""
-    progress: Progress = field(default_factory=Progress)
+    Of several processes of a run, only the main one fills a folder that they share.
 
-    def entry(
-        self,
-        kind: str,
-        key: Sequence[str],
-        fill: Callable[[Path], Facts],
-        open_filled: Callable[[Path, Facts], Encoded],
-    ) -> Encoded:
-        """Open a folder with what was encoded. It is filled if it is missing or damaged.
+    Args:
+        cache: the folder of all such folders.
+        kind: the beginning of the folder's name.
+        key: what decides what it holds.
+        fill: writes all files into an empty folder, and returns numbers about it.
+        open_filled: opens a folder with these numbers.
+        progress: is told what happens.
 
-        Of several processes of a run, only the main one fills a folder that they share.
-
-        Args:
-            kind: the beginning of the folder's name.
-            key: what decides what it holds.
-            fill: writes all files into an empty folder, and returns numbers about it.
-            open_filled: opens a folder with these numbers.
-
-        Raises:
-            InputError: if another command is writing to the cache; and what ``fill`` raises.
-        """
-        folder = self.folder / f"{kind}-{fingerprint([FORMAT, *key])}"
-        if (problem := manifest.problem(folder)) is not None:
-            if folder.exists():
-                self.progress.line(f"{folder} is damaged ({problem}); encoding it again")
-            if self.scratch is not None:
-                folder = self.scratch / folder.name
-            elif not ranks.is_main():
-                raise InputError(
-                    "cache",
-                    f"{self.folder} lacks what the main process has written to it; all machines have to share it",
-                )
-            with nullcontext() if self.scratch is not None else open_folder(self.folder, "cache"):
-                # Another command may have filled it meanwhile.
-                if manifest.problem(folder) is not None:
-                    with new_folder(folder) as partial:
-                        manifest.write(partial, fill(partial))
-        return open_filled(folder, manifest.facts(folder))
+    Raises:
+        InputError: if another command is writing to the cache; and what ``fill`` raises.
+    """
+    folder = cache / f"{kind}-{fingerprint([FORMAT, *key])}"
+    if (problem := manifest.problem(folder)) is not None:
+        if folder.exists():
+            progress.line(f"{folder} is damaged ({problem}); encoding it again")
+        if not ranks.is_main():
+            raise InputError(
+                "cache", f"{cache} lacks what the main process has written to it; all machines have to share it"
+            )
+        with open_folder(cache, "cache"):
+            # Another command may have filled it meanwhile.
+            if manifest.problem(folder) is not None:
+                with new_folder(folder) as partial:
+                    manifest.write(partial, fill(partial))
+    return open_filled(folder, manifest.facts(folder))
 
 
 @dataclass(frozen=True)
@@ -114,10 +104,26 @@ class TokenizerChoice:
 
 
 @dataclass(frozen=True)
+class TextFacts:
+    """Where a text comes from, its size, and how well it can be guessed without a model."""
+
+    source: str
+    documents: int
+    characters: int
+    training_tokens: int
+    held_out_tokens: int
+    vocabulary: int
+    """Tokens in the tokenizer's vocabulary."""
+    unigram_entropy: float
+    """Held-out loss, in nats, of guessing by token frequency."""
+
+
+@dataclass(frozen=True)
 class EncodedText:
     """A text in a cache.
 
     Args:
+        source: where it comes from, for people to read.
         training, held_out: the streams.
         documents, characters: the number of documents and of characters in both.
         counts: (2, tokens) int64, how often each token occurs in each stream.
@@ -125,6 +131,7 @@ class EncodedText:
         vocabulary: the tokenizer's special and ordinary ids.
     """
 
+    source: str
     training: TokenFile
     held_out: TokenFile
     documents: int
@@ -133,15 +140,30 @@ class EncodedText:
     tokenizer: PreTrainedTokenizerFast
     vocabulary: Vocabulary
 
+    @cached_property
+    def facts(self) -> TextFacts:
+        """Facts about it."""
+        sizes = len(self.training), len(self.held_out), self.vocabulary.size
+        return TextFacts(self.source, self.documents, self.characters, *sizes, unigram_entropy(*self.counts))
 
-def open_or_encode(cache: Path, text: Text, choice: TokenizerChoice, scratch: Path | None = None) -> EncodedText:
-    """Open an encoded text if the cache has it, else encode it there, or in the folder ``scratch`` if there is one.
+
+def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
+    """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach.
+
+    Args:
+        training, held_out: (tokens,), how often each token of the vocabulary occurs in these parts of the text.
+    """
+    counts = training.double() + 1.0
+    return float(-((counts / counts.sum()).log() * held_out).sum() / held_out.sum())
+
+
+def open_or_encode(cache: Path, text: Text, choice: TokenizerChoice) -> EncodedText:
+    """Open an encoded text if the cache has it, else encode it there.
 
     Args:
         cache: the folder of all encoded texts.
         text: the text; its progress is told what happens.
         choice: the tokenizer. One that is trained learns from the training part.
-        scratch: a folder to encode into, if the cache is not to change.
 
     Raises:
         InputError: if the text is too short or changes meanwhile, the tokenizer does not suit, or another process is
@@ -187,6 +209,8 @@ def open_or_encode(cache: Path, text: Text, choice: TokenizerChoice, scratch: Pa
         tokenizer, vocabulary, files = opened(folder)
         training, held_out = (open_stream(file, width_of(vocabulary.size)) for file in files)
         counts = torch.stack([stream.counts(vocabulary.size) for stream in (training, held_out)])
-        return EncodedText(training, held_out, **facts, counts=counts, tokenizer=tokenizer, vocabulary=vocabulary)
+        return EncodedText(
+            text.source, training, held_out, **facts, counts=counts, tokenizer=tokenizer, vocabulary=vocabulary
+        )
 
-    return Cache(cache, scratch, text.progress).entry("ids", [text.fingerprint, choice.setting], fill, open_filled)
+    return cached(cache, "ids", [text.fingerprint, choice.setting], fill, open_filled, text.progress)

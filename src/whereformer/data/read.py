@@ -19,7 +19,6 @@ from pyarrow import csv, parquet
 
 from ..errors import LONGEST_NAME, InputError, one_line, shown, some_of
 from ..files import check_regular
-from ..lab.fingerprint import fingerprint_of_files
 
 JSON = (".jsonl", ".ndjson")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
@@ -129,15 +128,6 @@ class TableFile:
     field: str
     file: Path
     strings: tuple[str, ...] = ()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the file as it was when it was looked at first."""
-        return self.hashed()
-
-    def hashed(self) -> str:
-        """Return a hash of the file as it is now."""
-        return fingerprint_of_files([self.file])
 
     @cached_property
     def names(self) -> list[str]:

@@ -166,8 +166,8 @@ class LongJob(ABC, Generic[Kind]):
         """Return everything that decides a result, given the text's hash. All runs in a folder share it."""
 
     @abstractmethod
-    def prepared(self, text: Any, cache: Path, scratch: Path | None) -> LongTraining[Kind]:
-        """Encode the text, or open it in the cache, and return the training on it. A dry run encodes to ``scratch``."""
+    def prepared(self, text: Any, cache: Path) -> LongTraining[Kind]:
+        """Encode the text, or open it in the cache, and return the training on it."""
 
     def run(self, folder: Path, progress: Progress) -> Kind:
         """Train from the newest checkpoint or the start, unless the folder has the finished model.
@@ -185,7 +185,7 @@ class LongJob(ABC, Generic[Kind]):
                 progress.line(f"{kept.path} is already finished; nothing to do")
                 return results
             with ranks.main_first():
-                training = self.prepared(text, cache, None)
+                training = self.prepared(text, cache)
             progress.line(training.sheet())
             for note in slow_dtype(training.training.dtype, training.device):
                 progress.line(note)
@@ -194,8 +194,7 @@ class LongJob(ABC, Generic[Kind]):
     def plan(self, folder: Path, progress: Progress) -> Plan:
         """Return what :meth:`run` would do; see there for errors."""
         with threads(self.threads), TemporaryDirectory() as place:
-            cache, scratch = self.cache or folder / "cache", Path(place)
-            training = self.prepared(self.read(progress), cache, scratch)
+            training = self.prepared(self.read(progress), Path(place))
             notes = slow_dtype(training.training.dtype, training.device)
             return Plan(training.sheet(), (*notes, *training.costs()))
 

@@ -15,7 +15,6 @@ from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically
 from ...lab.progress import Progress
-from ...lab.training.text import text_facts
 from .results import CompareResults, CompareText
 from .settings import CompareSettings
 
@@ -84,7 +83,7 @@ def prepare(job: CompareJob, folder: Path, progress: Progress) -> Material:
     if characters is not None and encoded.characters < characters:
         characters = None
     source = text.source if characters is None else f"the first {characters:,} characters of {text.source}"
-    facts = text_facts(source, encoded)
+    facts = replace(encoded.facts, source=source)
     return Material(
         settings,
         encoded.training,

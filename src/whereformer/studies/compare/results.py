@@ -6,10 +6,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from ...data.encode import TextFacts
 from ...errors import InputError
 from ...lab.score import Cannot
 from ...lab.store import RunResults
-from ...lab.training.text import TextFacts
 from .settings import CompareSettings
 
 if TYPE_CHECKING:

@@ -169,7 +169,7 @@ class _Comparison:
             self.progress.line(f"{name}, losses of short trainings by learning rate: {', '.join(map(str, trials))}")
 
     def _train_all(self, seed: int) -> None:
-        """Train and judge every method that goes on and lacks a run with a seed."""
+        """Train and judge every method that lacks a run with a seed."""
         tasks, tried = [], rates(self.settings)
         for number, (name, own) in enumerate(self.missing, 1):
             if own != seed or name in self.results.failed:

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from ...data.corpus import Text, source_of
-from ...data.encode import TokenizerChoice
+from ...data.encode import TokenizerChoice, open_or_encode
 from ...data.hub import fetched
 from ...lab import ranks
 from ...lab.progress import Progress
 from ...lab.training.long_run import LongJob
-from . import text as texts
 from .model import build_config
 from .pretraining import Pretraining
 from .results import PretrainResults
@@ -54,7 +53,7 @@ class PretrainJob(LongJob[PretrainResults]):
         decided = {"tokenizer": self.tokenizer.setting, "text": text, "device": self.device.type}
         return {**asdict(self.model), **asdict(self.training), **decided}
 
-    def prepared(self, text: Text, cache: Path, scratch: Path | None) -> Pretraining:
-        prepared = texts.prepare_text(text, self.tokenizer, cache, scratch)
+    def prepared(self, text: Text, cache: Path) -> Pretraining:
+        prepared = open_or_encode(cache, text, self.tokenizer)
         config = build_config(self.model, self.training.longest, prepared.vocabulary)
         return Pretraining(self.model, self.training, prepared, config, self.device, self.every, self.keep)

@@ -50,9 +50,7 @@ class TranslationText:
     facts: TranslationFacts
 
 
-def prepare(
-    text: ParallelText, vocab_size: int, max_length: int, cache: Path, scratch: Path | None = None
-) -> TranslationText:
+def prepare(text: ParallelText, vocab_size: int, max_length: int, cache: Path) -> TranslationText:
     """Open the encoded pairs or encode them, and leave those with an empty or too long line out.
 
     Args:
@@ -60,12 +58,11 @@ def prepare(
         vocab_size: size of the vocabulary, which is learned from the training pairs.
         max_length: the most tokens in a line.
         cache: the folder of encoded texts.
-        scratch: the folder to encode into; by default the cache.
 
     Raises:
         InputError: if no pair is left, and as :func:`whereformer.studies.translate.parallel.open_or_encode` does.
     """
-    encoded = open_or_encode(cache, text, vocab_size, scratch)
+    encoded = open_or_encode(cache, text, vocab_size)
     found: dict[str, RowFile] = {}
     facts: dict[str, PairFacts] = {}
     for name, source, rows in zip(PARTS, text.sources, (encoded.training, encoded.held_out), strict=True):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...data import subwords
-from ...data.encode import Cache, Facts
+from ...data.encode import Facts, cached
 from ...data.read import check_once, open_table, read_lines
 from ...data.streams import RowFile, in_lots, open_rows, width_of, write_rows
 from ...errors import InputError, shown, some_of
@@ -263,8 +263,8 @@ class EncodedPairs:
     tokenizer: PreTrainedTokenizerFast
 
 
-def open_or_encode(cache: Path, text: ParallelText, vocab_size: int, scratch: Path | None = None) -> EncodedPairs:
-    """Open the encoded pairs if the cache has them, else encode them there, or in ``scratch`` if it is given.
+def open_or_encode(cache: Path, text: ParallelText, vocab_size: int) -> EncodedPairs:
+    """Open the encoded pairs if the cache has them, else encode them there.
 
     The vocabulary is learned from the training pairs. Only one process may encode at a time.
 
@@ -272,7 +272,6 @@ def open_or_encode(cache: Path, text: ParallelText, vocab_size: int, scratch: Pa
         cache: the folder of all caches.
         text: the text; its progress is told what happens.
         vocab_size: size of the vocabulary.
-        scratch: a folder to encode into, if the cache is not to change.
 
     Raises:
         InputError: if the text changes meanwhile, or another process is writing to the cache.
@@ -293,7 +292,7 @@ def open_or_encode(cache: Path, text: ParallelText, vocab_size: int, scratch: Pa
             raise InputError(text.field, "the text changed while it was read; run the same command again")
         return {}
 
-    return Cache(cache, scratch, text.progress).entry("pairs", [text.fingerprint, str(vocab_size)], fill, _open)
+    return cached(cache, "pairs", [text.fingerprint, str(vocab_size)], fill, _open, text.progress)
 
 
 def _open(folder: Path, facts: Facts) -> EncodedPairs:

@@ -51,7 +51,7 @@ class TranslateJob(LongJob[TranslationResults]):
     def settings(self, text: str) -> dict[str, Any]:
         return {**asdict(self.chosen), "text": text, "device": self.device.type}
 
-    def prepared(self, text: ParallelText, cache: Path, scratch: Path | None) -> TranslatorTraining:
-        prepared = prepare(text, self.chosen.vocab_size, self.chosen.max_length, cache, scratch)
+    def prepared(self, text: ParallelText, cache: Path) -> TranslatorTraining:
+        prepared = prepare(text, self.chosen.vocab_size, self.chosen.max_length, cache)
         config = build_config(self.chosen, prepared.facts.vocabulary)
         return TranslatorTraining(self.chosen, prepared, config, self.device)
