@@ -1,10 +1,10 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. ``benchmarks/gpu_static.py`` counts what they compile to. These need few instructions for each score and fit
-into registers. Most leave room for two programs, and all but those of _64_ROWS fit into the 99 KiB of shared memory of
-the smallest GPUs of compute capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich"
-calls have smaller tiles.
+was faster. Those of _MEASURED were the fastest of those tried on an H100. ``benchmarks/gpu_static.py`` counts what the
+others compile to: they need few instructions for each score and fit into registers. Most leave room for two programs,
+and all but those of _64_ROWS and _MEASURED fit into the 99 KiB of shared memory of the smallest GPUs of compute
+capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich" calls have smaller tiles.
 """
 
 from __future__ import annotations
@@ -54,6 +54,13 @@ _PLAIN_64_ROWS = {
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "dense": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
+}
+# The same on compute capability 9, with and without a bias.
+_MEASURED = {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), _PLAIN_64_ROWS["forward"][2]),
+    "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), _PLAIN_64_ROWS["query"][2]),
+    "key": (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), _PLAIN_64_ROWS["key"][2]),
+    "dense": _PLAIN_64_ROWS["dense"],
 }
 _RICH_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
@@ -146,7 +153,8 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         else:
             sizes = _RICH_FLOAT if rich or vectors else _FLOAT
     elif capability in (9, 10):
-        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else _PLAIN_64_ROWS
+        plain = _MEASURED if capability == 9 else _PLAIN_64_ROWS
+        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
         small = capability == 12 or (capability == 8 and minor in (6, 9))
         biased = problem.bias is not None
