@@ -44,7 +44,13 @@ def funnel(blocks, width=768, decoder_layers="0", **changes):
     return EncoderConfig(**{**sizes, **relative, "blocks": blocks, "decoder_layers": decoder_layers, **changes})
 
 
-@pytest.mark.parametrize("line", TABLE.strip().splitlines())
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=() if line.startswith(("6 ", "4-4-4")) else pytest.mark.slow)
+        for line in TABLE.strip().splitlines()
+    ],
+)
 def test_the_papers_table_comes_out(line):
     blocks, width, *cells = line.split()
     without = {"position": "none", "segments": "embedding"}
