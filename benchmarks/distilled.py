@@ -38,7 +38,6 @@ from whereformer.analysis import distill_positions
 from whereformer.cli.main import execute
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
-from whereformer.data.fingerprint import look_at
 from whereformer.data.masks import HELD_OUT_RATE, mask_tokens
 from whereformer.data.streams import Stream
 from whereformer.data.tokenizers import Vocabulary
@@ -139,7 +138,7 @@ class Distilled:
     def _text(self, path: Path) -> EncodedText:
         """Return the text in tokens of a model; models with the same tokenizer share a cache."""
         text, cache = Text(self.data), self.out / "cache"
-        return open_or_encode(cache, text, look_at(text, cache), TokenizerChoice(path, 0))
+        return open_or_encode(cache, text, TokenizerChoice(path, 0))
 
     def _scores(self, path: Path, variant: str) -> dict[str, Any]:
         """Return a variant's scores before any training and after both, and how many numbers its positions have."""

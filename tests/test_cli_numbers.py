@@ -40,7 +40,7 @@ KINDS = {
 
 LISTS = ("N,N", "LAYERS", "A,B,C", "JSON")
 """The placeholders of text that holds numbers."""
-NAMES = ("task", "tasks", "terms")
+NAMES = ("task", "tasks")
 """Options with such a placeholder that hold none."""
 NUMBERS = [
     *("0", "-1", "1", "7", "3.5", "1e3", "1e400", "-1e400", "5e-324", "1e308", "nan", "inf", "-inf", "", "x", "1_000"),

@@ -47,7 +47,7 @@ O(n)
 
 repeats
 : the output and all gradients are the same bits from run to run, on the CPU. On a GPU, Triton's kernels add in the same
-  order from run to run, too ([why](../architecture/decisions.md#gradients-are-deterministic-by-default)).
+  order from run to run, too ([why](../architecture/decisions.md#gradients-are-deterministic)).
 
 CPU, GPU
 : the backend that `auto` takes there ([what they are](../architecture/speed.md)). "triton" needs an NVIDIA GPU of

@@ -1,10 +1,13 @@
 """Tables that nobody meant well with: read, or refused in one short line that names the option."""
 
+import json
+
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from whereformer.data import corpus, glue
+from whereformer.data import read as tables
 from whereformer.errors import InputError, one_line
 from whereformer.lab.progress import Progress
 from whereformer.studies.translate.pairs import pair_files
@@ -83,6 +86,23 @@ def test_a_row_that_is_too_long_says_what_to_do(tmp_path, good):
     file = written(tmp_path, REFUSED["a huge cell"], ".csv")
     with pytest.raises(InputError, match=r"train: .* a row has more than 1,048,576 bytes; use a \.jsonl or \.parquet"):
         readers(file, good)[0]()
+
+
+def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    """It may take little room in the file, and much more in a tokenizer than in the table."""
+    monkeypatch.setattr(tables, "MOST_CELL", 1000)
+    table = pa.table({"text": ["a short one", "x" * 1001], "label": [0, 1]})
+    for suffix in (".parquet", ".jsonl"):
+        file = tmp_path / f"t{suffix}"
+        if suffix == ".parquet":
+            parquet.write_table(table, file)
+        else:
+            file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+        expected = r"row 1, 'text': expected at most 1,000 characters in a cell, got 1,001"
+        with pytest.raises(InputError, match=f"^train: .*{expected}"):
+            glue.OwnTask(file, file, ("text",), "label", regression=False).load()
+    with pytest.raises(InputError, match=f"^data: .*{expected}"):
+        corpus.load_documents([tmp_path / "t.parquet"])
 
 
 def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):

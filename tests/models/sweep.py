@@ -77,6 +77,7 @@ TURNS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 FIELDS: dict[str, dict[str, Any]] = {
     "AutoformerConfig": {"prediction_length": 4},
+    "BailingHybridConfig": {"n_group": 1, "topk_group": 1},
     "BltConfig": {"encoder_hash_byte_group_vocab": 100},
     "ChameleonConfig": {"vocabulary_map": {"<image>": 99}},
     "CohereCompassTextConfig": {"layer_types": ["sliding_attention", "full_attention"]},
@@ -90,7 +91,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     "Emu3Config": {"vocabulary_map": {"<image>": 99}},
     "EsmConfig": {"pad_token_id": 1, "mask_token_id": 32},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
+    "FunAsrNanoAdaptorConfig": {"intermediate_size": 8},
     "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
+    "HunYuanVLTextConfig": {"rope_parameters": {**TURNS, "mrope_section": [1, 1, 1, 1]}},
+    "InformerConfig": {"prediction_length": 4},
+    "Inkling2VisionConfig": {"text_hidden_size": 32},
+    "Inkling2LoopVisionConfig": {"text_hidden_size": 32},
     "Granite4VisionConfig": {"deepstack_layer_map": [[0, 0]]},
     **{f"{name}TextConfig": {"rope_parameters": TURNS} for name in ("Glm4v", "Glm4vMoe", "GlmImage", "GlmOcr")},
 }

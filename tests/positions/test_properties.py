@@ -417,8 +417,8 @@ def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling, nea
     hidden, queries, keys = embeddings(5), Positions(3, 2, 5), Positions(0, 1, MAX_LENGTH)
     [term] = position.terms(hidden, Place(queries, keys, 2))
     assert (position.near_size, position.far_size) == (a, b)
-    near = nn.functional.linear(hidden, position.first[2], position.first_bias[2]).unflatten(-1, (HEADS, a))
-    far = nn.functional.linear(hidden, position.second[2], position.second_bias[2]).unflatten(-1, (HEADS, b))
+    near = nn.functional.linear(hidden, position.near[2], position.near_bias[2]).unflatten(-1, (HEADS, a))
+    far = nn.functional.linear(hidden, position.far[2], position.far_bias[2]).unflatten(-1, (HEADS, b))
     for j in range(MAX_LENGTH):
         expected = near[..., j % a] * far[..., j // a if tiling == "pairs" else j % b]  # (batch, n_q, heads)
         assert_close(term.scores[..., j], expected.mT)
@@ -452,11 +452,6 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
     for variant in variants:
         part = build("synthesizer", variant=variant)
         given = position.state_dict()
-        if variant == "factorized_dense":  # whose parameters have other names beside "dense"
-            renamed = dict(zip(part.factors, position.factors, strict=True))
-            given |= {
-                f"{own}{end}": given[f"{theirs}{end}"] for own, theirs in renamed.items() for end in ("", "_bias")
-            }
         part.load_state_dict({name: given[name] for name in part.state_dict()})
         parts.append(scores(part.terms(hidden, Place(at, at, 1)), 7, 7))
     alpha = position.alpha

@@ -14,7 +14,6 @@ import whereformer
 from tests.failing import fails
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.lab.training import manifest
 from whereformer.studies.extend import run, training
 from whereformer.studies.extend.checkpoint import extended, learned, load_encoder
 from whereformer.studies.extend.results import ExtendResults
@@ -174,21 +173,17 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
     ("name", "content", "reason"),
     [
         ("model.safetensors", b"", "model.safetensors was changed"),
-        ("model.safetensors", None, "model.safetensors cannot be loaded ("),
-        ("optimizer.pt", None, "optimizer.pt cannot be loaded ("),
-        ("state.json", b'{"step": 3, "curve": []}', "state.json cannot be loaded (curve: expected one up to step 3)"),
+        ("state.json", None, "state.json was changed"),
         ("manifest.json", b"{", "its manifest.json cannot be read"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(
+def test_a_damaged_checkpoint_is_passed_over(
     name, content, reason, finished, model, documents, tmp_path, monkeypatch, capsys
 ):
     options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out"}
     interrupt(monkeypatch, options)
     file = tmp_path / "out" / "checkpoint" / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content is None else content)
-    if "was changed" not in reason and name != "manifest.json":
-        manifest.write(file.parent, manifest.facts(file.parent))
     results = whereformer.extend(**options)
     told = " ".join(capsys.readouterr().out.split())
     assert f"passing over checkpoint: {reason}" in told

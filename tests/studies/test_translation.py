@@ -24,7 +24,6 @@ from tests.studies.trainings import interrupt_at, same, weights, without_time
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import subwords
-from whereformer.data.fingerprint import look_at
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.lab.training.optimizer import build_schedule
@@ -247,7 +246,7 @@ def test_epochs_are_passes_over_the_text(data, tmp_path):
     source, _ = pairs()
     files = ParallelData(source=Path(data[1]), target=Path(data[3]))
     opened = open_text(files, files, Progress())
-    text = prepare(opened, look_at(opened, tmp_path), 320, 60, tmp_path)
+    text = prepare(opened, 320, 60, tmp_path)
     for accumulate in (1, 3):
         given = {"batch_tokens": 256, "epochs": 2.0, "accumulate": accumulate, "max_length": 60}
         settings = TranslationSettings(**given, hidden_size=16, num_heads=2).checked()

@@ -64,50 +64,36 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
 
 @dataclass(frozen=True)
 class Growth:
-    """The number of a method's parameters at one size, and the powers with which it grows.
+    """The number of a method's parameters at one size, and the power of the length with which it grows.
 
     Args:
         count: positional parameters.
         attention: parameters of the attention layers' four projections at that size, to compare with.
-        length, width, depth: the powers of each size with which ``count`` grows: 0 not at all, 1 in proportion, 2 with
-            its square. Width grows by the number of heads, as in larger models; the width of a head stays.
+        length: 0 if ``count`` does not grow with the length, 1 if it grows in proportion, 2 with its square.
     """
 
     count: int
     attention: int
     length: float
-    width: float
-    depth: float
 
 
 def parameter_growth(name: str, **options: Any) -> Growth:
-    """Count the parameters of a method at :data:`BASE_SIZES` and at doubled sizes, without memory for them.
+    """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
     Args:
         name: as :func:`whereformer.build_position` takes it.
         options: the method's own.
     """
-
-    def count(**doubled: bool) -> int:
-        sizes: dict[str, Any] = {size: value * (2 if doubled.get(size) else 1) for size, value in BASE_SIZES.items()}
-        places = len(layer_pattern(name)) if isinstance(name, str) else 1
-        sizes["num_layers"] = -(-sizes["num_layers"] // places) * places  # a pattern divides the layers
+    places = len(layer_pattern(name))
+    layers = -(-BASE_SIZES["num_layers"] // places) * places  # a pattern divides the layers
+    counts = []
+    for length in (BASE_SIZES["max_length"], 2 * BASE_SIZES["max_length"]):
         with torch.device("meta"):
-            position = build_position(name, **sizes, **options)
-        return sum(parameter.numel() for parameter in position.parameters())
-
-    base = count()
-
-    def power(**doubled: bool) -> float:
-        return math.log2(count(**doubled) / base) if base else 0.0
-
-    return Growth(
-        base,
-        4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2,
-        length=power(max_length=True),
-        width=power(hidden_size=True, num_heads=True),
-        depth=power(num_layers=True),
-    )
+            position = build_position(name, **{**BASE_SIZES, "num_layers": layers, "max_length": length}, **options)
+        counts.append(sum(parameter.numel() for parameter in position.parameters()))
+    few, many = counts
+    attention = 4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2
+    return Growth(few, attention, math.log2(many / few) if few else 0.0)
 
 
 @dataclass(frozen=True)

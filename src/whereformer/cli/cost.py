@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class Cost:
     """What does an encoder cost? FLOPs, parameters and memory, measured without data.
 
-    A multiply-add of a matrix product counts as two FLOPs. The total is compared with BERT-base at the same length. For
-    a Funnel-Transformer, use --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
-    --no-query-bias.
+    A multiply-add of a matrix product counts as two FLOPs. The total is compared with BERT-base at the same length.
+    whereformer.analysis.cost takes any configuration.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
@@ -63,21 +62,6 @@ class Cost:
 
     position: str = "learned"
     """A position method, several joined by "+", or a pattern over layers: rope/rope/rope/none."""
-
-    segments: Literal["embedding", "attention"] = "embedding"
-    """Where token types act: added to the embeddings (BERT), or to the scores (Funnel)."""
-
-    query_bias: bool = True
-    """Leave out the bias of the query projection."""
-
-    pool_query_only: bool = True
-    """Let the layer that halves the sequence attend only to the halved sequence."""
-
-    separate_cls: bool = True
-    """Pool the first token like the others, instead of keeping it apart as [CLS]."""
-
-    truncate_seq: bool = True
-    """Keep the last token in every pooling, so that 512 tokens become 257 instead of 256."""
 
     length: int = 512
     """Tokens in a sequence."""

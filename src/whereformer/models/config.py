@@ -55,9 +55,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 """The least and the greatest value of numeric fields."""
 
-ELECTRA_FIELDS = ("generator_size", "discriminator_weight")
-"""Fields that only ElectraPretrainingConfig has; earlier versions wrote them into the config.json of every model."""
-
 
 class EncoderConfig(PreTrainedConfig):
     """Sizes and options of an :class:`~whereformer.Encoder`, named as in Hugging Face's BERT where it has them.
@@ -186,9 +183,6 @@ class EncoderConfig(PreTrainedConfig):
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, shown(getattr(self, name)))
-        for name in ELECTRA_FIELDS:
-            if name in kwargs:
-                raise InputError(name, f"only ElectraPretrainingConfig has this option, got {kwargs[name]!r}")
         loaded = kwargs.pop(LOADED, {})
         check_fields(self, kwargs)
         kwargs |= loaded
@@ -264,12 +258,9 @@ class EncoderConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a configuration from a dictionary, as transformers does.
 
-        Entries of a file that are no fields become attributes, while the constructor refuses them. Other configurations
-        drop the fields that only ELECTRA's has: earlier versions wrote them for every model, and
-        the discriminator's configuration is read from an Electra's.
+        Entries of a file that are no fields become attributes, while the constructor refuses them.
         """
-        foreign = {"model_type", *ELECTRA_FIELDS} - cls.__dataclass_fields__.keys()
-        own = {name: value for name, value in config_dict.items() if name not in foreign}
+        own = {name: value for name, value in config_dict.items() if name != "model_type"}
         return super().from_dict(set_unknown_apart(cls, own), **kwargs)
 
     @classmethod

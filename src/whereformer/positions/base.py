@@ -574,13 +574,6 @@ class Position(nn.Module):
         self.check_layer(layer)
         return None
 
-    def decayed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The method's own parameters with weight decay; none by default.
-
-        Weight decay pulls parameters towards zero, where some methods add nothing and others still do.
-        """
-        return ()
-
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
         return ()

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from transformers import PreTrainedModel
 
-from ...files import check_folder, move_folder, new_folder
+from ...files import move_folder, new_folder
+from .. import manifest
 from ..progress import Progress
 from ..store import FILE
-from . import manifest
 from .card import write_card
 from .results import TrainingResults
 
@@ -41,7 +41,7 @@ class Folder(Generic[Kind]):
         command: the command of this training, for the model card.
 
     Raises:
-        InputError: if the folder holds a run with other settings, or files of another command.
+        InputError: if the folder holds a run with other settings, or results of another command.
     """
 
     def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind], command: str = "") -> None:
@@ -56,8 +56,6 @@ class Folder(Generic[Kind]):
         """Where the Trainer writes a checkpoint before it counts."""
         self.passed_over: dict[str, str] = {}
         """The names of newer checkpoints that :meth:`newest_checkpoint` did not return, with the reasons."""
-        for part in (self.checkpoints, self.model, out / "tensorboard"):
-            check_folder("out", part)
         self.earlier = kind.earlier(out, settings=settings)
         """The results of an earlier run."""
 
@@ -114,7 +112,6 @@ class Folder(Generic[Kind]):
         # The Trainer's arguments are a pickle, which nobody opens.
         (complete / "training_args.bin").unlink(missing_ok=True)
         manifest.write(complete, {"step": step, "settings": self.settings})
-        check_folder(None, place)
         move_folder(complete, place)
         shutil.rmtree(self.beside)
         self.passed_over.pop(place.name, None)

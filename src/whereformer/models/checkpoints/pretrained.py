@@ -16,7 +16,7 @@ from ...positions import describe, layer_pattern, method_names, own_name
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from .files import find_config, find_weights, read_header, read_tensors
-from .loading import BODY, Checkpoint, check_layers, check_weights, fill
+from .loading import BODY, Checkpoint, check_weights, fill
 from .sources import config_options, source_of
 
 # A child of transformers' logger, so that its handler and verbosity apply.
@@ -89,7 +89,6 @@ def load_pretrained(
 
     files = find_weights(path_or_id)
     header = read_header(files)
-    check_layers(config, header)
     # First without memory: an untrusted configuration could ask for any amount.
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):

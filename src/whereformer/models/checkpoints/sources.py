@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from ...errors import InputError, one_line
 from ..config import EncoderConfig
-from ..electra import ElectraPretrainingConfig
+from ..electra import ElectraPretrainingConfig, discriminator_fields
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import EncoderForCausalLM, EncoderForMaskedLM, EncoderForPreTraining, EncoderWithLMHead
 from .bert import bert_config, from_bert
@@ -125,8 +125,10 @@ def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Checkpoi
 
 def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
-    EncoderConfig.from_dict(dict(found))  # for its errors
     # The discriminator is the part of ELECTRA to use.
+    if found.get("model_type") == ElectraPretrainingConfig.model_type:
+        found = discriminator_fields(found)
+    EncoderConfig.from_dict(dict(found))  # for its errors
     own = {model.__name__: model for model, _ in FUNNELS.values()}
     own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)

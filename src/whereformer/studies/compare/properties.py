@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ...analysis import properties as measure
+from ...data.corpus import FirstPart, Text
 from ...data.encode import TokenizerChoice, open_or_encode
-from ...data.fingerprint import look_at
 from ...data.masks import HELD_OUT_RATE, HeldOut
 from ...errors import InputError
 from ...lab.encoders import BASELINE
@@ -21,7 +21,6 @@ from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForMaskedLM
 from ...positions import build_position
 from .models import model_folder, model_problem, untrained
-from .prepare import text_of
 from .results import CompareResults, Run
 
 WINDOWS = 16
@@ -128,7 +127,6 @@ def _load(folder: Path) -> CompareResults:
         raise InputError("measure", f"{folder} has no results of whereformer compare") from None
     settings = results.settings
     for fits, expected in (
-        (results.task is None, "a comparison on a text, got one on a labeled table"),
         (not settings.causal, "masked language models, got causal ones"),
         (4 * settings.length in settings.lengths, f"losses at {4 * settings.length} tokens, got {settings.lengths}"),
         ("-" not in settings.blocks, f"encoders of one block, got {settings.blocks!r}"),
@@ -141,13 +139,14 @@ def _load(folder: Path) -> CompareResults:
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     """Read the held-out text of a comparison again."""
     try:
-        text = text_of(results.text.data, results.text.column, results.characters)
-        seen = look_at(text, folder / "cache")
+        text = Text(results.text.data, results.text.column)
+        text = text if results.characters is None else FirstPart(text, results.characters)
+        changed = text.fingerprint != results.settings.text
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
-    if seen.summary.fingerprint != results.settings.text:
+    if changed:
         raise InputError("measure", f"the text of {folder} has changed; run whereformer compare again")
-    encoded = open_or_encode(folder / "cache", text, seen, TokenizerChoice(None, results.settings.vocab_size))
+    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, results.settings.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, results.text.vocabulary)
 
 

@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from ...data import subwords
 from ...lab.options import parsed_options
-from ...lab.training.model_options import as_setting, check_position_options
+from ...lab.training.model_options import as_setting
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from .settings import SIZES, TranslationSettings
 
@@ -22,7 +22,6 @@ def build_config(settings: TranslationSettings, vocab_size: int) -> Seq2SeqConfi
     sizes = {name: getattr(settings, name) for name in SIZES}
     sizes["num_attention_heads"] = sizes.pop("num_heads")
     try:
-        check_position_options(settings.position, options)
         config = Seq2SeqConfig.preset(
             settings.preset,
             **{name: size for name, size in sizes.items() if size is not None},

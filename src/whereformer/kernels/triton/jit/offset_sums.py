@@ -1,8 +1,4 @@
-"""Atomic additions to sums that several programs share: the gradients of queries, and of a bias by offset.
-
-Sums by offset are whole numbers, which are the same in any order. Those of queries are in float32: the order of the
-additions changes from run to run, and with it the last bits.
-"""
+"""Atomic additions to the sums that make up the gradient of a bias, which several programs share."""
 
 # mypy: ignore-errors
 
@@ -12,16 +8,8 @@ import triton.language as tl
 from .. import arguments
 from .areas import LEFT, RIGHT
 from .scores import offsets_of
-from .tiles import add
 
 MARGIN = tl.constexpr(arguments.LARGEST_BLOCK)
-
-
-@triton.jit
-def add_to_queries(query, d_products, keys, tile, terms, pairs, BLOCK_M: tl.constexpr):
-    """Add what a transposed tile contributes to the queries' gradient; ``d_products`` is in the dtype of its keys."""
-    d_q = tl.dot(tl.trans(d_products), keys, input_precision=terms.products.precision)
-    add(query, d_q, tile.place, tile.first_row, pairs.n_q, BLOCK_M)
 
 
 @triton.jit
