@@ -77,6 +77,7 @@ TURNS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 FIELDS: dict[str, dict[str, Any]] = {
     "AutoformerConfig": {"prediction_length": 4},
+    "BailingHybridConfig": {"n_group": 1, "topk_group": 1},
     "BltConfig": {"encoder_hash_byte_group_vocab": 100},
     "ChameleonConfig": {"vocabulary_map": {"<image>": 99}},
     "CohereCompassTextConfig": {"layer_types": ["sliding_attention", "full_attention"]},
@@ -90,7 +91,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     "Emu3Config": {"vocabulary_map": {"<image>": 99}},
     "EsmConfig": {"pad_token_id": 1, "mask_token_id": 32},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
+    "FunAsrNanoAdaptorConfig": {"intermediate_size": 8},
     "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
+    "HunYuanVLTextConfig": {"rope_parameters": {**TURNS, "mrope_section": [1, 1, 1, 1]}},
+    "InformerConfig": {"prediction_length": 4},
+    "Inkling2VisionConfig": {"text_hidden_size": 32},
+    "Inkling2LoopVisionConfig": {"text_hidden_size": 32},
     "Granite4VisionConfig": {"deepstack_layer_map": [[0, 0]]},
     **{f"{name}TextConfig": {"rope_parameters": TURNS} for name in ("Glm4v", "Glm4vMoe", "GlmImage", "GlmOcr")},
 }
@@ -101,6 +108,9 @@ LAYERS = {name for name in SIZES if name.endswith(("layers", "n_layer", "experts
     "vocab_size",
 }
 """The fields that alone make a model small, whatever its other sizes have to fit to."""
+
+FINAL = ("does not dispatch", "does not hand", "does not know", "no layer in which", "of a known form", "missing")
+"""Words of refusals that no other size changes."""
 
 MODES = ("tiny", "fill none", "six layers", "keep heads", "layers only", "as it is")
 """Ways to make a configuration small, one of which its class takes."""
@@ -320,7 +330,7 @@ def sweep_class(kind: type[PreTrainedConfig], model_class: type[PreTrainedModel]
             if row["outcome"] == "right":
                 return row
             first = first or row
-            if "does not dispatch" in row["why"]:
+            if any(reason in row["why"] for reason in FINAL):
                 break
             del model
     except NotBuiltError as error:

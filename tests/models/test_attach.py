@@ -483,6 +483,18 @@ def test_t5_with_its_own_biases_as_a_table_is_t5(implementation):
         )
 
 
+@pytest.mark.parametrize(("distance", "exact"), [(8, 8), (16, 16)])
+def test_a_t5_without_logarithmic_buckets_is_refused_unless_its_biases_go(distance, exact):
+    """There transformers itself divides 0 by 0 at this distance: the encoder's first, then the decoder's."""
+    model = make(make_t5(relative_attention_max_distance=distance))
+    reason = rf"expected more than {exact} \(the exact buckets\), got {distance}"
+    with pytest.raises(InputError, match=f"^relative_attention_max_distance: {reason}$"):
+        attach(model, "none")
+    with pytest.raises(IndexError, match="out of range"):
+        model(**dict.fromkeys(("input_ids", "decoder_input_ids"), torch.randint(3, 50, (1, distance + 1))))
+    assert states(attach(model, "t5", keep_absolute=False, max_distance=20)).isfinite().all()
+
+
 def test_t5_hands_on_a_table_and_no_matrix():
     model = attach(make("t5"), "none")
     seen = []

@@ -17,7 +17,7 @@ from whereformer.models.attachment.examples import run_any
 from whereformer.models.attachment.masks import RequestedMask
 
 from .peers import SIZES, of_both_stacks
-from .served import VECTORS
+from .served import SERVED
 from .test_attach import MODELS, batch, close, make, states, structure
 
 SEQ2SEQ = {
@@ -62,9 +62,9 @@ ALL = {
     **{name: lambda name=name: make(name) for name in MODELS},
     **OWN_MASKS,
     "mistral": lambda: make(transformers.MistralModel(transformers.MistralConfig(**MISTRAL))),
-    "deberta": lambda: VECTORS["DebertaV2"].make().float(),
-    "wavlm": lambda: VECTORS["WavLM"].make().float(),
-    "parakeet": lambda: VECTORS["Parakeet"].make().float(),
+    "deberta": lambda: SERVED["DebertaV2"].make().float(),
+    "wavlm": lambda: SERVED["WavLM"].make().float(),
+    "parakeet": lambda: SERVED["Parakeet"].make().float(),
 }
 
 
@@ -309,10 +309,6 @@ def test_loading_proves(tmp_path, wrong):
             lambda: transformers.DecisionTransformerModel(transformers.DecisionTransformerConfig(n_layer=1)),
             "expected one of text, images or sound of a known form, DecisionTransformerModel reads 'states'; attach to "
             "a part of it: encoder",
-        ),
-        (
-            lambda: transformers.DacModel(transformers.DacConfig(encoder_hidden_size=4, decoder_hidden_size=32)),
-            "expected one of text, images or sound of a known form, DacModel reads 'input_values'",
         ),
         (
             lambda: transformers.Blip2QFormerModel(

@@ -8,7 +8,7 @@ import whereformer
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, PositionRangeError
 from whereformer.models import Block, parse_blocks
 
-POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
+POSITIONS = [*whereformer.position_names(for_text=True), "learned+tisa", "tupe+t5"]
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 12}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -84,6 +84,32 @@ def test_packed_rows_equal_separate_rows(position):
     torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5"])
+def test_every_packed_document_has_its_own_cls(position, separate):
+    """With scores of types: documents of other ids and lengths, one in two parts, and padding before and behind."""
+    config = small_config(position=position, segments="attention", separate_cls=separate, type_vocab_size=3)
+    model = Encoder(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    documents = [7, 7, 7, 7, 7, -2, -2, -2, -2, 7, 7, 7, 5, 0, 0, 0, 0, 0, 9]
+    mask = torch.tensor([[0] * 2 + [1] * 15 + [0] * 2])
+    ids, types = torch.randint(1, 50, (1, 19)), torch.randint(0, 3, (1, 19))
+    documents, at = torch.tensor([documents]), torch.zeros(1, 19, dtype=torch.long)
+    members = [(documents[0] == number).logical_and(mask[0] == 1).nonzero()[:, 0] for number in (7, -2, 5, 0)]
+    for rows in members:
+        at[0, rows] = torch.arange(len(rows))
+    packed = model(ids, mask, token_type_ids=types, position_ids=at, document_ids=documents).last_hidden_state
+    for rows in members:
+        alone = model(ids[:, rows], token_type_ids=types[:, rows]).last_hidden_state
+        torch.testing.assert_close(packed[:, rows], alone, rtol=1e-10, atol=1e-10)
+    real = mask[0] == 1
+    without = model(
+        ids[:, real], token_type_ids=types[:, real], position_ids=at[:, real], document_ids=documents[:, real]
+    ).last_hidden_state
+    torch.testing.assert_close(without, packed[:, real], rtol=1e-10, atol=1e-10)
+
+
 def test_shared_layers_have_positions_of_their_own_in_every_pass():
     model = Encoder(small_config(blocks="1x3", position="tisa"))
     assert len(model.layers) == 1
@@ -100,16 +126,6 @@ def test_every_layer_runs_as_often_and_in_the_order_that_blocks_says():
     assert model.passes == (0, 0, 0, 1, 1, 1)
     assert model.config.num_hidden_layers == 6
     assert len(model(**batch(), output_hidden_states=True).hidden_states) == 7
-
-
-def test_attentions_are_the_weights_that_were_used():
-    model = Encoder(small_config(position="shaw")).eval()
-    inputs = batch()
-    out = model(**inputs, output_attentions=True)
-    assert len(out.attentions) == 2
-    assert out.attentions[0].shape == (3, 2, 9, 9)
-    torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(3, 2, 9))
-    assert (out.attentions[0][0, :, :, 6:] == 0).all()
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -161,9 +177,9 @@ def test_blocks_notation(blocks, expected):
     assert parse_blocks(blocks) == expected
 
 
-@pytest.mark.parametrize("blocks", ["", "0", "2x0", "x3", "4-", "-1", "4,4", "two"])
+@pytest.mark.parametrize("blocks", ["", "0", "2x0", "4x0", "x3", "4-", "4--4", "-1", "4,4", "two", "a-b"])
 def test_bad_blocks_are_named(blocks):
-    with pytest.raises(ValueError, match="blocks: expected"):
+    with pytest.raises(ValueError, match=r"^blocks: expected layers as"):
         EncoderConfig(blocks=blocks)
 
 
@@ -182,6 +198,15 @@ def test_numbers_that_are_too_small_are_named(field, bad, least):
         small_config(**{field: bad})
 
 
+@pytest.mark.parametrize("bad", [1.0, 1, -0.1, float("nan")])
+def test_attention_cannot_drop_all_weights(bad):
+    """Those that stay are divided by the chance to stay."""
+    with pytest.raises(ValueError, match=rf"^attention_probs_dropout_prob: expected a number in \[0, 1\), got {bad}$"):
+        small_config(attention_probs_dropout_prob=bad)
+    with pytest.raises(ValueError, match=r"^dropout_p: expected a number in \[0, 1\), got 1.0$"):
+        whereformer.attention(*torch.randn(3, 1, 2, 4, 8), dropout_p=1.0)
+
+
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="num_attention_heads: 3 heads do not divide hidden_size 16"):
         small_config(num_attention_heads=3)
@@ -194,8 +219,6 @@ def test_errors_name_the_argument():
         model(torch.ones(1, 2, dtype=torch.long), attention_mask=torch.ones(1, 3))
     with pytest.raises(PositionRangeError, match=r"covers positions 0 to 11 .* got position 12"):
         model(torch.ones(1, 13, dtype=torch.long))
-    with pytest.raises(ValueError, match="document_ids: pooling would mix"):
-        Encoder(small_config(blocks="1-1"))(torch.ones(1, 4, dtype=torch.long), document_ids=torch.ones(1, 4))
 
 
 def test_an_adapter_may_take_a_layers_place():

@@ -11,8 +11,6 @@ from transformers.models.funnel import modeling_funnel
 
 from tests.models.test_golden_funnel import inputs, opened, tensors
 from whereformer import (
-    Electra,
-    ElectraPretrainingConfig,
     Encoder,
     EncoderConfig,
     EncoderForMaskedLM,
@@ -180,16 +178,6 @@ def test_what_transformers_cannot_be():
         to_transformers(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="token_type_ids: expected types from 0 to 2, got 5"):
         model()(torch.ones(1, 4, dtype=torch.long), token_type_ids=torch.tensor([[2, 0, 0, 5]]))
-
-
-def test_a_joint_electra_checkpoint_is_its_discriminator(tmp_path):
-    sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "position": "tisa"}
-    joint = Electra(ElectraPretrainingConfig(**sizes)).eval()
-    joint.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path)
-    ids = torch.arange(8)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(found(ids).logits, joint.discriminator(ids).logits)
 
 
 @pytest.mark.parametrize("attention_type", ["relative_shift", "factorized"])

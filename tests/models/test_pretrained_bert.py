@@ -198,16 +198,32 @@ def test_dropout_and_labels_are_the_checkpoints(tmp_path):
     assert load_pretrained(tmp_path, model_class=EncoderForTokenClassification).dropout.p == 0.25
 
 
-def test_padding_on_the_left_needs_position_ids_for_robertas_numbers(tmp_path):
-    original = theirs("roberta")
+@pytest.mark.parametrize("family", ["bert", "roberta", "roberta, padding last"])
+def test_padding_on_the_left_is_counted_as_in_the_original(family, tmp_path):
+    original = theirs(family)
     original.save_pretrained(tmp_path)
     ours = load_pretrained(tmp_path, dtype=torch.float64)
+    assert ours.config.count_padding == (family == "bert")
     inputs = {name: tensor.flip(1) for name, tensor in batch(original.config)[0].items()}
+    hidden = {name: inputs[name] for name in inputs if name != "attention_mask"}
     positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         expected = run(original, inputs)[-1]
-        torch.testing.assert_close(run(ours, {**inputs, "position_ids": positions})[-1], expected, rtol=0, atol=1e-10)
-        assert not torch.allclose(run(ours, inputs)[-1], expected, atol=1e-2)
+        torch.testing.assert_close(run(ours, inputs)[-1], expected, rtol=0, atol=1e-10)
+        compiled = torch.compile(ours, fullgraph=True, backend="eager")
+        torch.testing.assert_close(run(compiled, inputs)[-1], expected, rtol=0, atol=1e-10)
+        given = run(ours, {**inputs, "position_ids": positions})[-1]
+        assert torch.allclose(given, expected, rtol=0, atol=1e-10) == (family != "bert")
+        embedded = original.embeddings.word_embeddings(hidden.pop("input_ids"))
+        mask = inputs["attention_mask"]
+        torch.testing.assert_close(
+            *(
+                model(inputs_embeds=embedded, attention_mask=mask, **hidden)[0][mask.bool()]
+                for model in (ours, original)
+            ),
+            rtol=0,
+            atol=1e-10,
+        )
 
 
 @pytest.mark.parametrize("family", ["bert", "albert v2"])

@@ -25,7 +25,7 @@ from whereformer.models.pooling import Tokens
 from .checkpointing import checkpoint_activations
 from .peers import of_both_stacks
 
-METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+cope", "deberta+rope"]
+METHODS = [*position_names(for_text=True), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+fox", "deberta+rope"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
 
@@ -216,7 +216,7 @@ def test_beams_with_a_cache_are_those_without(position):
         assert torch.equal(cached, uncached)
 
 
-@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "cope", "deberta"])
+@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "fox", "deberta"])
 def test_the_attention_to_the_source_may_have_positions(cross):
     model = build("t5", cross_position=cross)
     source, target = tokens(2, 5), tokens(2, 6)
@@ -233,7 +233,7 @@ def test_the_attention_to_the_source_may_have_positions(cross):
 
 
 @pytest.mark.parametrize(
-    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+cope"), ("t5", "deberta")]
+    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+fox"), ("t5", "deberta")]
 )
 def test_padding_changes_nothing(position, cross):
     """The target is longer than the source, so that its last tokens stand where the source has padding."""
@@ -376,6 +376,10 @@ def test_writing_beyond_a_table_of_positions_says_so():
         ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
         ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing: expected a number in \[0, 1\), got 1.0"),
+        (
+            {"attention_probs_dropout_prob": 1.0},
+            r"attention_probs_dropout_prob: expected a number in \[0, 1\), got 1.0",
+        ),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
         ({"cross_position": "learned+tisa"}, "cross_position: expected methods that act in attention, got 'learned"),
         ({"pad_token_id": 99}, r"pad_token_id: expected a token of the \d+, got 99"),

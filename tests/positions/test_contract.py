@@ -16,12 +16,10 @@ from tests.positions.stack import (
     MAX_LENGTH,
     METHODS,
     WIDTH,
-    attend,
     build,
     embeddings,
     make,
     parts_of,
-    run,
 )
 from whereformer import (
     OffsetBias,
@@ -34,6 +32,7 @@ from whereformer import (
 )
 from whereformer.positions import ModelShape, Position, method_class, register
 from whereformer.positions.floater import integrate
+from whereformer.testing import attend
 
 FIXED_LENGTH = {*position_names(extrapolates=False)}
 
@@ -52,7 +51,7 @@ def assert_close(actual, expected, tolerance=1e-11):
 @each_method
 def test_evaluation_mode_computes_the_same(method):
     position, words = make(method), embeddings(7)
-    assert torch.equal(run(position.train(), words), run(position.eval(), words))
+    assert torch.equal(attend(position.train(), words), attend(position.eval(), words))
 
 
 # --- parameters
@@ -66,7 +65,7 @@ def test_every_parameter_gets_a_finite_gradient_in_its_layer_alone(method):
     position, words = make(method), embeddings(8)
     names, parameters = zip(*position.named_parameters(), strict=True) if [*position.parameters()] else ((), ())
     for layer in range(LAYERS if parameters else 0):
-        out = run(position, words, layer=layer)
+        out = attend(position, words, layer=layer)
         weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(1))
         gradients = torch.autograd.grad((out * weights).sum(), parameters)  # raises for a parameter without use
         for name, gradient in zip(names, gradients, strict=True):
@@ -96,11 +95,11 @@ def test_positions_out_of_range_are_named(method):
         for places in (at, at.values(), at.values().expand(2, -1)):
             # Floater integrates further, but not backwards and not to explicit positions.
             if wrong is None or (name == "floater" and wrong > 0 and places is at):
-                assert run(position, words, places, places).isfinite().all()
+                assert attend(position, words, places, places).isfinite().all()
                 continue
-            message = rf"^{name} covers positions 0 to .* \(max_length .*\), got position {wrong}; raise "
+            message = rf"^{name} covers positions 0 to .* \(.*\), got position {wrong}; raise "
             with pytest.raises(PositionRangeError, match=message):
-                run(position, words, places, places)
+                attend(position, words, places, places)
 
 
 FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
@@ -111,11 +110,31 @@ def test_fractional_positions_work_or_are_refused(method):
     position, words = make(method), embeddings(5)
     if not position.fractional:
         with pytest.raises(TypeError, match="whole"):
-            run(position, words, FRACTIONS, FRACTIONS)
+            attend(position, words, FRACTIONS, FRACTIONS)
     else:
-        assert run(position, words, FRACTIONS, FRACTIONS).isfinite().all()
+        assert attend(position, words, FRACTIONS, FRACTIONS).isfinite().all()
         whole = torch.arange(5.0)
-        assert_close(run(position, words, whole, whole), run(position, words))
+        assert_close(attend(position, words, whole, whole), attend(position, words))
+
+
+@each_method
+def test_a_method_that_is_built_causal_sees_no_later_token(method):
+    name, options = METHODS[method]
+    position, words = build(name, **{**options, "causal": True}), embeddings(8)
+    out = attend(position, words)
+    assert torch.equal(out, attend(position, words, causal=True))
+    changed = torch.cat((words[:, :5], embeddings(3)), 1)
+    assert torch.equal(attend(position, changed)[:, :5], out[:, :5])
+    with pytest.raises(ValueError, match=r"^causal: the method was built with causal=True, got False$"):
+        attend(position, words, causal=False)
+
+
+@each_method
+def test_a_method_that_is_not_built_causal_sees_all(method):
+    position, words = make(method, causal=False), embeddings(8)
+    changed = torch.cat((words[:, :5], embeddings(3)), 1)
+    seen = (attend(position, changed) - attend(position, words))[:, :5].abs().amax(-1)
+    assert (seen > 1e-6).all()
 
 
 # --- precision
@@ -172,13 +191,13 @@ def test_autocast_does_not_round_positions(method):
     expected = hooks(position, at, hidden, heads)
     with torch.autocast("cpu", torch.bfloat16):
         under_autocast = hooks(position, at, hidden, heads)
-        out = run(position, hidden)
+        out = attend(position, hidden)
     for ours, exact in zip(under_autocast, expected, strict=True):
         if position.projects:
             assert (ours.float() - exact).abs().max() <= 0.02 * exact.abs().max()
         else:
             assert torch.equal(ours, exact)
-    exact = run(position, hidden)
+    exact = attend(position, hidden)
     assert (out.float() - exact).abs().max() < 0.06 * exact.abs().max()
 
 
@@ -194,7 +213,7 @@ def outputs_and_gradients(function, position, words):
 
 def assert_compiles(position, backend, length=6, tolerance=1e-11):
     def forward(words):
-        return run(position, words, layer=1)
+        return attend(position, words, layer=1)
 
     torch.compiler.reset()
     words = embeddings(length).requires_grad_()
@@ -336,6 +355,7 @@ def test_every_method_has_a_source(name):
 # --- building
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "max_length": 24}
+GRID = {"rows": 3, "columns": 4}
 
 WRONG_OPTIONS = [
     ("sinusoidal", {"layout": "half"}, r"layout: expected one of interleaved, blocks, got 'half'"),
@@ -407,17 +427,16 @@ WRONG_OPTIONS = [
         {"scaling": {"rope_type": "proportional", "partial_rotary_factor": 1.5}},
         r"scaling: expected a partial_rotary_factor of at most 1, got 1.5",
     ),
-    ("rope2d", {"head_dim": 6}, r"head_dim: rope2d needs a multiple of 4, got 6"),
-    ("rope2d", {"base": -1.0}, r"base: expected a positive number, got -1.0"),
-    ("rope2d", {"frequencies": "mixed"}, r"frequencies: expected one of axial, alternate, got 'mixed'"),
-    ("rope2d", {"layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
-    ("rope2d", {"prefix": -1}, r"prefix: expected at least 0, got -1"),
+    ("rope2d", {**GRID, "head_dim": 6}, r"head_dim: rope2d needs a multiple of 4, got 6"),
+    ("rope2d", {**GRID, "base": -1.0}, r"base: expected a positive number, got -1.0"),
+    ("rope2d", {**GRID, "frequencies": "mixed"}, r"frequencies: expected one of axial, alternate, got 'mixed'"),
+    ("rope2d", {**GRID, "layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
+    ("rope2d", {**GRID, "prefix": -1}, r"prefix: expected at least 0, got -1"),
     ("deberta", {"max_distance": 0, "num_buckets": None}, r"max_distance: expected at least 1, got 0"),
     ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
     ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),
     ("deberta", {"num_buckets": None, "clipped": True}, r"clipped: expected False without num_buckets, .*, got True"),
     ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
-    ("pope", {"base": 0.0}, r"base: expected a positive number, got 0.0"),
     ("inkling", {"rank": 0}, r"rank: expected at least 1, got 0"),
     ("inkling", {"extent": 0}, r"extent: expected at least 1, got 0"),
     ("inkling", {"log_scaling": 0}, r"log_scaling: expected at least 1, got 0"),
@@ -425,7 +444,6 @@ WRONG_OPTIONS = [
     ("sandwich", {"width": 7}, r"width: expected an even number of at least 2, got 7"),
     ("enformer", {"num_features": 8}, r"num_features: expected a multiple of 6, got 8"),
     ("enformer", {"length": 0}, r"length: expected at least 1, got 0"),
-    ("cope", {"num_positions": 1}, r"num_positions: expected at least 2, got 1"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
     ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),

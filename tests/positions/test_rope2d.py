@@ -2,11 +2,20 @@
 
 import pytest
 import torch
-from transformers import DINOv3ViTConfig, PixtralVisionConfig
+from transformers import BertConfig, BertModel, DINOv3ViTConfig, PixtralVisionConfig
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.pixtral import modeling_pixtral as pixtral
 
-from whereformer import Place, PositionRangeError, Positions, build_position
+from whereformer import (
+    Encoder,
+    EncoderConfig,
+    Place,
+    PositionRangeError,
+    Positions,
+    attach,
+    build_position,
+    position_names,
+)
 
 HEADS, HEAD_DIM, ROWS, COLUMNS = 2, 12, 3, 5
 SIZES = {"hidden_size": HEADS * HEAD_DIM, "num_heads": HEADS, "max_length": 64, "rows": ROWS, "columns": COLUMNS}
@@ -72,23 +81,10 @@ def test_positions_beyond_the_grid_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("length", "options", "sides"),
-    [
-        (24, {}, (5, 5, 0)),
-        (197, {"prefix": 1}, (14, 14, 1)),
-        (24, {"columns": 6}, (4, 6, 0)),
-        (24, {"rows": 3}, (3, 8, 0)),
-        (24, {"rows": 3, "columns": 3, "prefix": 5}, (3, 3, 5)),
-    ],
-)
-def test_the_sides_by_default(length, options, sides):
-    position = build_position("rope2d", hidden_size=16, num_heads=2, max_length=length, **options)
-    assert (position.rows, position.columns, position.prefix) == sides
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"rows": None}, "rows: rope2d turns by rows and columns of an image: expected their number, got None"),
+        ({"columns": None}, "columns: rope2d turns by rows and columns of an image: expected their number, got None"),
         ({"rows": 0}, "rows: expected at least 1, got 0"),
         ({"columns": -4}, "columns: expected at least 1, got -4"),
         ({"columns": 2.5}, "columns: expected a whole number, got 2.5"),
@@ -97,4 +93,16 @@ def test_the_sides_by_default(length, options, sides):
 )
 def test_options_that_make_no_grid_are_refused(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        build_position("rope2d", hidden_size=16, num_heads=2, **options)
+        build_position("rope2d", **{**SIZES, **options})
+
+
+def test_models_of_text_do_not_take_it_for_rope():
+    sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2, "blocks": "1"}
+    with pytest.raises(ValueError, match=r"^rows: rope2d turns by rows and columns of an image"):
+        Encoder(EncoderConfig(position="rope2d", **sizes))
+    with pytest.raises(ValueError, match=r"^rows: rope2d turns by rows and columns of an image"):
+        attach(
+            BertModel(BertConfig(vocab_size=9, hidden_size=16, num_attention_heads=2, num_hidden_layers=1)), "rope2d"
+        )
+    assert "rope2d" not in position_names(for_text=True)
+    assert position_names(for_text=False) == ["rope2d"]

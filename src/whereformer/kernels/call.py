@@ -626,8 +626,9 @@ def _check_positions(
     if not isinstance(positions, Tensor):
         raise TypeError(f"{name}: expected Positions or a tensor, got {type(positions).__name__}")
     shape = positions.shape
-    # "shape not in (...)" would not compile with symbolic sizes.
-    if shape != (length,) and shape != (batch, length) and shape != (1, length):
+    # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
+    rows = shape[0] == batch or shape[0] == 1 if positions.dim() == 2 else positions.dim() == 1
+    if not rows or shape[-1] != length:
         raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(shape)}")
     if positions.dtype == torch.bool or positions.is_complex():
         raise TypeError(f"{name}: expected numbers, got {positions.dtype}")

@@ -63,14 +63,16 @@ def attach(
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
             attention and is not of a kind that the guide lists, already has a method, lies on several devices, or whose
-            positions cannot be switched off; for "rope" where the model keeps a rotation of its own.
+            positions cannot be switched off; for "rope" where the model keeps a rotation of its own; for a model that
+            computes something else when this library attends. A model that is refused is as it was.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(position, str):
         raise TypeError(f"position: expected the name of a method, got {type(position).__name__}")
-    if not isinstance(keep_absolute, bool):
-        raise InputError("keep_absolute", f"expected True or False, got {shown(keep_absolute)}")
+    for name, choice in (("keep_absolute", keep_absolute), ("prove", prove)):
+        if not isinstance(choice, bool):
+            raise InputError(name, f"expected True or False, got {shown(choice)}")
     if is_attached(model):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     check_devices(model)
@@ -81,7 +83,7 @@ def attach(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls, masks = proof.prove(model) if prove else (find_calls(model), None)
+    calls, masks = proof.prove(model, keep_absolute) if prove else (find_calls(model), None)
     if not calls:
         raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
     undo = Undo()

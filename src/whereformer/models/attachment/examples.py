@@ -29,6 +29,8 @@ PARTS = (
 CACHES = ("cache", "past_key_values", "cache_params")
 """The names under which models take and return their caches."""
 
+ANY_SIZE = {"pixel_values": (3, 64, 64), "input_values": (4000,)}
+"""Images and waves for models that take those of any size."""
 
 SOUND_MASKS = ("attention_mask", "feature_attention_mask", "padding_mask")
 """The names under which models take masks of padded sound."""
@@ -50,7 +52,11 @@ class Example(NamedTuple):
     def run(self) -> list[Any]:
         """Run the model, the random numbers always the same, and return its outputs."""
         with warnings.catch_warnings(action="ignore"):  # they concern nothing that a user gave
-            torch.manual_seed(0)
+            # Only the generators that a forward draws from, which are put back.
+            torch.default_generator.manual_seed(0)
+            if self.model.device.type == "cuda":
+                with torch.cuda.device(self.model.device):
+                    torch.cuda.manual_seed(0)
             return self._run()
 
     def _run(self) -> list[Any]:
@@ -197,8 +203,7 @@ def _values(model: PreTrainedModel, name: str, rows: int) -> dict[str, Tensor]:
     for config in (model.config, *(getattr(model.config, part, None) for part in PARTS)):
         with suppress(AttributeError, TypeError):
             shape = shape or _shape(name, config)
-    if shape is None and name == "pixel_values":
-        shape = (3, 64, 64)  # for models of images of any size
+    shape = shape or ANY_SIZE.get(name)
     if shape is None:
         return {}
     noise = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(5))

@@ -27,12 +27,14 @@ class StackForward:
         position: the method.
         share: whether layers may use what another one computed.
         with_weights: whether the caller wants attention weights; None: the configuration decides.
+        placed: whether the caller gives positions, which may begin anew with each text of a row.
     """
 
-    def __init__(self, position: Position, share: bool, with_weights: bool | None = None) -> None:
+    def __init__(self, position: Position, share: bool, with_weights: bool | None = None, placed: bool = False) -> None:
         self.position = position
         self.share = share
         self.with_weights = with_weights
+        self.placed = placed
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
         self.kept: tuple[Positions, Positions, Any] | None = None
@@ -73,9 +75,10 @@ class LayerInput:
             InputError: for a method that takes no packed rows, or that was made for causal attention and meets another.
         """
         (batch, _, n_q, _), n_k = query.shape, asked.n_k
-        self._check(asked, n_q)
-        keys = Positions(asked.first, 1, n_k)
-        queries = keys if n_q == n_k else Positions(asked.first + n_k - n_q, 1, n_q)
+        self._check(asked, n_q, n_k)
+        first = asked.first or 0
+        keys = Positions(first, 1, n_k)
+        queries = keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q)
         return Place(
             queries,
             keys,
@@ -88,21 +91,27 @@ class LayerInput:
             asked.dropped(),
         )
 
-    def _check(self, asked: RequestedMask, n_q: int) -> None:
+    def _check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
-        method = self.forward.position
-        causal, counting = method.model.causal, [part for part in method.methods() if part.scales_query]
+        causal, methods = self.forward.position.model.causal, self.forward.position.methods()
+        counting = [method for method in methods if method.scales_query]
         if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
             raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
         # Keys can be counted within documents, but not within the blocks of a matrix.
-        placed = [part for part in method.methods() if not part.shift_invariant]
-        placed += counting if asked.documents is None else []
-        if placed and asked.is_packed():
+        from_start = [method for method in methods if not method.shift_invariant]
+        from_start += counting if asked.documents is None else []
+        if not from_start:
+            return
+        name = f"{type(from_start[0]).__name__} counts from the start of a row"
+        if asked.first is None and n_q < n_k:
+            raise InputError("cache", f"{name}, which the model's own mask does not tell; give use_cache=False")
+        # Compiled code cannot look at a matrix.
+        if torch.compiler.is_compiling() and asked.matrix is not None and asked.real is None and self.forward.placed:
             raise InputError(
-                "position",
-                f"{type(placed[0]).__name__} counts from the start of a row, so it takes no packed texts; give each "
-                "text a row of its own",
+                "position_ids", f"{name}, and compiled code cannot see whether they pack texts; leave them out"
             )
+        if asked.is_packed():
+            raise InputError("position", f"{name}, so it takes no packed texts; give each text a row of its own")
 
 
 class Start:
@@ -125,7 +134,7 @@ class Start:
             raise InputError("is_causal", f"{stated} needs config.is_causal = {stated} before a method is attached")
         # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
         share = not (module.training and any(layer.gradient_checkpointing for layer in self.layers))
-        forward = StackForward(method, share, kwargs.get("output_attentions"))
+        forward = StackForward(method, share, kwargs.get("output_attentions"), kwargs.get("position_ids") is not None)
         return args, {**kwargs, "whereformer_forward": forward}
 
 

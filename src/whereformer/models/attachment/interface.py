@@ -29,7 +29,7 @@ HARMLESS = frozenset({
     "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits",
     "past_key_values", "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
-"""The options that change no score: the model has used them before, or they come with the mask."""
+"""The options that change no score: no attention function of transformers reads them, or they come with the mask."""
 
 
 def check_options(module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -124,9 +124,9 @@ def requested(
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
-        asked = RequestedMask(n_k, real=mask[:, 0, 0])
+        asked = RequestedMask(n_k, first=None, real=mask[:, 0, 0])
     else:
-        asked = RequestedMask(n_k, matrix=mask)
+        asked = RequestedMask(n_k, first=None, matrix=mask)
     documents = _documents(query, key, options)
     return asked if documents is None else asked._replace(documents=documents)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...errors import InputError
 from .undo import Undo
 
 
@@ -107,6 +108,11 @@ class OwnBias:
 
     def __init__(self, module: Any) -> None:
         furthest = module.relative_attention_max_distance
+        exact = module.relative_attention_num_buckets // (2 if module.is_decoder else 4)
+        if own_table(module) and module.relative_attention_bias is not None and furthest <= exact:
+            raise InputError(
+                "relative_attention_max_distance", f"expected more than {exact} (the exact buckets), got {furthest}"
+            )
         buckets = module._relative_position_bucket(
             torch.arange(-furthest, furthest + 1),
             bidirectional=not module.is_decoder,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
-from ..lab.options import listed
+from ...errors import InputError
+from ...lab.options import listed
 
 if TYPE_CHECKING:
-    from ..data.glue import OwnTask
+    from ...data.glue import OwnTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class TableSettings:
 
     def own_task(self) -> OwnTask:
         """Return the task that the checked settings describe; there must be one."""
-        from ..data.glue import OwnTask
+        from ...data.glue import OwnTask
 
         assert self.train is not None
         assert self.validation is not None

@@ -1,18 +1,20 @@
-"""The ways to compute a case, this library's and torch's, and the check of each against the float64 reference."""
+"""The ways to compute a case, this library's and torch's, the check of each by the float64 reference, and its times."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
+from attention_kinds import DTYPES, WINDOW, BenchProblem, Case, make_problem
 from torch import Tensor
 
-from ...kernels import FactorPair, OffsetBias, OffsetKeys, OffsetQueries, Term
-from ...kernels.terms import TABLES
-from .cases import DTYPES, BenchProblem, Case, make_problem
+from whereformer.kernels import FactorPair, OffsetBias, OffsetKeys, OffsetQueries, Term
+from whereformer.kernels.choose import BACKENDS
+from whereformer.kernels.terms import TABLES
 
 CHECKED_LENGTH = 160
 """Number of keys in a check, beyond the reach of the shorter tables."""
@@ -108,9 +110,24 @@ FLOOR = Way("sdpa", lambda problem: problem.sdpa, simplify=BenchProblem.plain)
 CAUSAL = Way("sdpa:causal", lambda problem: problem.sdpa, ("causal",), BenchProblem.without_terms)
 """Torch's causal attention without positions."""
 
-SCORES = ("bias", "t5", "tisa", "factors", "padded", "causal", "inkling", "deberta")
+
+def _window_bias(problem: BenchProblem) -> Callable[[], Tensor]:
+    far = problem.offsets().abs() > WINDOW
+    bias = torch.zeros_like(far, dtype=problem.query.dtype).masked_fill_(far, -torch.inf)
+    return lambda: problem.sdpa(bias)
+
+
+SCORES = ("bias", "t5", "tisa", "factors", "padded", "causal", "inkling", "deberta", "funnel", "grouped")
 DENSE = Way("sdpa+bias", _prepare_dense, SCORES)
 """Torch's attention with the terms as a dense bias, which is what most people do today."""
+
+TORCH = (
+    DENSE,
+    Way(DENSE.name, lambda problem: lambda: problem.sdpa(problem.parameters["scores"]), ("dense",)),
+    Way(DENSE.name, _window_bias, ("window",)),
+    Way("sdpa:causal", lambda problem: problem.sdpa, ("causal",), BenchProblem.without_terms),
+)
+"""Torch's attention with a dense bias, and its causal attention without positions."""
 
 
 def make_step(way: Way, problem: BenchProblem) -> Callable[[], list[Tensor]]:
@@ -165,3 +182,83 @@ def in_a_line(error: Exception) -> str:
     message = " ".join(str(error).split())
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+SHORTEST_MEASUREMENT = 0.02
+"""Seconds. Calls that take less time are repeated within a measurement."""
+
+
+class Clock:
+    """Measures the seconds of a call: event time on a GPU, CPU time with one thread, wall time with several."""
+
+    def __init__(self, device: torch.device, threads: int) -> None:
+        self.device = device
+        self.now = time.process_time if threads == 1 else time.perf_counter
+
+    def seconds(self, step: Callable[[], object]) -> float:
+        """Return the mean over enough calls in a row for a good measurement."""
+        calls = 1
+        while True:
+            elapsed = self._elapsed(step, calls)
+            if elapsed >= SHORTEST_MEASUREMENT:
+                return elapsed / calls
+            calls = math.ceil(calls * min(1000.0, 1.2 * SHORTEST_MEASUREMENT / max(elapsed, 1e-9)))
+
+    def _elapsed(self, step: Callable[[], object], calls: int) -> float:
+        if self.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize(self.device)
+            start.record()
+            for _ in range(calls):
+                step()
+            end.record()
+            torch.cuda.synchronize(self.device)
+            return start.elapsed_time(end) / 1000
+        started = self.now()
+        for _ in range(calls):
+            step()
+        return self.now() - started
+
+
+@dataclass(frozen=True)
+class Row(Case):
+    """The measurements of one way on one case.
+
+    Args:
+        device, threads: "cpu" or "cuda", and torch's number of threads.
+        way: the way's name.
+        ratio, lowest, highest: median and range of time relative to plain attention; None if it wasn't timed.
+        milliseconds: median time of a call.
+        memory: peak memory in bytes, beyond the inputs.
+        error: the largest relative error of output and gradients at the small length.
+        note: why something is missing, or empty.
+        measured: the date.
+        commit: the commit that was measured, see :func:`whereformer.lab.provenance.commit`.
+        seconds: time of a call in each round.
+    """
+
+    device: str
+    threads: int
+    way: str
+    ratio: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+    milliseconds: float | None = None
+    memory: int | None = None
+    error: float | None = None
+    note: str = ""
+    measured: str = ""
+    commit: str | None = None
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """Identifies the measurement: rows with the same key are the same measurement at different times."""
+        case = (self.terms, self.n, self.batch, self.heads, self.head_dim, self.dtype, self.direction)
+        return (*case, self.device, self.threads, self.way)
+
+
+def shown_backend(rows: Sequence[Row]) -> str:
+    """Return the backend to show: "auto" if it was measured."""
+    measured = {row.way for row in rows}
+    return next((name for name in BACKENDS if name in measured), "auto")
