@@ -99,6 +99,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "Inkling2VisionConfig": {"text_hidden_size": 32},
     "Inkling2LoopVisionConfig": {"text_hidden_size": 32},
     "Granite4VisionConfig": {"deepstack_layer_map": [[0, 0]]},
+    "LongcatFlashConfig": {"qk_head_dim": 16},
     **{f"{name}TextConfig": {"rope_parameters": TURNS} for name in ("Glm4v", "Glm4vMoe", "GlmImage", "GlmOcr")},
 }
 """Fields that a configuration needs beside tiny values, by the name of its class."""
