@@ -105,14 +105,7 @@ class Speed:
                 models[name] = AutoModelForSequenceClassification.from_pretrained(
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
                 )
-        (encoded,) = rows.RowCache(self.out / "cache").rows(
-            [data.facts.fingerprint, self.model],
-            [data.train],
-            tokenizer,
-            512,
-            models["ours"].config,
-            regression=classes is None,
-        )
+        encoded = rows.tokenized(data.train, tokenizer, 512, models["ours"].config, regression=classes is None)
         drawn = list(batches.shuffled(encoded.lengths, self.batch_size, self.steps * self.rounds, 0))
         plain = [
             {"input_ids": row["ids"], "labels": row["label"], "length": len(row["ids"])}

@@ -53,7 +53,6 @@ from whereformer.cli.main import execute
 from whereformer.data.batches import by_length_and_tokens, shuffled_by_tokens
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
-from whereformer.data.fingerprint import look_at
 from whereformer.data.masks import HELD_OUT_RATE, IGNORED, Batches, HeldOut
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.words import on_tokens
@@ -203,7 +202,7 @@ class Pays:
     @cached_property
     def _encoded(self) -> EncodedText:
         text, cache = Text(self.text), self.out / "cache"
-        return open_or_encode(cache, text, look_at(text, cache), TokenizerChoice(None, self.vocab_size))
+        return open_or_encode(cache, text, TokenizerChoice(None, self.vocab_size))
 
     def _folder(self, name: str, seed: int) -> Path:
         return self.out / "models" / name / str(seed)

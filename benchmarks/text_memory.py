@@ -27,9 +27,6 @@ from whereformer.cli.main import execute
 from whereformer.errors import InputError
 from whereformer.lab.provenance import write_results
 
-SETTLE = 3
-"""Seconds to wait after a text is written: the hash of a file that has only just changed is not remembered."""
-
 
 @dataclass(frozen=True)
 class TextMemory:
@@ -83,7 +80,6 @@ class TextMemory:
         folder.mkdir(parents=True)
         given = {"text.txt": self.text, "target.txt": self.target}
         texts = [_repeated(file, folder / name, count) for name, file in given.items() if file is not None]
-        time.sleep(SETTLE)
         found = {"times": count, "bytes": sum(text.stat().st_size for text in texts)}
         for part in ("encoded", "cached"):
             found[part] = self._trained(texts, folder / "cache", folder / part)

@@ -2,15 +2,15 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.failing import fails
 from whereformer import position_names
-from whereformer.cli.cost import Cost
-from whereformer.cli.main import COMMANDS, command_class, execute, main
-from whereformer.files import write_atomically
+from whereformer.cli.main import COMMANDS, command_class, main
 from whereformer.lab.folder import open_folder
 
 
@@ -26,7 +26,7 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
     text = help_of(capsys)
     for name in COMMANDS:
         assert f"• {name} " in text
-    assert "What does an encoder cost? FLOPs, parameters and memory, counted without building it. • positions" in text
+    assert "What does an encoder cost? FLOPs, parameters and memory, measured without data. • positions" in text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -61,9 +61,8 @@ def test_none_is_not_accepted(words, capsys):
     assert "no type matching" not in error
 
 
-@pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "properties", "bench", "cost"])
 @pytest.mark.parametrize("kind", ["a device", "a named pipe", "a symbolic link"])
-def test_outputs_replace_no_devices_pipes_and_links(name, kind, tmp_path, capsys):
+def test_outputs_replace_no_devices_pipes_and_links(kind, tmp_path, capsys):
     out = tmp_path / "out"
     if kind == "a symbolic link":
         out.symlink_to(tmp_path / "nothing")
@@ -71,65 +70,47 @@ def test_outputs_replace_no_devices_pipes_and_links(name, kind, tmp_path, capsys
         os.mkfifo(out)
     else:
         out = Path(os.devnull)
-    expected = "a file" if name == "cost" else "a folder"
-    message = fails(capsys, name, "--out", str(out))
-    assert f"--out: expected {expected} or a new name, got {kind}: '{out}'" in message
+    assert f"File exists: '{out}'" in fails(capsys, "probe", "--out", str(out))
+    assert f"--out: expected a file or a new name, got {kind}: '{out}'" in fails(capsys, "cost", "--out", str(out))
     assert sorted(tmp_path.iterdir()) == ([] if kind == "a device" else [out])
 
 
-@pytest.fixture
-def link(tmp_path):
-    """A link to a folder, as to one on another disk."""
+def test_a_link_to_a_folder_is_the_folder(tmp_path, capsys):
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk")
-    return tmp_path / "out"
+    with open_folder(tmp_path / "disk"):
+        message = fails(capsys, "probe", "--out", str(tmp_path / "out"))
+        assert f"another command is writing to {tmp_path / 'out'};" in message
 
 
-@pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "properties", "bench"])
-def test_a_link_to_a_folder_is_the_folder(name, link, tmp_path, capsys):
-    real = tmp_path / "disk"
-    with open_folder(real):
-        assert f"another command is writing to {real};" in fails(capsys, name, "--out", str(link))
-    assert [path.name for path in real.iterdir()] == [".lock"]
+REFUSED = """
+import sys
+from whereformer.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    assert stop.code == 2
+print(*(name for name in sys.modules if name.split(".")[0] in ("transformers", "scipy", "matplotlib")))
+print(*(name for name in sys.modules if name.startswith(("whereformer.models", "whereformer.analysis"))))
+"""
 
 
-def test_a_run_stays_where_its_link_led_at_the_start(link, tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-
-    class Moved(Cost):
-        def run(self, console):
-            link.unlink()
-            link.symlink_to(tmp_path / "elsewhere")
-            with open_folder(self.out):
-                write_atomically(self.out / "results.json", "{}")
-
-    execute(Moved(out=link))
-    assert (tmp_path / "disk" / "results.json").read_text() == "{}"
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system's files have no owners")
-def test_links_of_others_are_not_followed(link, monkeypatch, capsys):
-    owner = link.lstat()
-
-    class Strange:
-        st_uid, st_mode = owner.st_uid + 1, owner.st_mode
-
-    real = Path.lstat
-    monkeypatch.setattr(Path, "lstat", lambda path: Strange if path == link else real(path))
-    message = fails(capsys, "compare", "--out", str(link))
-    assert f"--out: expected a folder or a new name, got a symbolic link: '{link}'" in message
-
-
-def test_an_output_file_is_no_link(link, tmp_path, capsys):
-    assert "--out: expected a file or a new name, got a folder" in fails(capsys, "cost", "--out", str(link))
-    (tmp_path / "cost.json").symlink_to(tmp_path / "target")
-    for there in (False, True):
-        if there:
-            (tmp_path / "target").write_text("kept")
-        message = fails(capsys, "cost", "--out", str(tmp_path / "cost.json"))
-        assert "--out: expected a file or a new name, got a symbolic link" in message
-    assert (tmp_path / "target").read_text() == "kept"
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("compare --positions tsia", "--positions: unknown position method 'tsia'"),
+        ("compare --data nothing.txt", "--data: no such file or folder"),
+        ("compare --plugin nothing.py", "--plugin: no such file"),
+        ("compare --train nothing.csv --validation x.csv --text a --label b", "--train: no such file"),
+        ("probe --positions tsia", "--positions: unknown position method 'tsia'"),
+    ],
+)
+def test_a_misspelled_word_is_refused_without_the_imports_that_take_seconds(words, line, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, *words.split()], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stderr.startswith(f"whereformer: {line}")
+    assert done.stdout.strip() == ""
 
 
 @pytest.mark.parametrize("given", [[], ["nope"]])
@@ -137,4 +118,4 @@ def test_no_command_or_an_unknown_one_is_an_error_that_lists_them(given, capsys)
     with pytest.raises(SystemExit) as stopped:
         main(given)
     assert stopped.value.code == 2
-    assert "compare, probe, bench" in capsys.readouterr().err
+    assert "compare, probe, pretrain" in capsys.readouterr().err

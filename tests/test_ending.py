@@ -3,17 +3,14 @@
 import errno
 import io
 import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.failing import fails
-from whereformer.cli.ending import ending
 from whereformer.cli.main import execute, main
 from whereformer.errors import InputError, fail, one_line, printable
 from whereformer.lab.terminal import Bar, Terminal
@@ -38,7 +35,11 @@ class Failing:
         (MemoryError(), 2, "not enough memory for these sizes (MemoryError)"),
         (KeyboardInterrupt(), 130, "interrupted; finished work is kept, and the same command continues"),
         (BrokenPipeError(), 141, None),
-        (KeyError("x"), 1, "internal error in whereformer, please report it: KeyError: 'x' (its traceback is in "),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "cannot write {out}: no space left on the disk; make room",
+        ),
     ],
 )
 def test_an_error_is_one_line_and_a_code(error, code, line, tmp_path, capsys):
@@ -47,12 +48,12 @@ def test_an_error_is_one_line_and_a_code(error, code, line, tmp_path, capsys):
     assert stopped.value.code == code
     err = capsys.readouterr().err
     assert err.count("\n") == (line is not None)
-    assert err.startswith(f"whereformer: {line}" if line else "")
-    files = list(tmp_path.iterdir())
-    assert len(files) == (code == 1)
-    if files:
-        assert str(files[0]) in err
-        assert "Traceback" in files[0].read_text()
+    assert err.startswith(f"whereformer: {line.format(out=tmp_path)}" if line else "")
+
+
+def test_an_error_of_ours_shows_where_it_was_raised():
+    with pytest.raises(KeyError):
+        execute(Failing(KeyError("x")))
 
 
 @pytest.mark.parametrize(
@@ -66,18 +67,9 @@ def test_no_room_for_threads_and_libraries_is_no_fault_of_ours(error, capsys):
     assert capsys.readouterr().err == f"whereformer: not enough memory for these sizes ({error})\n"
 
 
-@pytest.mark.parametrize("inside", ["", "deep/results.json.partial"])
-def test_a_system_error_names_the_option_of_its_path(inside, tmp_path, capsys):
-    file = tmp_path / inside
-    with pytest.raises(SystemExit) as stopped:
-        execute(Failing(PermissionError(errno.EACCES, "Permission denied", str(file)), tmp_path))
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == f"whereformer: --out: Permission denied: '{file}'\n"
-
-
-def test_cost_names_the_option_of_a_file_that_cannot_be_written(tmp_path, capsys):
+def test_a_file_that_cannot_be_written_is_named(tmp_path, capsys):
     file = tmp_path / "none" / "cost.json"
-    assert f"--out: No such file or directory: '{file}.partial'" in fails(capsys, "cost", "--out", str(file))
+    assert f"No such file or directory: '{file}.partial'" in fails(capsys, "cost", "--out", str(file))
 
 
 def test_python_without_docstrings_is_refused_in_one_line():
@@ -85,26 +77,6 @@ def test_python_without_docstrings_is_refused_in_one_line():
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 2
     assert found.stderr == "whereformer: transformers needs its docstrings, which python -OO removes; use python -O\n"
-
-
-def test_the_traceback_is_shown_on_request(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("WHEREFORMER_TRACEBACK", "1")
-    with pytest.raises(SystemExit):
-        execute(Failing(ZeroDivisionError("y"), tmp_path))
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_an_interrupt_that_a_library_turns_into_another_error_is_one_still(capsys):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
-    with pytest.raises(SystemExit) as stopped, ending():  # noqa: PT012
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        except KeyboardInterrupt:
-            raise ImportError("half imported") from None
-    assert stopped.value.code == 130
-    assert capsys.readouterr().err == "whereformer: interrupted\n"
-    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):
@@ -169,24 +141,6 @@ main()
     assert done.returncode == 130, done.stderr
     assert done.stderr.startswith("whereformer: interrupted")
     assert done.stderr.count("\n") == 1
-
-
-NUMBERS = ["0", "-1", "10000000000000000000", "nan", "inf", "1e400", "", "text"]
-FLAGS = {
-    "cost": ("--hidden-size", "--num-heads", "--length", "--vocab-size", "--blocks", "--batch-size", "--head-dim"),
-}
-
-
-@pytest.mark.parametrize(("name", "flag"), [(name, flag) for name, flags in FLAGS.items() for flag in flags])
-def test_numbers_that_are_none_are_refused_before_any_work(name, flag, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number in NUMBERS:
-        with pytest.raises(SystemExit) as stopped:
-            main([name, f"{flag}={number}"])
-        captured = capsys.readouterr()
-        assert (stopped.value.code, number[:30]) == (2, number[:30]), captured.err
-        assert "Traceback" not in captured.err
-        assert flag in captured.err
 
 
 def test_the_line_of_a_refused_number(capsys):

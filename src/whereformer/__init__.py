@@ -51,26 +51,20 @@ if TYPE_CHECKING:
     )
     from .positions import Place, PositionRangeError, build_position, position_names
     from .studies.analyze.results import AnalyzeResults
-    from .studies.bench.results import BenchResults
     from .studies.compare.results import CompareResults
-    from .studies.distill.results import DistillResults
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
-    from .studies.properties.results import PropertiesResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
-    bench: Callable[..., BenchResults]
     compare: Callable[..., CompareResults]
-    distill_positions: Callable[..., DistillResults]
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
     translate: Callable[..., TranslationResults]
-    properties: Callable[..., PropertiesResults]
 
 __version__ = "0.1.0"
 
@@ -102,11 +96,9 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
-    "bench",
     "build_position",
     "compare",
     "detach",
-    "distill_positions",
     "explain",
     "extend",
     "finetune",
@@ -117,7 +109,6 @@ __all__ = [
     "position_names",
     "pretrain",
     "probe",
-    "properties",
     "to_transformers",
     "translate",
 ]
@@ -135,10 +126,7 @@ _TERMS = {
     "Positions",
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {
-    *("analyze", "bench", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe", "properties"),
-    "translate",
-}
+_STUDIES = {"analyze", "compare", "extend", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

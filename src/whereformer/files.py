@@ -1,4 +1,4 @@
-"""Write files and folders in one step and to the disk itself, never through links, and say when the disk is full."""
+"""Write files and folders in one step and to the disk itself; refuse what is no file; say when the disk is full."""
 
 from __future__ import annotations
 
@@ -71,9 +71,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     After an error ``folder`` is as it was.
 
     Raises:
-        InputError: if something else than a folder is there, or the disk is full.
+        InputError: if the disk is full.
     """
-    check_folder(None, folder)
     partial = folder.with_name(folder.name + ".partial")
     _remove(partial)
     try:
@@ -91,38 +90,20 @@ def move_folder(source: Path, target: Path) -> None:
         for name in files:
             _sync(Path(place, name))
         _sync(Path(place))
-    _remove(target)
+    if target.exists():
+        shutil.rmtree(target)
     os.replace(source, target)
     _sync(target.parent)
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder, with its parents, if it is not there.
-
-    Raises:
-        InputError: if something else is there, or the disk is full.
-    """
-    check_folder(None, folder)
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
 def check_file(field: str | None, path: Path) -> None:
-    """Check that an output file is new or a regular file: devices and links are not replaced or written through.
+    """Check that an output file is new or a regular file: devices and links are not replaced.
 
     Raises:
         InputError: for ``field``, if it is something else.
     """
-    _check(field, path, "a file")
-
-
-def check_folder(field: str | None, path: Path) -> None:
-    """Check that an output folder is new or a folder itself, not a link to one.
-
-    Raises:
-        InputError: for ``field``, if it is something else.
-    """
-    _check(field, path, "a folder")
+    if os.path.lexists(path) and (found := _kind(path.lstat().st_mode)) != "a file":
+        raise InputError(field, f"expected a file or a new name, got {found}: {str(path)!r}")
 
 
 def check_regular(field: str | None, *paths: Path) -> None:
@@ -158,25 +139,6 @@ def check_regular_in(field: str | None, folder: str | Path) -> None:
     check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
 
 
-def real_folder(path: Path) -> Path:
-    """Return the folder that a link of this user or of the system's leads to; anything else as it is.
-
-    A link that somebody else left, such as in a folder for temporary files, would choose what is written over.
-    """
-    if not (path.is_symlink() and path.is_dir()):
-        return path
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    return path.resolve() if path.lstat().st_uid in (user, 0) else path
-
-
-def is_same_file(one: Path, other: Path) -> bool:
-    """Return whether two names are those of one file, be it by links; a name without a file is like no other."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn the errors of a full disk, whichever library raises them, into one line that names ``path``.
@@ -208,16 +170,6 @@ def full_disk(error: BaseException) -> str | None:
 def no_room(path: Path | str, reason: str) -> str:
     """Return the line that tells a user about a full disk."""
     return f"cannot write {path}: {reason}; make room, then run the same command again"
-
-
-def _check(field: str | None, path: Path, expected: str) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return  # nothing is there, or nothing that can be seen: writing says why
-    found = _kind(mode)
-    if found != expected:
-        raise InputError(field, f"expected {expected} or a new name, got {found}: {str(path)!r}")
 
 
 def _kind(mode: int) -> str:

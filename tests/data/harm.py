@@ -1,10 +1,8 @@
 """What tests of caches do to an encoding: interrupt it, damage it, and look at what is in its folder."""
 
-import numpy as np
 import pytest
 
-from whereformer.data import encode
-from whereformer.lab.json_files import read_json, sealed, write_json
+from whereformer import files
 
 
 def only_folder(cache):
@@ -24,7 +22,7 @@ def stop_before_the_end(run):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(encode, "move_folder", move_folder)
+        patched.setattr(files, "move_folder", move_folder)
         with pytest.raises(KeyboardInterrupt):
             run()
 
@@ -45,17 +43,3 @@ def damage(path, kind):
         path.write_bytes(b"")
     else:
         path.write_bytes(content + b"more")
-
-
-def rewrite(folder, name, dtype, change):
-    """Change the numbers in a file of an entry, and make its table of contents say that this is what was written."""
-    path = folder / name
-    path.write_bytes(np.asarray(change(np.fromfile(path, dtype)), dtype).tobytes())
-    reseal(folder)
-
-
-def reseal(folder, **facts):
-    """Make an entry's table of contents fit its files and these numbers."""
-    content = read_json(folder / encode.CONTENTS)
-    files = {name: encode._hash(folder / name) for name in content["files"]}
-    write_json(folder / encode.CONTENTS, sealed({"files": files, "facts": {**content["facts"], **facts}}))

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from whereformer.data import corpus, fingerprint, read
+from whereformer.data import corpus, read
 from whereformer.errors import InputError
+from whereformer.lab import fingerprint
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_pages_end_at_words_where_they_can():
 
 def test_too_little_text_to_split():
     with pytest.raises(InputError, match="too little text to hold some out: 5 characters"):
-        corpus.check_enough(["short"], 5)
+        corpus.check_enough(["short"])
 
 
 def test_the_fingerprint_tells_texts_apart():
@@ -137,7 +138,21 @@ def test_the_fingerprint_tells_texts_apart():
     # No character ends a text.
     assert fingerprint.fingerprint(["a\0b"]) != fingerprint.fingerprint(["a", "b"])
     assert fingerprint.fingerprint(["a\0", "b"]) != fingerprint.fingerprint(["a", "\0b"])
-    assert fingerprint.summary_of([["a", "bc"], ["d"]]) == fingerprint.summary_of([["abc"], ["d"]])
+
+
+def test_the_fingerprint_of_files_is_that_of_their_bytes(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    a, b = tmp_path / "a.txt", tmp_path / "b.txt"
+    found = {fingerprint.fingerprint_of_files(*given) for given in ([[a, b]], [[b, a]], [[a]], [[a, b], ["column"]])}
+    assert len(found) == 4
+    before = corpus.Text([a]).fingerprint
+    moved = a.rename(tmp_path / "c.txt")
+    assert corpus.Text([moved]).fingerprint == before
+    status = moved.stat()
+    moved.write_text("A.txt")
+    os.utime(moved, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert corpus.Text([moved]).fingerprint != before
 
 
 def test_a_column_needs_a_table(tmp_path):

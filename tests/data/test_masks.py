@@ -9,8 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from tests.data.token_streams import token_stream
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from whereformer.data import corpus, masks
+from whereformer.data.encode import unigram_entropy
 from whereformer.data.masks import IGNORED, Batches, HeldOut, mask_tokens
 from whereformer.data.tokenizers import (
     CLS,
@@ -19,11 +21,10 @@ from whereformer.data.tokenizers import (
     SEP,
     SPECIAL_TOKENS,
     Vocabulary,
-    token_stream,
     train_tokenizer,
     trained_vocabulary,
 )
-from whereformer.lab.score import lm_score, unigram_entropy
+from whereformer.lab.score import lm_score
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 

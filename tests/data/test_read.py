@@ -55,14 +55,6 @@ def test_a_column_has_the_type_that_all_of_it_has(tmp_path, kind):
     assert (found[0], found[-1], {*map(type, found)}) == (0.0, 0.5, {float})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_change_is_noticed(tmp_path, kind):
-    table = read.open_table("data", write(tmp_path / f"t{kind}", {"n": [1, 2]}))
-    assert table.unchanged()
-    write(table.file, {"n": [1, 2, 3]})
-    assert not table.unchanged()
-
-
 def test_rows_may_lack_what_others_have(tmp_path):
     file = tmp_path / "t.jsonl"
     file.write_text('{"a": "x"}\n\n{"b": "\\ud800"}\n')

@@ -7,11 +7,11 @@ import torch
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from tests.data.told import Told
 from tests.studies.finetuning import save_model
 from whereformer import EncoderConfig, EncoderForSequenceClassification
 from whereformer.data import rows
 from whereformer.data.glue import Split
-from whereformer.data.rows import RowCache
 from whereformer.errors import InputError
 
 
@@ -20,23 +20,33 @@ def tokenizer(tmp_path_factory):
     return AutoTokenizer.from_pretrained(save_model(tmp_path_factory.mktemp("model")))
 
 
-@pytest.fixture
-def cache(tmp_path):
-    return RowCache(tmp_path / "cache")
-
-
 TEXTS = ["the cat saw the dog", "the dog", "the king met the queen again again", "a horse"]
 
 
 @pytest.fixture
-def encoded(tokenizer, cache):
-    def encode(max_length=None, regression=False, key=(), **config):
+def encoded(tokenizer):
+    def encode(max_length=None, regression=False, **config):
         split = Split([(text,) for text in TEXTS], [0, 1, 1, 0])
-        config = EncoderConfig(blocks="2", **config)
-        (found,) = cache.rows(key, [split], tokenizer, max_length, config, regression=regression)
-        return found
+        return rows.tokenized(split, tokenizer, max_length, EncoderConfig(blocks="2", **config), regression=regression)
 
     return encode
+
+
+def test_pairs_are_tokenized_as_their_tokenizer_does(tokenizer, monkeypatch):
+    monkeypatch.setattr(rows, "LOT", 8)
+    pairs = [(f"the cat saw dog {n}", " ".join(["again"] * (n % 9))) for n in range(50)]
+    typed = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    split, told = Split(pairs, [len(b) for _, b in pairs]), Told()
+    found = rows.tokenized(split, typed, 14, EncoderConfig(), regression=True, progress=told)
+    sides = [[*side] for side in zip(*pairs, strict=True)]
+    expected = typed(*sides, truncation=True, max_length=14)
+    assert [row["ids"] for row in found] == expected["input_ids"]
+    assert [row["types"] for row in found] == expected["token_type_ids"]
+    assert {kind for row in found for kind in row["types"]} == {0, 1}
+    assert found.labels == [len(b) for _, b in pairs]
+    assert 0 < found.cut == sum(len(row) > 14 for row in typed(*sides)["input_ids"])
+    assert told.characters == 50
 
 
 def test_padded_and_packed_batches(encoded):
@@ -55,13 +65,13 @@ def test_padded_and_packed_batches(encoded):
     assert encoded(regression=True).padded(batch[:1])["input_ids"].shape == (1, long)
 
 
-def test_a_funnel_drops_only_padding(encoded, cache, tokenizer):
+def test_a_funnel_drops_only_padding(encoded, tokenizer):
     found = encoded()
     funnel = replace(found, end=3)
     batch = funnel.padded([funnel[0]])
     assert batch["attention_mask"].tolist() == [[1] * found.lengths[0] + [0] * 3]
     blocks = EncoderConfig(blocks="1-1-1")
-    (found,) = cache.rows([], [Split([("the cat",)], [0])], tokenizer, 9, blocks, regression=False)
+    found = rows.tokenized(Split([("the cat",)], [0]), tokenizer, 9, blocks, regression=False)
     assert found.end == 3
 
 
@@ -95,14 +105,14 @@ def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
 def test_rows_are_the_same_however_many_are_tokenized_at_a_time(encoded, monkeypatch):
     whole, cut = encoded(), encoded(max_length=6)
     monkeypatch.setattr(rows, "LOT", 3)
-    for before, found in ((whole, encoded(key=["3"])), (cut, encoded(max_length=6, key=["3"]))):
+    for before, found in ((whole, encoded()), (cut, encoded(max_length=6))):
         assert list(found) == list(before)
         assert (found.cut, found.lengths) == (before.cut, before.lengths)
     with pytest.raises(IndexError):
         whole[4]
 
 
-def test_token_types_that_the_model_lacks_are_left_out(cache):
+def test_token_types_that_the_model_lacks_are_left_out():
     class Typed:
         pad_token_id = 0
 
@@ -110,8 +120,7 @@ def test_token_types_that_the_model_lacks_are_left_out(cache):
             return {"input_ids": [[2, 3, 4]], "token_type_ids": [[0, 0, 1]]}
 
     def encoded(config):
-        (found,) = cache.rows([], [Split([("a", "b")], [0])], Typed(), None, config, regression=False)
-        return found
+        return rows.tokenized(Split([("a", "b")], [0]), Typed(), None, config, regression=False)
 
     for kinds, types in ((2, [[0, 0, 1]]), (1, [None]), (0, [None])):
         found = encoded(EncoderConfig(type_vocab_size=kinds))

@@ -89,7 +89,6 @@ class Case:
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
     lse: bool = False
-    deterministic: bool = True
 
 
 # --- from a seed to a case
@@ -169,9 +168,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         autocast=chance(0.12),
         block_scores=one_of(blockwise.BLOCK_SCORES, 2**12, 1),
     )
-    case = _draw_options(rng, case)
-    # Only "triton" has a way to compute that is not deterministic.
-    return replace(case, deterministic=not triton or seed % 2 == 0)
+    return _draw_options(rng, case)
 
 
 def _draw_options(rng: random.Random, case: Case) -> Case:
@@ -281,7 +278,6 @@ class Built:
             self.add_term(f"terms[{index}]", term)
         self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale, "softcap": case.softcap}
         self.options |= {"window": case.window, "return_lse": case.lse}
-        self.options["deterministic"] = case.deterministic
         self.add_positions()
         self.add_masks()
         self.d_out = self.normal(batch, self.heads, case.n_q, case.value_dim)

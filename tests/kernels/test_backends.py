@@ -247,16 +247,16 @@ def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "softcap": 2.0}], ids=str)
-@pytest.mark.parametrize("with_sinks", [False, True])
-def test_log_sums(fast, kinds, options, with_sinks):
+@pytest.mark.parametrize("sinks_of", [None, "heads", "queries"])
+def test_log_sums(fast, kinds, options, sinks_of):
     inputs, terms = content(37, 30), terms_of(kinds, 37, 30)
-    sinks = random(HEADS) if with_sinks else None
+    sinks = {None: None, "heads": random(HEADS), "queries": random(BATCH, HEADS, 37)}[sinks_of]
     expected = with_log_sums("reference", torch.float64, inputs, terms, sinks, **options)
     found = with_log_sums(fast, torch.float32, inputs, terms, sinks, **options)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
     # Where the first queries may not attend to anything, there is nothing to sum.
-    assert expected[1].isneginf().any() == (not with_sinks and ("causal" in options or "window" in options))
+    assert expected[1].isneginf().any() == (sinks is None and ("causal" in options or "window" in options))
 
 
 @pytest.mark.parametrize("sink", [math.inf * -1, -3.0, 60.0])
@@ -359,16 +359,34 @@ def test_dropout_drops_what_the_reference_drops(fast, kinds, positions):
 
 
 def test_dropout_drops_what_the_reference_drops_beside_sinks(fast):
-    options = {"window": (7, 2), "dropout_p": 0.5, "sinks": random(HEADS).float()}
-    terms = [OffsetBias(random(HEADS, 9), -4)]
-    inputs = [tensor.float() for tensor in content(37, 40)]
+    """An item whose queries see nothing has the sinks' logits as its log-sum-exps."""
+    options = {"window": (7, 2), "dropout_p": 0.5, "key_mask": torch.tensor([[True], [False]]).expand(-1, 40)}
+    inputs, terms, sinks = content(37, 40, key_heads=1), terms_of(["bias"], 37, 40), random(BATCH, HEADS, 37)
     found = []
-    for backend in (fast, "reference"):
+    for backend, dtype in ((fast, torch.float32), ("reference", torch.float64)):
         torch.manual_seed(SEED)
-        found.append(attention(*inputs, terms, **options, backend=backend))
+        found.append(with_log_sums(backend, dtype, inputs, terms, sinks, **options))
         # All draw as much, so that what follows is the same too.
-        found.append(torch.rand(1))
-    torch.testing.assert_close(found[:2], found[2:], rtol=1e-4, atol=1e-5)
+        found[-1].append(torch.rand(1))
+        assert not found[-1][0][1].any()
+        torch.testing.assert_close(found[-1][1][1], sinks[1].to(dtype))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(HEADS,), (BATCH, HEADS, 37)], ids=str)
+def test_sinks_in_half_precision(fast, shape):
+    """Each tensor has at most twice the error that plain attention without sinks has in this precision."""
+    inputs, terms = [tensor.bfloat16().double() for tensor in content(37, 40)], terms_of(["bias"], 37, 40)
+    sinks = random(*shape).bfloat16().double()
+    errors = []
+    for backend, of_sinks in (("reference", None), (fast, sinks)):
+        expected = with_log_sums("reference", torch.float64, inputs, terms, of_sinks)
+        found = with_log_sums(backend, torch.bfloat16, inputs, terms, of_sinks)
+        errors.append([error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)])
+    plain, ours = errors
+    assert all(ours[place] <= 2 * most for place, most in enumerate(plain))
+    assert ours[-1] <= 2 * max(plain)
 
 
 # --- sizes and layouts at the edge

@@ -285,7 +285,7 @@ def test_operator_contract(fast, explicit, lse):
         kind(*(tensor.float().requires_grad_() for tensor in tensors), *(() if first is None else (first,)))
         for kind, tensors, first in terms_of(EVERY_KIND, 7, 9)
     ]
-    options = {"query_positions": torch.arange(7)} if explicit else {"sinks": torch.randn(HEADS, requires_grad=True)}
+    options = {"query_positions": torch.arange(7)} if explicit else {}
     options |= {"window": 4, "softcap": 2.0} if lse else {}
     call = make_call(*inputs, built, dropout_p=0.1, causal=True, return_lse=lse, **options)
     check_operator(fast, replace(call, seed=torch.tensor(5)))
@@ -368,10 +368,6 @@ def test_the_operator_is_the_function_behind_it(fast):
         f"whereformer.{fast}_forward.default",
         f"whereformer.{fast}_backward.default",
     }
-    out = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], backend=fast)
-    (gradient,) = torch.autograd.grad(out.sin().sum(), leaves[0], create_graph=True)
-    with pytest.raises(NotImplementedError, match="only 'reference' has second derivatives"):
-        torch.autograd.grad(gradient.sum(), leaves[0])
 
 
 LAYOUTS = {

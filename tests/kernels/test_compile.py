@@ -156,7 +156,7 @@ OPTIONS = {"window": 7, "softcap": 2.0, "causal": True}
 
 
 class Optional(nn.Module):
-    """Attention with what few calls ask for, heads that share keys among it."""
+    """Attention with what few calls ask for: heads that share keys, and sinks for each query."""
 
     def __init__(self):
         super().__init__()
@@ -164,7 +164,8 @@ class Optional(nn.Module):
 
     def forward(self, query, key, value):
         query = torch.cat([query, -query], 1)
-        return attention(query, key, value, [OffsetBias(self.bias, -4)], sinks=self.sinks, return_lse=True, **OPTIONS)
+        options = {**OPTIONS, "sinks": self.sinks.unsqueeze(-1) + query[..., 0]}
+        return attention(query, key, value, [OffsetBias(self.bias, -4)], return_lse=True, **options)
 
 
 def test_what_few_calls_ask_for_is_exported():

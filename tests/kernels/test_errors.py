@@ -1,4 +1,7 @@
-"""Errors for input that does not fit: messages name the argument, what it got and what it takes."""
+"""Errors for input that does not fit: messages name the argument, what it got and what it takes.
+
+More of what is of another type altogether is in tests/test_strange_arguments.py.
+"""
 
 import math
 import warnings
@@ -33,8 +36,6 @@ NO_CONTENT = {"query": None, "key": None}
 CASES = [
     # query, key and value
     ({"value": [[1.0]]}, TypeError, r"value: expected a tensor, got list"),
-    ({"value": None}, TypeError, r"value: expected a tensor, got NoneType"),
-    ({"query": 1.0}, TypeError, r"query: expected a tensor, got float"),
     ({"key": (1.0,)}, TypeError, r"key: expected a tensor, got tuple"),
     ({"value": zeros(B, N_K, D)}, ValueError, r"value: expected \(batch, heads, length, head_dim\), .* \(2, 6, 8\)"),
     ({"query": zeros(N_Q, D)}, ValueError, r"query: expected \(batch, heads, length, head_dim\), .* \(4, 8\)"),
@@ -56,39 +57,24 @@ CASES = [
         for nested in NESTED
     ),
     # options
-    ({"key_mask": [[True] * N_K] * B}, TypeError, r"key_mask: expected a bool tensor.*, got list"),
     ({"key_mask": zeros(B, N_K)}, TypeError, r"key_mask: expected .*bool.* True = may be attended, got torch.float32"),
-    ({"key_mask": zeros(B, N_K).long()}, TypeError, r"key_mask: expected .*bool.*, got torch.int64"),
     ({"key_mask": zeros(N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)"),
     ({"key_mask": zeros(B, N_Q).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(2, 4\)"),
     ({"key_mask": zeros(1, N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(1, 6\)"),
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: expected a number in \[0, 1\), got -0.1"),
     ({"dropout_p": math.nan}, ValueError, r"dropout_p: expected a number in \[0, 1\), got nan"),
-    ({"dropout_p": "0.1"}, TypeError, r"dropout_p: expected a number in \[0, 1\), got str"),
-    ({"dropout_p": None}, TypeError, r"dropout_p: expected a number in \[0, 1\), got NoneType"),
     ({"window": -1}, ValueError, r"window: expected a whole number .* got -1"),
     ({"window": (3, -2)}, ValueError, r"window: expected a whole number of at least 0, .* got \(3, -2\)"),
     ({"window": 1.5}, TypeError, r"window: expected a whole number of at least 0, .* got 1.5"),
     ({"window": True}, TypeError, r"window: expected a whole number of at least 0, .* got True"),
-    ({"window": "3"}, TypeError, r"window: expected a whole number of at least 0, .* got '3'"),
-    ({"window": torch.tensor(3)}, TypeError, r"window: expected a whole number of at least 0, .* got tensor\(3\)"),
     ({"window": (3,)}, ValueError, r"window: expected one number, or two for the sides \(before, after\), got \(3,\)"),
-    ({"window": (1, 2, 3)}, ValueError, r"window: expected one number, or two .*, got \(1, 2, 3\)"),
     ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
-    ({"return_lse": None}, TypeError, r"return_lse: expected True or False, got None"),
-    ({"deterministic": 0}, TypeError, r"deterministic: expected True or False, got 0"),
-    ({"deterministic": None}, TypeError, r"deterministic: expected True or False, got None"),
     ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
     ({"softcap": 0}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+30, or None for no cap, got 0.0"),
-    ({"softcap": -30.0}, ValueError, r"softcap: expected a number from 1e-30 .* got -30.0"),
     ({"softcap": math.nan}, ValueError, r"softcap: expected a number from 1e-30 .* got nan"),
-    ({"softcap": math.inf}, ValueError, r"softcap: expected a number from 1e-30 .* got inf"),
-    ({"softcap": 1e-40}, ValueError, r"softcap: expected a number from 1e-30 .* got 1e-40"),
     ({"softcap": 1e300}, ValueError, r"softcap: expected a number from 1e-30 .* got 1e\+300"),
-    ({"softcap": 10**400}, ValueError, r"softcap: expected a number from 1e-30 .* got inf"),
     ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
-    ({"softcap": True}, TypeError, r"softcap: expected a number, got bool"),
     ({**NO_CONTENT, "softcap": 3.0}, ValueError, r"softcap: needs a query, got query=None"),
     ({"scale": -1e39}, ValueError, r"scale: expected a finite number in float32, got -1e\+39"),
     ({"scale": 10**400}, ValueError, r"scale: expected a finite number in float32, got inf"),
@@ -96,15 +82,18 @@ CASES = [
     ({"scale": True}, TypeError, r"scale: expected a number, got bool; multiply the query by a tensor"),
     ({"dropout_p": False}, TypeError, r"dropout_p: expected a number in \[0, 1\), got bool"),
     ({**NO_CONTENT, "scale": 1.0}, ValueError, r"scale: needs a query, got query=None"),
-    ({"sinks": [0.0] * H}, TypeError, r"sinks: expected a floating-point tensor, got list"),
     ({"sinks": zeros(H).long()}, TypeError, r"sinks: expected a floating-point tensor, got torch.int64"),
-    ({"sinks": zeros(H + 1)}, ValueError, r"sinks: expected shape \(heads 3,\), got \(4,\)"),
+    (
+        {"sinks": zeros(H + 1)},
+        ValueError,
+        r"sinks: expected shape \(heads 3,\) or \(batch 2, heads 3, n_q 4\), got \(4,\)",
+    ),
+    ({"sinks": zeros(B, H, N_Q, 1)}, ValueError, r"sinks: expected shape .*, got \(2, 3, 4, 1\)"),
     ({"sinks": zeros(H).to("meta")}, ValueError, r"sinks: expected the value's device cpu, got meta"),
     ({"query": zeros(B, 4, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 4, 4"),
     ({"query": zeros(B, 0, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 0, 4"),
     # positions
     ({"query_positions": [0, 1, 2, 3]}, TypeError, r"query_positions: expected Positions or a tensor, got list"),
-    ({"key_positions": 6}, TypeError, r"key_positions: expected Positions or a tensor, got int"),
     ({"query_positions": Positions(0, 1, 6)}, ValueError, r"query_positions: expected length 4, got Positions\(.*h=6"),
     ({"key_positions": Positions(0, 1, 4)}, ValueError, r"key_positions: expected length 6, got Positions\(.*length=4"),
     ({"query_positions": zeros(6)}, ValueError, r"query_positions: expected shape \(4,\) or \(2, 4\), got \(6,\)"),
@@ -146,8 +135,6 @@ CASES = [
     ),
     # the sequence of terms
     ({"terms": OffsetBias(zeros(H, 1), 0)}, TypeError, r"terms: expected a sequence of terms, got a single OffsetBias"),
-    ({"terms": None}, TypeError, r"terms: expected a sequence of terms, got NoneType"),
-    ({"terms": 3}, TypeError, r"terms: expected a sequence of terms, got int"),
     (
         {**NO_CONTENT, "terms": [OffsetKeys(zeros(1, 3, D), -1)]},
         ValueError,
@@ -171,7 +158,6 @@ CASES = [
     ),
     ({**NO_CONTENT, "query_positions": zeros()}, ValueError, r"query_positions: expected shape .*, got \(\)"),
     ({**NO_CONTENT, "terms": [DenseBias(zeros(3))]}, ValueError, r"DenseBias.scores: .*, got \(3,\)"),
-    ({**NO_CONTENT, "terms": [DenseBias(3.0)]}, TypeError, r"DenseBias.scores: .*, got float"),
     ({**NO_CONTENT, "terms": [FactorPair(None, None)]}, TypeError, r"FactorPair.query_factors: .*, got NoneType"),
     ({**NO_CONTENT, "terms": [FactorPair(zeros(1), zeros(1))]}, ValueError, r"FactorPair.query_factors: .*got \(1,\)"),
     (
@@ -183,21 +169,17 @@ CASES = [
 PER_QUERY, PER_KEY = zeros(1, H, N_Q, 2), zeros(1, H, N_K, 2)
 TERMS = [
     (zeros(H, 3), TypeError, r"terms: expected OffsetBias, .*DenseBias, got Tensor"),
-    (OffsetBias, TypeError, r"terms: expected OffsetBias, .*DenseBias, got type"),
     # offset tables
     (OffsetBias(zeros(3), 0), ValueError, r"OffsetBias.table: expected shape \(heads 3, T\), got \(3,\)"),
     (OffsetBias(zeros(1, 5), 0), ValueError, r"OffsetBias.table: .*\(heads 3, T\), got \(1, 5\)"),
     (OffsetBias(zeros(H, 0), 0), ValueError, r"OffsetBias.table: needs at least one offset, got none"),
-    (OffsetBias([[0.0]] * H, 0), TypeError, r"OffsetBias.table: expected a floating-point .*, got list"),
     (OffsetBias(zeros(H, 2).int(), 0), TypeError, r"OffsetBias.table: .*floating-point.*got torch.int32"),
-    (OffsetBias(zeros(H, 2), 0.0), TypeError, r"OffsetBias.first: expected an int, got float"),
     (OffsetBias(zeros(H, 2), True), TypeError, r"OffsetBias.first: expected an int, got bool"),
     (OffsetBias(zeros(H, 2), 0, True), ValueError, r"OffsetBias.step: expected an int .*, got True"),
     (OffsetKeys(zeros(2, 5, D), 0), ValueError, r"OffsetKeys.table: .*heads 1 or 3, T, head_dim 8\), got"),
     (OffsetKeys(zeros(1, 5, 4), 0), ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(1, 5, 4\)"),
     (OffsetKeys(zeros(5, D), 0), ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(5, 8\)"),
     (OffsetKeys(zeros(1, 0, D), 0), ValueError, r"OffsetKeys.table: needs at least one offset"),
-    (OffsetKeys(zeros(1, 5, D), None), TypeError, r"OffsetKeys.first: expected an int, got NoneType"),
     (OffsetQueries(zeros(2, 5, D), 0), ValueError, r"OffsetQueries.table: .*heads 1 or 3, T, head_dim 8"),
     (OffsetQueries(zeros(1, 5, 4), 0), ValueError, r"OffsetQueries.table: .*head_dim 8\), got \(1, 5, 4\)"),
     (OffsetQueries(zeros(1, 0, D), 0), ValueError, r"OffsetQueries.table: needs at least one offset"),
@@ -249,7 +231,6 @@ TERMS = [
     ),
     (OffsetValues(zeros(2, 5, D), 0), ValueError, r"OffsetValues.table: .*heads 1 or 3, T, head_dim 8\)"),
     (OffsetValues(zeros(1, 0, D), 0), ValueError, r"OffsetValues.table: needs at least one offset"),
-    (OffsetValues(zeros(1, 5, D), "0"), TypeError, r"OffsetValues.first: expected an int, got str"),
     # factors
     (
         FactorPair(zeros(3, H, N_Q, 2), PER_KEY),

@@ -137,6 +137,18 @@ def test_numbers_of_masks_and_positions_are_read_again():
     assert remembered() == 1
 
 
+@pytest.mark.parametrize("size", [(HEADS,), (1, HEADS, N)], ids=str)
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_sinks_are_read_again(size, return_lse):
+    for _ in range(3):
+        given, sinks = (rows(), rows(), rows()), rows(*size)
+        found, wanted = (
+            attention(*given, sinks=sinks, return_lse=return_lse, backend=name) for name in ("native", "reference")
+        )
+        torch.testing.assert_close(found, wanted)
+    assert remembered() == 1
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -13,7 +13,7 @@ import torch
 from tests.kernels import fuzz
 from tests.kernels.fuzz import Built, Case, TermCase
 from tests.kernels.oracle import Oracle, Precision
-from whereformer import DenseBias, OffsetBias, OffsetKeys, attention, attention_weights
+from whereformer import DenseBias, OffsetBias, attention, attention_weights
 
 PLAIN = Case(seed=0, batch=2, heads=3, n_q=5, n_k=7, head_dim=4, value_dim=4, dtype="float64")
 TERMS = {
@@ -145,17 +145,6 @@ def test_causal_squares(length, dtype):
 def test_nothing_at_all_is_the_mean_of_the_values():
     value = content(5, 5)[2]
     assert_same(reference(None, None, value), value.mean(2, keepdim=True).expand_as(value))
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
-def test_narrow_ids_mean_the_same_as_int64(dtype):
-    inputs, ids = content(7, 7), torch.tensor([0, 100, 3, 127, 4, 90, 1])
-    terms = [OffsetBias(torch.randn(3, 401).double(), -200), OffsetKeys(torch.randn(1, 5, 4).double(), -3)]
-    wide, narrow = (
-        reference(*inputs, terms, causal=True, query_positions=positions, key_positions=positions)
-        for positions in (ids, ids.to(dtype))
-    )
-    assert torch.equal(narrow, wide)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -38,6 +38,7 @@ OPTIONS = {
     "window": {"window": (2, 1)},
     "soft cap": {"softcap": 1.5, "scale": 0.7},
     "sinks": {"sinks": torch.tensor([0.3, -1.0], dtype=torch.float64, device=DEVICE)},
+    "sinks of queries": {"sinks": "one for each"},
 }
 
 
@@ -74,7 +75,7 @@ def terms_of(tensors, queries=slice(None), keys=slice(None)):
     ]
 
 
-def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", **options):
+def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", sinks=None, **options):
     """What attention gives for each sequence by itself, and its log-sum-exps."""
     found = []
     first_q = first_k = 0
@@ -82,6 +83,8 @@ def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", **opti
         queries, keys = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
         rows = [leaf[part].transpose(0, 1)[None] for leaf, part in zip(leaves, (queries, keys, keys), strict=True)]
         terms = () if tensors is None else terms_of(tensors, queries, keys)
+        if sinks is not None:
+            options["sinks"] = sinks[queries].mT[None] if sinks.dim() == 2 else sinks
         found.append(attention(*rows, terms, return_lse=True, backend=backend, **options))
         first_q, first_k = first_q + n_q, first_k + n_k
     nothing = leaves[0].new_zeros(1, HEADS, 0, DIM), leaves[0].new_zeros(1, HEADS, 0)
@@ -93,7 +96,9 @@ def both(lengths, options, with_terms, backend, key_heads=HEADS):
     torch.manual_seed(0)
     of_queries, of_keys, leaves = content(lengths, key_heads)
     tensors = term_tensors(sum(of_queries), sum(of_keys)) if with_terms else None
-    options = {name: each.clone().requires_grad_() if name == "sinks" else each for name, each in options.items()}
+    if (sinks := options.get("sinks")) is not None:
+        sinks = random(sum(of_queries), HEADS) if sinks == "one for each" else sinks.clone()
+        options = {"sinks": sinks.requires_grad_()}
     wanted = [*leaves, *(tensors or ()), *([options["sinks"]] if "sinks" in options else ())]
     together = attention_varlen(
         *leaves,

@@ -1,6 +1,5 @@
 """Independent runs in several processes: results, progress, errors and a stop."""
 
-import multiprocessing.queues
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from whereformer.errors import InputError
-from whereformer.lab import jobs
 from whereformer.lab.jobs import number_of_jobs, spread, threads, undisturbed
 from whereformer.lab.progress import Progress
 
@@ -72,18 +70,6 @@ def test_finished_tasks_are_kept_when_the_caller_stops():
     assert next(tasks)[0] == 1
     with pytest.raises(KeyboardInterrupt):
         tasks.throw(KeyboardInterrupt)
-
-
-def test_without_memory_for_a_thread_nothing_waits_for_ever(monkeypatch):
-    def start(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(multiprocessing.queues.Queue, "_start_thread", start)
-    monkeypatch.setattr(jobs, "SECONDS", 0.1)
-    before = multiprocessing.active_children()
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        list(spread(work, [1, "endless"], 2, Listener()))
-    assert not {*multiprocessing.active_children()}.difference(before)
 
 
 def test_a_processor_does_one_run_at_a_time_by_default_or_a_small_one_for_each_thread():

@@ -67,23 +67,12 @@ def test_no_file_is_no_results(tmp_path):
     assert Whole.earlier(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"by_seed": {"0": {"layers": []}}}, "by_seed.0.share: missing"),
-        ({"by_seed": {"0": {"share": "high", "layers": []}}}, "by_seed.0.share: expected float, got 'high'"),
-        ({"by_seed": {"first": {}}}, "by_seed: expected whole numbers as keys, got 'first'"),
-        ({"settings": {"steps": True}}, "settings.steps: expected int, got True"),
-        ({"settings": []}, "settings: expected dict, got []"),
-        ({"pair": [1]}, r"pair: expected tuple, got \[1\]"),
-        ({"curves": [[1.0, None]]}, r"curves\[0\]\[1\]: expected float, got None"),
-        ({"last": 3}, "last: expected an object, got 3"),
-    ],
-)
-def test_what_does_not_fit_is_named_by_its_place(change, message):
-    content = {"settings": {}, "by_seed": {}, "pair": [1, "x"], "curves": None, **change}
-    with pytest.raises(ValueError, match=message.replace("[]", r"\[\]")):
-        from_json(Whole, content)
+def test_a_change_is_noticed(tmp_path):
+    path = tmp_path / "results.json"
+    WHOLE.write(path)
+    path.write_text(path.read_text().replace("0.5", "0.6"))
+    with pytest.raises(InputError, match=r"results\.json is not a complete .* \(it is not as it was written\)"):
+        Whole.load(path)
 
 
 def test_entries_of_an_older_version_are_dropped():

@@ -1,6 +1,5 @@
 """Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
 
-import ast
 import copy
 import re
 from pathlib import Path
@@ -12,39 +11,22 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from whereformer import attach
+from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.models.attachment import interface
 from whereformer.models.attachment.masks import RequestedMask
 
-from .peers import SIZES, of_both_stacks
+from .peers import SIZES
+from .served import BOTH
 from .test_attach import MODERN, by_hand, close, make, positions_of, switch
+from .test_attach_windows import GROUPED
 
 # Importing DeBERTa scripts functions in older releases of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
 
-GROUPED = {
-    **SIZES,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "sliding_window": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 EXPERTS = {**GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
 ENDING = {**SIZES, "eos_token_id": 2}
-BOTH = {
-    **of_both_stacks(layers=2, attention_heads=2, ffn_dim=32, sparse_step=0),
-    "d_model": 16,
-    "vocab_size": 50,
-    "max_position_embeddings": 40,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
+PAIR = {**BOTH, "max_position_embeddings": 40, "encoder_sparse_step": 0, "decoder_sparse_step": 0}
 T5 = {
     "vocab_size": 50,
     "d_model": 16,
@@ -78,9 +60,9 @@ DECODERS = {
     "Bert": {**SIZES, "is_decoder": True},
 }
 PAIRS = {
-    **dict.fromkeys(("Bart", "MBart", "Pegasus", "M2M100", "Marian", "Blenderbot", "NllbMoe"), BOTH),
+    **dict.fromkeys(("Bart", "MBart", "Pegasus", "M2M100", "Marian", "Blenderbot", "NllbMoe"), PAIR),
     **dict.fromkeys(("T5", "MT5", "SwitchTransformers", "LongT5"), T5),
-    "PegasusX": {**BOTH, "block_size": 4, "num_global_tokens": 2},
+    "PegasusX": {**PAIR, "block_size": 4, "num_global_tokens": 2},
 }
 KINDS = {
     **{f"{name} encodes": (name, options, [False]) for name, options in ENCODERS.items()},
@@ -104,7 +86,7 @@ def test_everyone_sees_what_the_models_own_masks_show(kind):
     real[1, 6:] = real[2, :2] = 0
     inputs, last = {"input_ids": ids, "attention_mask": real}, "input_ids"
     keep = real.bool()
-    if len(causal) > 1 or name in PAIRS:
+    if name in PAIRS:
         inputs["decoder_input_ids"], last, keep = torch.randint(5, 50, (3, 7)), "decoder_input_ids", slice(None)
 
     @torch.no_grad()
@@ -115,7 +97,7 @@ def test_everyone_sees_what_the_models_own_masks_show(kind):
         return states[0][keep], states[1], (states[1] - states[2])[:, :-1].abs().max()
 
     expected = run()
-    attach(model, "none")
+    attach(model, "none", prove=False)
     found = run()
     for one, other in zip(found[:2], expected[:2], strict=True):
         assert (one - other).abs().max() < 2e-5 * other.abs().max()
@@ -178,21 +160,18 @@ def test_options_that_may_change_scores_are_refused():
             model(ids, **{name: given})
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks"])
+@pytest.mark.parametrize("name", ["indices", "block_indices"])
 def test_keys_that_a_model_chooses_are_refused(name):
     tensor = torch.zeros(1, 2, 3, 4)
     with pytest.raises(InputError, match=rf"^{name}: whereformer's attention does not know it, got a tensor of shape"):
         interface.attend(nn.Identity(), tensor, tensor, tensor, None, **{name: torch.zeros(1, 3)})
 
 
-@pytest.mark.slow
 def test_no_attention_function_of_transformers_reads_what_is_harmless():
-    folder = Path(transformers.__file__).parent
-    read = set()
+    folder, read = Path(transformers.__file__).parent, set()
     for file in (*folder.glob("models/*/modeling_*.py"), *folder.glob("integrations/*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name.endswith("attention_forward"):
-                read |= {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+        for arguments in re.findall(r"def \w*attention_forward\((.*?)\) ?[-:]", file.read_text("utf-8"), re.DOTALL):
+            read |= {*re.findall(r"(\w+):", arguments)}
     assert read >= {"query", "s_aux", "softcap", "position_bias"}
     # Windows come with the mask. FlashAttention reads the longest text, and a cache that is divided into pages.
     assert read & interface.HARMLESS <= {"sliding_window", "max_length_q", "max_length_k", "cache"}
@@ -204,19 +183,54 @@ def test_no_attention_function_of_transformers_reads_what_is_harmless():
 @pytest.mark.parametrize("position", ["logn", "tupe", "floater", "fire", "inkling", "tisa"])
 def test_positions_go_on_where_a_cache_slides(position):
     model = make(transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED)))
-    options = {"fire": {"initial_threshold": 2.0}, "inkling": {"log_scaling": 4}}.get(position, {})
-    attach(model, position, **options)
+    given = {"fire": {"initial_threshold": 2.0}, "inkling": {"log_scaling": 4}}
+    attach(model, position, **given.get(position, {}))
     for parameter in model.model.whereformer.parameters():
         nn.init.normal_(parameter, std=0.5)
     ids, real = torch.randint(5, 50, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
     real[1, :3] = 0
-    generate = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     cached, whole = (
-        model.generate(ids, attention_mask=real, use_cache=use_cache, eos_token_id=None, **generate)
+        model.generate(ids, attention_mask=real, use_cache=use_cache, eos_token_id=None, **options)
         for use_cache in (True, False)
     )
     assert torch.equal(cached.sequences, whole.sequences)
     close(cached.logits, whole.logits)
+
+
+def generate(model, length, **options):
+    ids = torch.randint(5, 50, (1, length))
+    return model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, **options)
+
+
+@pytest.mark.parametrize("length", [3, 8])
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+def test_caches_that_do_not_grow_are_refused(name, length):
+    """Their last key is not that of the last query."""
+    kind, config = getattr(transformers, f"{name}ForCausalLM"), getattr(transformers, f"{name}Config")
+    model = attach(kind(config(**{**GROUPED, "sliding_window": 6 if name == "Mistral" else None})).eval(), "none")
+    with pytest.raises(InputError, match=r"^(cache|attention_mask): whereformer's attention .* static"):
+        generate(model, length, cache_implementation="static")
+
+
+def test_models_that_compute_with_their_masks_slide_for_methods_of_offsets():
+    model = make(transformers.DogeForCausalLM(transformers.DogeConfig(**GROUPED)))
+    attach(model, "tisa")
+    assert model.config._attn_implementation == "whereformer_sdpa"
+    torch.manual_seed(0)
+    expected = generate(model, 8, use_cache=False)
+    torch.manual_seed(0)
+    assert torch.equal(generate(model, 8), expected)
+    attach(detach(model), "fire")
+    generate(model, 8, use_cache=False)
+    with pytest.raises(
+        InputError, match=r"^cache: Fire counts from the start .* own mask does not tell; give use_cache"
+    ):
+        generate(model, 8)
+    with pytest.raises(
+        InputError, match=r"^cache: whereformer's attention needs a cache that grows, got a static one$"
+    ):
+        generate(attach(detach(model), "none"), 3, cache_implementation="static")
 
 
 # Packed rows
@@ -265,7 +279,7 @@ def test_methods_that_count_from_the_start_of_a_row_take_no_packed_texts(way, po
 def test_compiled_code_cannot_tell_packed_texts():
     model = attach(make_decoder("Llama"), "tupe")
     _, row = packed("position_ids")
-    with torch.no_grad(), pytest.raises(InputError, match="so compiled code takes no position_ids, which may pack"):
+    with torch.no_grad(), pytest.raises(InputError, match=r"^position_ids: Tupe counts from the start of a row"):
         torch.compile(model, backend="eager")(**row)
     del row["position_ids"]
     with torch.no_grad():

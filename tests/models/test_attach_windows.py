@@ -94,6 +94,41 @@ def test_a_window_is_the_mask_that_it_was(name, position, monkeypatch):
             close(found, train_step(model, inputs), factor=10)
 
 
+def test_sinks_of_queries(calls):
+    """Those of Inkling 2, whose residuals between layers are attention too, to other things than tokens."""
+    modeling = pytest.importorskip(
+        "transformers.models.inkling2.modeling_inkling2", reason="this transformers is older"
+    )
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = modeling.Inkling2TextConfig(
+        vocab_size=64,
+        unpadded_vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=3,
+        **sizes,
+        **{f"swa_{name}": size for name, size in sizes.items()},
+        sliding_window_size=4,
+        rel_extent=16,
+        d_rel=4,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=4,
+        n_layers_per_attn_res_block=1,
+        layer_types=["hybrid_sliding", "hybrid", "hybrid"],
+    )
+    model = make(modeling.Inkling2TextModel(config))
+    inputs = batch(model, padded=False)
+    switch(model, "eager")
+    expected = train_step(model, inputs)
+    attach(model, "none")
+    calls.clear()
+    close(train_step(model, inputs), expected, factor=10)
+    assert [tuple(call["sinks"].shape) for call in calls if call["sinks"] is not None] == [(3, 4, 12)] * 3
+    detach(model)
+    attach(model, "tisa")
+    assert model.whereformer is not None
+
+
 def test_a_window_of_one_token():
     model = make(transformers.MistralModel(transformers.MistralConfig(**{**GROUPED, "sliding_window": 1})))
     switch(model, "eager")

@@ -36,7 +36,6 @@ METHODS = [
     *SYNTHESIZERS,
     {"position": "transformer_xl", "separate_cls": False},
     {**PRESETS["modernbert"], "windows": "0,3", "position_options": {"base": [100.0, 10.0]}},
-    PRESETS["neobert"],
 ]
 
 

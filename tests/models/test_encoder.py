@@ -128,16 +128,6 @@ def test_every_layer_runs_as_often_and_in_the_order_that_blocks_says():
     assert len(model(**batch(), output_hidden_states=True).hidden_states) == 7
 
 
-def test_attentions_are_the_weights_that_were_used():
-    model = Encoder(small_config(position="shaw")).eval()
-    inputs = batch()
-    out = model(**inputs, output_attentions=True)
-    assert len(out.attentions) == 2
-    assert out.attentions[0].shape == (3, 2, 9, 9)
-    torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(3, 2, 9))
-    assert (out.attentions[0][0, :, :, 6:] == 0).all()
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_loss_is_the_mean_over_labels(sparse):
     model = EncoderForMaskedLM(small_config(sparse_prediction=sparse)).eval()
@@ -187,9 +177,9 @@ def test_blocks_notation(blocks, expected):
     assert parse_blocks(blocks) == expected
 
 
-@pytest.mark.parametrize("blocks", ["", "0", "2x0", "x3", "4-", "-1", "4,4", "two"])
+@pytest.mark.parametrize("blocks", ["", "0", "2x0", "4x0", "x3", "4-", "4--4", "-1", "4,4", "two", "a-b"])
 def test_bad_blocks_are_named(blocks):
-    with pytest.raises(ValueError, match="blocks: expected"):
+    with pytest.raises(ValueError, match=r"^blocks: expected layers as"):
         EncoderConfig(blocks=blocks)
 
 
@@ -229,8 +219,6 @@ def test_errors_name_the_argument():
         model(torch.ones(1, 2, dtype=torch.long), attention_mask=torch.ones(1, 3))
     with pytest.raises(PositionRangeError, match=r"covers positions 0 to 11 .* got position 12"):
         model(torch.ones(1, 13, dtype=torch.long))
-    with pytest.raises(ValueError, match="document_ids: pooling would mix"):
-        Encoder(small_config(blocks="1-1"))(torch.ones(1, 4, dtype=torch.long), document_ids=torch.ones(1, 4))
 
 
 def test_an_adapter_may_take_a_layers_place():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.failing import fails
-from tests.studies.test_compare_ranking import SETTINGS, run_of
+from tests.studies.test_compare_ranking import SETTINGS
 from tests.studies.trainings import TINY_ENCODER, without_time
 from whereformer.cli.main import main
 from whereformer.errors import InputError
@@ -19,7 +19,6 @@ from whereformer.lab.jobs import threads
 from whereformer.studies.compare import budget, search
 from whereformer.studies.compare import run as compare
 from whereformer.studies.compare.budget import LEAST_STEPS, plan
-from whereformer.studies.compare.ranking import SEED_NOISE, clearly_better, survivors
 from whereformer.studies.compare.results import Trial
 from whereformer.studies.compare.search import best_rate
 
@@ -267,52 +266,10 @@ def test_a_training_that_diverges_later_leaves_the_others(text, tmp_path, capsys
     assert json.loads((tmp_path / "results.json").read_text())["failed"] == {}
 
 
-# Successive halving
-
-
-@st.composite
-def several_runs(draw):
-    """Runs of methods with common seeds, whose windows have losses near each other."""
-    names = [f"m{number}" for number in range(draw(st.integers(1, 7)))]
-    seeds = draw(st.integers(1, 3))
-    loss = st.floats(2.0, 2.6)
-    return {name: {seed: run_of([center := draw(loss), center + 0.05]) for seed in range(seeds)} for name in names}
-
-
-@given(several_runs())
-def test_no_method_is_dropped_that_can_not_be_told_apart_from_one_that_goes_on(runs):
-    kept = survivors(runs)
-    dropped = [name for name in runs if name not in kept]
-    assert len(kept) >= (len(runs) + 1) // 2
-    assert all(clearly_better(runs[name], runs[other]) for name in kept for other in dropped)
-    best = min(runs, key=lambda name: sum(sum(run.window_losses) for run in runs[name].values()))
-    assert best in kept
-
-
-def test_the_clearly_worse_half_is_dropped_and_its_like_is_not():
-    far = {name: {0: run_of([loss, loss])} for name, loss in {"a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0}.items()}
-    assert survivors(far) == ["a", "b"]
-    near = {
-        name: {0: run_of([loss, loss])}
-        for name, loss in {"a": 2.0, "b": 3.0, "c": 3.0 + SEED_NOISE / 2, "d": 5.0}.items()
-    }
-    assert survivors(near) == ["a", "b", "c"]
-    links = {"a": 2.0, "b": 3.0, "c": 3.0 + 0.9 * SEED_NOISE, "d": 3.0 + 1.8 * SEED_NOISE}
-    chain = {name: {0: run_of([loss, loss])} for name, loss in links.items()}
-    assert survivors(chain) == ["a", "b", "c", "d"]
-
-
-def test_dropped_methods_keep_their_first_seed(text, tmp_path, capsys, monkeypatch):
+def test_a_budget_chooses_seeds(text, tmp_path, monkeypatch):
     monkeypatch.setattr(budget, "LEAST_STEPS", 1)
     monkeypatch.setattr(budget, "ENOUGH_STEPS", 2)
     monkeypatch.setattr(budget, "seconds_per_step", lambda *_: 0.1)
-    monkeypatch.setattr(compare, "survivors", lambda runs: [name for name in runs if name != "tisa"])
     results = run(text, tmp_path, "--minutes=0.02", "--rate-factors=1")
     assert results["budget"] == {"minutes": 0.02, "steps": 3, "seeds": 3}
-    assert {name: sorted(runs) for name, runs in results["runs"].items()} == {"none": ["0", "1", "2"], "tisa": ["0"]}
-    assert results["dropped"] == {"tisa": 1}
-    assert "left out from here on because they are clearly worse: tisa" in capsys.readouterr().out
-    # With a number of seeds, none is left out.
-    results = run(text, tmp_path, "--steps=3", "--seeds=2", "--rate-factors=1")
-    assert sorted(results["runs"]["tisa"]) == ["0", "1"]
-    assert results["dropped"] == {}
+    assert [[*runs] for runs in results["runs"].values()] == [["0", "1", "2"]] * 2

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import normalizers
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 import whereformer
@@ -17,8 +16,7 @@ from tests.studies.finetuning import columns, save_glue, save_model
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue
-from whereformer.data import rows as cached_rows
-from whereformer.data.rows import RowCache
+from whereformer.lab.progress import Progress
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.positions.tisa import Tisa
@@ -201,7 +199,7 @@ def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_pat
 
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     job = job_of(model, save_glue(tmp_path, "cola"), batch_size=5)
-    encoded = prepare(job, RowCache(tmp_path / "cache")).tasks["cola"]
+    encoded = prepare(job, Progress()).tasks["cola"]
     classifier = fresh(model, Variant("", "learned"), 2, 0)
     found = predict(classifier, encoded.train, job.tuning)
     with torch.no_grad():
@@ -249,35 +247,6 @@ def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
     assert not (tmp_path / "o").exists()
 
 
-def test_a_cache_is_shared_and_starting_again_tokenizes_nothing(model, data, tmp_path, monkeypatch):
-    cache = f"--cache={tmp_path / 'cache'}"
-    first = run(model, data, tmp_path / "a", cache, "--max-length=9", "--kernels=2", task="cola,mrpc")
-    monkeypatch.setattr(cached_rows, "write_rows", None)
-    second = run(model, data, tmp_path / "b", cache, "--max-length=9", "--kernels=2", task="mrpc,cola")
-    for task in ("cola", "mrpc"):
-        assert scores(first, task) == scores(second, task)
-        assert first["tasks"][task] == second["tasks"][task]
-    assert first["tasks"]["mrpc"]["cut_rows"] > 0
-    assert not (tmp_path / "a" / "cache").exists()
-
-
-def test_what_decides_the_tokens_decides_which_cache_is_opened(model, data, tmp_path):
-    job, cache = job_of(model, Path(data), max_length=9), RowCache(tmp_path / "cache")
-    first = prepare(job, cache).tasks["cola"]
-    # A tokenizer remembers how it truncated last.
-    job.tokenizer(["the cat"], truncation=True, max_length=3)
-    again = prepare(job, cache).tasks["cola"]
-    assert again.train.rows.ids == first.train.rows.ids
-    assert len(list(cache.folder.iterdir())) == 1
-    job.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("cat", "dog")
-    other = prepare(job, cache).tasks["cola"]
-    assert [*other.train] != [*first.train]
-    assert len(list(cache.folder.iterdir())) == 2
-    job.tokenizer.split_special_tokens = True
-    prepare(job, cache)
-    assert len(list(cache.folder.iterdir())) == 3
-
-
 def test_own_task(model, tmp_path):
     rows = columns(glue.GLUE["mrpc"], 20)
     lines = [json.dumps(dict(zip(rows, row, strict=True))) for row in zip(*rows.values(), strict=True)]
@@ -299,7 +268,7 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     before = (tmp_path / "results.json").read_text()
     capsys.readouterr()
     line = fails(capsys, *arguments, "--regression")
-    assert "holds results for other classes of mine; choose another folder" in line
+    assert "holds results for other rows of mine; choose another folder" in line
     assert (tmp_path / "results.json").read_text() == before
 
 
@@ -351,6 +320,10 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     config.write_bytes((Path(model) / "config.json").read_bytes())
     assert f"; did you mean '{config.parent}'?" in says(model=str(config.parent.parent))
     assert "--model: no tokenizer can be read from" in says(model=str(config.parent))
+    # transformers would make a billion names, before it looks at anything else.
+    for count in (10**9, 1e9):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "num_labels": count}))
+        assert "num_labels: expected a" in says(model=str(config.parent))
     assert "--position: unknown position method 'tsia'; did you mean 'tisa'?" in says("--position=tsia")
     assert "--kernels: expected numbers from 0 to 1024 separated by commas, got 'a'" in says("--kernels=a")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")

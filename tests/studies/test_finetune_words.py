@@ -11,7 +11,7 @@ from tests.failing import fails
 from tests.studies.finetuning import save_model, save_words
 from whereformer import EncoderForTokenClassification
 from whereformer.cli.main import main
-from whereformer.data.rows import RowCache
+from whereformer.data.rows import tokenized
 from whereformer.data.words import WordTask
 from whereformer.studies.finetune.models import fresh, load_tokenizer
 from whereformer.studies.finetune.settings import TuningSettings
@@ -52,9 +52,7 @@ def test_predictions_are_those_of_a_row_alone(tmp_path, blocks):
     tokenizer = load_tokenizer(folder, None)
     model = fresh(folder, Variant("own", None), 3, 0, per_word=True).eval()
     assert isinstance(model, EncoderForTokenClassification)
-    _, rows = RowCache(tmp_path / "cache").rows(
-        ["a"], [data.train, data.judged[""]], tokenizer, None, model.config, regression=False, per_word=True
-    )
+    rows = tokenized(data.judged[""], tokenizer, None, model.config, regression=False, per_word=True)
     # A funnel pools a row's last token with the padding after it, if there is any.
     found = {"padded": predict(model, rows, TuningSettings(batch_size=1 if funnel else 5))}
     if not funnel:

@@ -222,7 +222,7 @@ def test_processes_give_the_same_numbers(tmp_path, monkeypatch):
     ("arguments", "expected"),
     refusals("""
         --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
-        --positions ' , ' => --positions: expected at least one, got none
+        --positions ' , ' => --positions: expected at least one method, got none
         --tasks copi => --tasks: expected copy, previous, match, reverse, sort, brackets, passkey, got 'copi'
         --tasks , => --tasks: expected at least one, got none
         --tasks match --length 6 => --length: expected at least 8 for the task match, got 6

@@ -24,7 +24,6 @@ from ..models import Encoder
 from ..models.layers import AttentionContext, Layer
 from ..models.pooling import Tokens
 from ..positions import Position
-from .costs.passes import layer_passes
 
 WORDS = 512
 """The number of words, spread evenly over the vocabulary, that represent it in the embeddings."""
@@ -99,12 +98,12 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
     if not (embedded or acting):
         return
     states = {0: _mean_input(encoder, length)} | (_mean_states(encoder, length) if acting else {})
-    passes = layer_passes(encoder.config, length)
+    queries = _query_positions(encoder, length)
     for layer in range(len(encoder.passes)):
         if layer not in acting and not (embedded and layer == 0):
             continue
         attention = _layer(encoder, encoder.passes[layer]).attention
-        positions = passes[layer].queries
+        positions = queries[layer]
         tokens, shared = Tokens(positions), encoder.position.prepare_for(positions, positions)
         context = AttentionContext(encoder.position, tokens, tokens, shared)
         hidden = states[layer]
@@ -122,6 +121,19 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
             )
             scores -= (torch.linalg.vecdot(query, key) * query.shape[-1] ** -0.5)[:, None, None]
         yield LayerScores(layer, positions.stride if positions.length > 1 else 1, scores)
+
+
+def _query_positions(encoder: Encoder, length: int) -> list[Positions]:
+    """Return the positions of the queries in each layer, as the model runs them; a block's are pooled in its first."""
+    whole = now = Positions(0, 1, length)
+    found: list[Positions] = []
+    for index, layers in enumerate(encoder.blocks):
+        if index and encoder.pooling.applies_to(now.length):
+            pooled = encoder.pooling.sequence(Tokens(now)).positions
+            assert isinstance(pooled, Positions)
+            now = pooled
+        found += [now] * len(layers)
+    return found + [whole] * len(encoder.decoder)
 
 
 def _layer(encoder: Encoder, index: int) -> Layer:

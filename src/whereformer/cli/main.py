@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast
 
 import tyro
 
 from .. import __version__, studies
 from ..errors import InputError
-from ..files import real_folder
 from ..lab.study import Study
 from .ending import ending
 from .flags import registry
@@ -27,22 +23,15 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str | None] = {
     "compare": None,
     "probe": None,
-    "bench": None,
     "pretrain": None,
     "finetune": None,
     "translate": "translate:Translate",
     "analyze": None,
-    "distill-positions": None,
     "extend": None,
-    "properties": None,
-    "export": "export:Export",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",
 }
 """Where the dataclass of each command's options is in this package; None for a study, which knows."""
-
-LONGEST = 4096
-"""The most characters of a word on the command line, which is what paths have. An error may show the whole word."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,24 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given == ["--version"]:
             print(f"whereformer {__version__}")
             return
-        _check_words(given)
         command = _parse(given)
     execute(command)
-
-
-def _check_words(given: Sequence[str]) -> None:
-    """Check that no word is too long, and that a folder for results has a name.
-
-    Raises:
-        InputError: if not; it names the option.
-    """
-    for before, word in itertools.pairwise(["", *given]):
-        if word == "--out=" or (before, word) == ("--out", ""):
-            # As a path, it would be the current folder.
-            raise InputError(None, "--out: expected a folder, got an empty name")
-        if len(word) > LONGEST:
-            option = next((text.partition("=")[0] for text in (word, before) if text.startswith("--")), "the command")
-            raise InputError(None, f"{option}: expected at most {LONGEST} characters, got {len(word)}")
 
 
 def _parse(given: Sequence[str]) -> Any:
@@ -97,7 +70,7 @@ def command_class(name: str) -> type[Any]:
     """Import the class of a command's options."""
     place = COMMANDS[name]
     if place is None:
-        return studies.options(name.replace("-", "_"))
+        return studies.options(name)
     module, _, found = place.partition(":")
     command: type[Any] = getattr(import_module(f"whereformer.cli.{module}"), found)
     return command
@@ -106,7 +79,6 @@ def command_class(name: str) -> type[Any]:
 def execute(command: Any) -> None:
     """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
-        # Imported here, since they import torch, and Ctrl-C is looked after from here on.
         from ..lab import ranks
         from ..lab.terminal import output
 
@@ -115,7 +87,6 @@ def execute(command: Any) -> None:
             problem = f"this command runs in one process, got {ranks.size()}; start it without a launcher{spread}"
             raise InputError(None, problem)
         console = output(quiet=not ranks.is_main())
-        command = _followed(command)
         if isinstance(command, Study):
             run_study(command, console)
         else:
@@ -144,11 +115,3 @@ def run_study(study: Study, console: Terminal) -> None:
             say(console, f"\n{usage}")
     if problem := results.problem():
         raise problem
-
-
-def _followed(command: Any) -> Any:
-    """Return a command whose output folders are no links: a run stays where it began, whatever becomes of a link."""
-    named = {name: getattr(command, name, None) for name in ("out", "cache")}
-    real = {name: real_folder(path) for name, path in named.items() if isinstance(path, Path)}
-    moved = {name: path for name, path in real.items() if path != named[name]}
-    return dataclasses.replace(command, **moved) if moved else command

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
 from ..files import check_regular
+from ..lab.fingerprint import fingerprint, fingerprint_of_files
 from ..lab.progress import Progress
-from .fingerprint import Summary, summary_of
 from .read import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, documents_in, reading
 
 PIECE = 4000
@@ -123,13 +123,20 @@ class Text:
         return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}{left}"
 
     @property
-    def names(self) -> list[str]:
-        """What decides, besides the files, which text it is."""
-        return [self.column or ""]
+    def size(self) -> int:
+        """About how many characters there are: the bytes of the files."""
+        return sum(file.stat().st_size for file in self.files) or sum(map(len, self._default))
 
-    def summarize(self) -> Summary:
-        """Read all documents and summarize them."""
-        return summary_of(self.documents())
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the text as it was when it was looked at first."""
+        return self.hashed()
+
+    def hashed(self) -> str:
+        """Return a hash of the text as it is now: of the bytes of its files, and of the column that is read."""
+        if self.paths:
+            return fingerprint_of_files(self.files, [self.column or ""])
+        return fingerprint(self._default)
 
     def documents(self) -> Iterator[Document]:
         """Yield every document that holds text.
@@ -164,6 +171,37 @@ class Text:
         for part in document:
             self.progress.step(len(part))
             yield part
+
+
+class FirstPart(Text):
+    """The first ``characters`` of a text, or all of it if it has fewer."""
+
+    def __init__(self, whole: Text, characters: int) -> None:
+        vars(self).update(vars(whole))
+        self.field, self.whole, self.characters = whole.field, whole, characters
+
+    @property
+    def size(self) -> int:
+        return min(self.whole.size, self.characters)
+
+    def hashed(self) -> str:
+        return fingerprint("".join(document) for document in self.documents())
+
+    def documents(self) -> Iterator[Document]:
+        left = self.characters
+
+        def cut(document: Document) -> Iterator[str]:
+            nonlocal left
+            for part in document:
+                yield part[:left]
+                left -= min(left, len(part))
+                if not left:
+                    return
+
+        for document in self.whole.documents():
+            yield cut(document)
+            if not left:
+                return
 
 
 @dataclass(frozen=True)
@@ -225,15 +263,19 @@ def is_held_out(index: int) -> bool:
     return index % HELD_OUT == HELD_OUT // 2
 
 
-def check_enough(pages: Iterable[str], characters: int) -> None:
+def check_enough(pages: Iterable[str]) -> None:
     """Check that there are enough pages to hold one out; only the first few are read.
 
     Raises:
         InputError: if there are not.
     """
-    if not any(is_held_out(index) for index, _ in enumerate(pages)):
-        expected = f"{characters} characters, expected more than {PIECE * HELD_OUT // 2}"
-        raise InputError("data", f"too little text to hold some out: {expected}")
+    characters = 0
+    for index, page in enumerate(pages):
+        if is_held_out(index):
+            return
+        characters += len(page)
+    expected = f"{characters} characters, expected more than {PIECE * HELD_OUT // 2}"
+    raise InputError("data", f"too little text to hold some out: {expected}")
 
 
 def pages_of(document: Document) -> Iterator[str]:

@@ -1,17 +1,13 @@
 """Encode a text once, into files beside the run, and find them again.
 
-A cache has a folder for each thing that was encoded: the streams of a text, the pairs of a parallel one, labeled rows.
-It is written as ``NAME.partial`` and gets its name when all of it is there. ``contents.json`` in it tells damage.
+A cache has a folder for each thing that was encoded: the streams of a text, or the pairs of a parallel one.
+It is written as ``NAME.partial`` and gets its name when all of it is there. Its manifest tells damage.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,136 +16,66 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import make_folder, move_folder, naming, write_atomically
-from ..lab import ranks
+from ..files import new_folder, write_atomically
+from ..lab import manifest, ranks
+from ..lab.fingerprint import fingerprint
 from ..lab.folder import open_folder
-from ..lab.json_files import check_seal, from_json, read_json, sealed, write_json
 from ..lab.progress import Progress
-from .corpus import Pages, Text, check_enough, is_held_out
-from .fingerprint import SeenText, check_unchanged, fingerprint, remember
+from .corpus import Pages, Text, check_enough, is_held_out, pages_of
 from .streams import TokenFile, in_lots, open_stream, packed, width_of
 from .tokenizers import Vocabulary, fit_tokenizer, load_tokenizer, vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FORMAT = "3"
+FORMAT = "4"
 """Format version of a folder. Another version's is left as it is."""
-CONTENTS = "contents.json"
 LOT = 128
 """Number of pages that are encoded at a time, by all processors. Encoded pages take a hundred bytes per token."""
 STREAMS = ("training.ids", "held_out.ids")
 
 Encoded = TypeVar("Encoded")
-Facts = dict[str, list[int]]
-"""Numbers about what a folder holds."""
+Facts = dict[str, Any]
+"""Numbers about what a folder holds, by name."""
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a folder of a cache holds: the SHA-256 of each file, and numbers about all of it."""
+def cached(
+    cache: Path,
+    kind: str,
+    key: Sequence[str],
+    fill: Callable[[Path], Facts],
+    open_filled: Callable[[Path, Facts], Encoded],
+    progress: Progress,
+) -> Encoded:
+    """Open a folder with what was encoded. It is filled if it is missing or damaged.
 
-    files: dict[str, str]
-    facts: Facts
+    Of several processes of a run, only the main one fills a folder that they share.
 
+    Args:
+        cache: the folder of all such folders.
+        kind: the beginning of the folder's name.
+        key: what decides what it holds.
+        fill: writes all files into an empty folder, and returns numbers about it.
+        open_filled: opens a folder with these numbers.
+        progress: is told what happens.
 
-@dataclass(frozen=True)
-class Cache:
-    """A folder of encoded texts."""
-
-    folder: Path
-    scratch: Path | None = None
-    """A folder of this process alone to encode into, if the cache is not to change."""
-    progress: Progress = field(default_factory=Progress)
-
-    def entry(
-        self,
-        kind: str,
-        key: Sequence[str],
-        fill: Callable[[Path], Facts],
-        open_filled: Callable[[Path, Facts], Encoded],
-    ) -> Encoded:
-        """Open a folder with what was encoded. It is filled if it is missing or damaged, or cannot be opened.
-
-        Of several processes of a run, only the main one fills a folder that they share.
-
-        Args:
-            kind: the beginning of the folder's name.
-            key: what decides what it holds.
-            fill: writes all files into an empty folder, and returns numbers about it.
-            open_filled: opens a folder with these numbers; it raises a ValueError if they do not fit the files.
-
-        Raises:
-            InputError: if it can't be written, or another command is writing to it; and what ``fill`` raises.
-        """
-        folder = self.folder / f"{kind}-{fingerprint([FORMAT, *key])}"
-        found = self._opened(folder, open_filled)
-        if found is None:
-            folder = folder if self.scratch is None else self.scratch / folder.name
-            found = self._filled(folder, fill, open_filled)
-        return found
-
-    def _opened(self, folder: Path, open_filled: Callable[[Path, Facts], Encoded]) -> Encoded | None:
-        """Open the folder if it is there and undamaged, else return None. Every byte is checked."""
-        if not folder.exists():
-            return None
-        try:
-            content = read_json(folder / CONTENTS)
-            check_seal(content)
-            found = from_json(Contents, content)
-            for name, expected in found.files.items():
-                if _hash(folder / name) != expected:
-                    raise ValueError(f"{name} is not what was written")
-            return open_filled(folder, found.facts)
-        except (OSError, ValueError) as error:
-            self.progress.line(f"{folder} is damaged ({error}); encoding it again")
-            return None
-
-    def _filled(
-        self, folder: Path, fill: Callable[[Path], Facts], open_filled: Callable[[Path, Facts], Encoded]
-    ) -> Encoded:
-        partial = folder.with_name(f"{folder.name}.partial")
-        with self._locked(partial) as lock:
-            try:
-                # Another command may have filled it while this one waited for its text.
-                found = self._opened(folder, open_filled)
-                if found is not None:
-                    return found
-                for left in partial.iterdir():  # by a command that was killed
-                    if left.name != ".lock":
-                        left.unlink()
-                with naming(partial):
-                    facts = fill(partial)
-                    hashes = {file.name: _hash(file) for file in sorted(partial.iterdir()) if file.name != ".lock"}
-                    write_json(partial / CONTENTS, sealed({"files": hashes, "facts": facts}))
-                    if os.name == "nt":
-                        lock.close()  # or the folder could not be moved; there, it locks nothing
-                    move_folder(partial, folder)
-            except OSError as error:
-                raise InputError("cache", f"cannot write {partial}: {error.strerror or error}") from None
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-        return open_filled(folder, facts)
-
-    def _locked(self, folder: Path) -> AbstractContextManager[Any]:
-        """Create a folder, and keep other commands from writing to it."""
-        if self.scratch is not None:
-            make_folder(folder)
-            return nullcontext()
+    Raises:
+        InputError: if another command is writing to the cache; and what ``fill`` raises.
+    """
+    folder = cache / f"{kind}-{fingerprint([FORMAT, *key])}"
+    if (problem := manifest.problem(folder)) is not None:
+        if folder.exists():
+            progress.line(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
             raise InputError(
-                "cache",
-                f"{self.folder} lacks what the main process has written to it; all machines have to share it",
+                "cache", f"{cache} lacks what the main process has written to it; all machines have to share it"
             )
-        try:
-            return open_folder(folder)
-        except InputError as error:
-            raise InputError("cache", error.reason) from None
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        with open_folder(cache, "cache"):
+            # Another command may have filled it meanwhile.
+            if manifest.problem(folder) is not None:
+                with new_folder(folder) as partial:
+                    manifest.write(partial, fill(partial))
+    return open_filled(folder, manifest.facts(folder))
 
 
 @dataclass(frozen=True)
@@ -178,38 +104,70 @@ class TokenizerChoice:
 
 
 @dataclass(frozen=True)
+class TextFacts:
+    """Where a text comes from, its size, and how well it can be guessed without a model."""
+
+    source: str
+    documents: int
+    characters: int
+    training_tokens: int
+    held_out_tokens: int
+    vocabulary: int
+    """Tokens in the tokenizer's vocabulary."""
+    unigram_entropy: float
+    """Held-out loss, in nats, of guessing by token frequency."""
+
+
+@dataclass(frozen=True)
 class EncodedText:
     """A text in a cache.
 
     Args:
+        source: where it comes from, for people to read.
         training, held_out: the streams.
+        documents, characters: the number of documents and of characters in both.
         counts: (2, tokens) int64, how often each token occurs in each stream.
         tokenizer: its tokenizer.
         vocabulary: the tokenizer's special and ordinary ids.
     """
 
+    source: str
     training: TokenFile
     held_out: TokenFile
+    documents: int
+    characters: int
     counts: Tensor
     tokenizer: PreTrainedTokenizerFast
     vocabulary: Vocabulary
 
+    @cached_property
+    def facts(self) -> TextFacts:
+        """Facts about it."""
+        sizes = len(self.training), len(self.held_out), self.vocabulary.size
+        return TextFacts(self.source, self.documents, self.characters, *sizes, unigram_entropy(*self.counts))
 
-def open_or_encode(
-    cache: Path, text: Text, seen: SeenText, choice: TokenizerChoice, scratch: Path | None = None
-) -> EncodedText:
-    """Open an encoded text if the cache has it, else encode it there, or in the folder ``scratch`` if there is one.
+
+def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
+    """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach.
+
+    Args:
+        training, held_out: (tokens,), how often each token of the vocabulary occurs in these parts of the text.
+    """
+    counts = training.double() + 1.0
+    return float(-((counts / counts.sum()).log() * held_out).sum() / held_out.sum())
+
+
+def open_or_encode(cache: Path, text: Text, choice: TokenizerChoice) -> EncodedText:
+    """Open an encoded text if the cache has it, else encode it there.
 
     Args:
         cache: the folder of all encoded texts.
         text: the text; its progress is told what happens.
-        seen: the same text, as it was read before.
         choice: the tokenizer. One that is trained learns from the training part.
-        scratch: a folder to encode into, if the cache is not to change.
 
     Raises:
-        InputError: if the text is too short or changes meanwhile, the tokenizer does not suit, the folder can't be
-            written, or another process is writing to it.
+        InputError: if the text is too short or changes meanwhile, the tokenizer does not suit, or another process is
+            writing to the cache.
     """
 
     def opened(folder: Path) -> tuple[PreTrainedTokenizerFast, Vocabulary, list[Path]]:
@@ -218,33 +176,41 @@ def open_or_encode(
         return tokenizer, vocabulary, [folder / name for name in STREAMS]
 
     def fill(folder: Path) -> Facts:
-        check_enough(text.pages(), seen.summary.characters)
+        check_enough(text.pages())
         # Learning a vocabulary reads the text twice more.
-        text.progress.start(seen.summary.characters * (1 if choice.path else 3))
+        text.progress.start(text.size * (1 if choice.path else 3))
         if choice.path is None:
             text.progress.begin("learning the vocabulary")
             learned = fit_tokenizer(Pages(text, held_out=False), choice.vocab_size)
             write_atomically(folder / "tokenizer.json", learned.backend_tokenizer.to_str())
         tokenizer, vocabulary, files = opened(folder)
-        width, number = width_of(vocabulary.size), 0
+        width, found = width_of(vocabulary.size), {"documents": 0, "characters": 0}
         text.progress.begin("encoding the text")
+
+        def pages() -> Iterator[str]:
+            for document in text.documents():
+                found["documents"] += 1
+                for page in pages_of(document):
+                    found["characters"] += len(page)
+                    yield page
+
         with files[0].open("wb") as training, files[1].open("wb") as held_out:
-            for lot in in_lots(text.pages(), LOT):
+            number = 0
+            for lot in in_lots(pages(), LOT):
                 for page in tokenizer.backend_tokenizer.encode_batch_fast(lot, add_special_tokens=False):
                     stream = held_out if is_held_out(number) else training
                     stream.write(packed((*page.ids, vocabulary.sep), width))
                     number += 1
-        check_unchanged(text, seen)
-        return {}
+        if text.hashed() != text.fingerprint:
+            raise InputError(text.field, "the text changed while it was read; run the same command again")
+        return found
 
     def open_filled(folder: Path, facts: Facts) -> EncodedText:
         tokenizer, vocabulary, files = opened(folder)
         training, held_out = (open_stream(file, width_of(vocabulary.size)) for file in files)
         counts = torch.stack([stream.counts(vocabulary.size) for stream in (training, held_out)])
-        return EncodedText(training, held_out, counts, tokenizer, vocabulary)
+        return EncodedText(
+            text.source, training, held_out, **facts, counts=counts, tokenizer=tokenizer, vocabulary=vocabulary
+        )
 
-    key = [seen.summary.fingerprint, choice.setting]
-    found = Cache(cache, scratch, text.progress).entry("ids", key, fill, open_filled)
-    if scratch is None:
-        remember(text, seen, cache)
-    return found
+    return cached(cache, "ids", [text.fingerprint, choice.setting], fill, open_filled, text.progress)

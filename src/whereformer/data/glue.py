@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
-from .fingerprint import TextHash
+from ..lab.fingerprint import fingerprint, fingerprint_of_files
 from .hub import downloaded
 from .read import TableFile, open_table, reading
 
@@ -69,39 +69,14 @@ GLUE = {
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The texts of a table's rows, read anew in every pass, or those of the rows with ``chosen`` numbers.
-
-    Raises:
-        InputError: when it is read, if it holds something other than text.
-    """
-
-    table: TableFile
-    columns: tuple[str, ...]
-    chosen: frozenset[int] | None = None
-
-    def __iter__(self) -> Iterator[tuple[str, ...]]:
-        for number, row in enumerate(self.table.rows(self.columns)):
-            if not all(isinstance(text, str) for text in row):
-                expected = f"expected text in {' and '.join(self.columns)}, got {shown(row)}"
-                raise InputError(self.table.field, f"{self.table.file}, row {number}: {expected}")
-            if self.chosen is None or number in self.chosen:
-                yield row
-
-
-@dataclass(frozen=True)
 class Split:
-    """Labeled rows: one or two texts each, read anew in every pass, and a label: a class index or a number.
+    """Labeled rows: one or two texts each, and a label: a class index or a number.
 
     In a task with a class for each word, a row is its words, and its label is the list of their class indices.
     """
 
-    texts: Iterable[tuple[str, ...]]
+    texts: list[tuple[str, ...]]
     labels: list[Any]
-
-    def unchanged(self) -> bool:
-        """Return whether texts in a table are still those that were there when it was opened."""
-        return not isinstance(self.texts, Texts) or self.texts.table.unchanged()
 
 
 @dataclass(frozen=True)
@@ -112,7 +87,7 @@ class RowFacts:
         source: where they come from, for people to read.
         rows: number of rows in each split.
         subsets: the splits that contain only part of the official split.
-        fingerprint: a short hash of all rows.
+        fingerprint: a short hash of the files, and of what is read of them.
     """
 
     source: str
@@ -255,6 +230,17 @@ def _labels(table: TableFile, texts: Sequence[str], label: str) -> list[Any]:
     return found
 
 
+def _texts(table: TableFile, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the texts of each row, and check that they are texts."""
+    found = []
+    for number, row in enumerate(table.rows(columns)):
+        if not all(isinstance(text, str) for text in row):
+            expected = f"expected text in {' and '.join(columns)}, got {shown(row)}"
+            raise InputError(table.field, f"{table.file}, row {number}: {expected}")
+        found.append(row)
+    return found
+
+
 def _data(
     task: Task,
     tables: Mapping[str, TableFile],
@@ -265,7 +251,7 @@ def _data(
 ) -> Data:
     """Read all rows, check them, and keep the labels: with ``named`` the names of classes, else their numbers."""
     splits: dict[str, Split] = {}
-    found = TextHash()
+    files = fingerprint_of_files([table.file for table in tables.values()])
     for name, table in tables.items():
         labels = _labels(table, task.texts, task.label)
         if named:
@@ -275,15 +261,14 @@ def _data(
         chosen = sampled(len(labels), train_rows) if name == "train" else None
         if chosen is not None and name not in parts:
             parts = [*parts, name]
-        kept = [label for row, label in enumerate(labels) if chosen is None or row in chosen]
-        splits[name] = Split(Texts(table, task.texts, chosen), kept)
-        for row, label in zip(splits[name].texts, kept, strict=False):
-            for text in (*row, str(label)):
-                found.add([text])
+        texts = _texts(table, task.texts)
         _check_labels(labels, task, table, named)
+        rows = range(len(labels)) if chosen is None else sorted(chosen)
+        splits[name] = Split([texts[row] for row in rows], [labels[row] for row in rows])
     counts = {name: len(split.labels) for name, split in splits.items()}
     # Scores on a part must not be mistaken for scores on the official split.
-    facts = RowFacts(source, counts, subsets=parts, fingerprint=found.short())
+    read = fingerprint([files, *task.texts, task.label, str(task.classes), str(counts)])
+    facts = RowFacts(source, counts, subsets=parts, fingerprint=read)
     return Data(task, splits["train"], {shown: splits[split] for split, shown in task.judged}, facts)
 
 

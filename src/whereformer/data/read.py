@@ -31,6 +31,9 @@ BLOCK = 1 << 20
 ROWS = 64
 """Number of rows of a Parquet file that are converted at a time. A row may be a whole book."""
 
+MOST_CELL = 1 << 24
+"""The most characters of a cell. A tokenizer takes twenty times as many bytes for them, however few tokens are kept."""
+
 Document = Iterable[str]
 """A document as parts of its text, in order. The parts are read before the next document is asked for."""
 
@@ -53,21 +56,6 @@ def reading(field: str, file: Path) -> Iterator[None]:
         raise InputError(field, f"cannot read {shown(str(file), LONGEST_NAME)}: {reason}") from None
 
 
-Stamp = tuple[str, int, int]
-"""A file at some time: its path, its size in bytes, and when it changed last (ns)."""
-
-
-def stamp(field: str, file: Path) -> Stamp:
-    """Return a file's path, size and time of change.
-
-    Raises:
-        InputError: if it is not there.
-    """
-    with reading(field, file):
-        status = file.stat()
-    return str(file.absolute()), status.st_size, status.st_mtime_ns
-
-
 # --- lines and JSON Lines
 
 
@@ -83,7 +71,7 @@ def read_lines(field: str, file: Path) -> Iterator[str]:
         yield from lines_of(field, str(file), data)
 
 
-def lines_of(field: str, name: str, data: Iterable[bytes]) -> Iterator[str]:
+def lines_of(field: str | None, name: str, data: Iterable[bytes]) -> Iterator[str]:
     """Yield the lines of a UTF-8 stream, as :func:`read_lines` does; ``name`` is what errors call it."""
     for number, line in enumerate(data, 1):
         try:
@@ -135,13 +123,11 @@ class TableFile:
         field: the argument that an error names.
         file: the file.
         strings: columns to read as text even if they look like numbers.
-        stamp: the file as it was when it was opened.
     """
 
     field: str
     file: Path
-    strings: tuple[str, ...]
-    stamp: Stamp
+    strings: tuple[str, ...] = ()
 
     @cached_property
     def names(self) -> list[str]:
@@ -180,7 +166,19 @@ class TableFile:
         return values
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Yield some columns of each row. Those of CSV and TSV files that are not ``strings`` may be refused."""
+        """Yield some columns of each row. Those of CSV and TSV files that are not ``strings`` may be refused.
+
+        Raises:
+            InputError: if the file can't be read, or a cell has too much text.
+        """
+        for number, row in enumerate(self._rows(names)):
+            for name, cell in zip(names, row, strict=True):
+                if isinstance(cell, str) and len(cell) > MOST_CELL:
+                    told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
+                    raise InputError(self.field, f"{self.file}, row {number}, {shown(name)}: {told}")
+            yield row
+
+    def _rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         if self._suffix in JSON:
             for row in json_rows(self.field, self.file):
                 yield tuple(_whole(row.get(name)) for name in names)
@@ -205,10 +203,6 @@ class TableFile:
         with csv.open_csv(self.file, parse_options=self._cells, convert_options=options) as rows:
             yield from rows
 
-    def unchanged(self) -> bool:
-        """Return whether the file has the size and the time of change that it had."""
-        return stamp(self.field, self.file) == self.stamp
-
     @property
     def _suffix(self) -> str:
         return self.file.suffix.lower()
@@ -232,7 +226,7 @@ def open_table(field: str, file: Path, strings: Sequence[str] = ()) -> TableFile
     if file.suffix.lower() not in SUFFIXES:
         raise InputError(field, f"expected a {', '.join(SUFFIXES)} file, got {shown(str(file), LONGEST_NAME)}")
     check_regular(field, file)
-    return TableFile(field, file, tuple(strings), stamp(field, file))
+    return TableFile(field, file, tuple(strings))
 
 
 def check_once(field: str, file: Path, names: Sequence[str]) -> None:
@@ -294,7 +288,7 @@ def _text(file: Path) -> Iterator[str]:
 def _cells_of(file: Path, column: str | None) -> Iterator[str]:
     """Yield the text column of a table, without what is not text."""
     if file.suffix.lower() not in JSON:
-        table = TableFile("data", file, (), stamp("data", file))
+        table = TableFile("data", file)
         kinds = (pa.types.is_string, pa.types.is_large_string)
         strings = [each.name for each in table.schema if any(kind(each.type) for kind in kinds)]
         cells = (cell for (cell,) in table.rows([pick_column(strings, column, str(file))]))

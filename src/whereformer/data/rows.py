@@ -1,10 +1,10 @@
-"""Tokenize labeled rows once, into files beside the run, and put them into batches, padded or packed."""
+"""Tokenize labeled rows, and put them into batches, padded or packed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import InputError, shown
-from ..lab.json_files import check_that
-from ..lab.options import MOST_COUNT
-from .encode import Cache, Facts
+from ..lab.progress import Progress
 from .glue import Split
 from .masks import IGNORED
-from .streams import RowFile, in_lots, open_rows, write_rows
+from .streams import in_lots
 from .windows import end_padding
 from .words import on_tokens
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 LOT = 1024
 """Number of rows that are tokenized at a time."""
-ID = 4
-"""Bytes of a token id in a file."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Rows(Dataset[dict[str, Any]]):
     """The tokenized rows of a split.
 
     Args:
-        rows: the rows, each of two parts: its token ids and their types; with ``per_word`` also their labels.
+        rows: the rows, each of two parts or three: its token ids, their types, and with ``per_word`` their labels.
         typed: whether the tokenizer gives types and the model has them.
         labels: the label of each row; none with ``per_word``.
         cut: number of rows that were truncated.
@@ -46,7 +42,7 @@ class Rows(Dataset[dict[str, Any]]):
         per_word: whether tokens have labels: the class of a word is that of its first token, others are ``IGNORED``.
     """
 
-    rows: RowFile
+    rows: list[list[array[int]]]
     typed: bool
     labels: list[float]
     cut: int
@@ -65,7 +61,7 @@ class Rows(Dataset[dict[str, Any]]):
     @property
     def lengths(self) -> list[int]:
         """Number of tokens of each row."""
-        return self.rows.lengths[:, 0].tolist()
+        return [len(ids) for ids, *_ in self.rows]
 
     def padded(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Collate rows into a padded batch, (rows, tokens of the longest row plus ``end``)."""
@@ -102,112 +98,59 @@ class Rows(Dataset[dict[str, Any]]):
         return [[label for label in self[row]["label"] if label != IGNORED] for row in range(len(self))]
 
 
-class RowCache(Cache):
-    """A folder of tokenized rows."""
+def tokenized(
+    split: Split,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+    config: EncoderConfig,
+    *,
+    regression: bool,
+    per_word: bool = False,
+    progress: Progress | None = None,
+) -> Rows:
+    """Tokenize the rows of a split, with all processors.
 
-    def rows(
-        self,
-        key: Sequence[str],
-        splits: Sequence[Split],
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int | None,
-        config: EncoderConfig,
-        *,
-        regression: bool,
-        per_word: bool = False,
-    ) -> list[Rows]:
-        """Open the rows of all splits if the cache has them, else tokenize them, with all processors.
+    Rows have the special tokens that the tokenizer puts around text.
 
-        Rows have the special tokens that the tokenizer puts around text. Only one process may tokenize at a time.
+    Args:
+        split: the labeled rows.
+        tokenizer: the model's tokenizer.
+        max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates none.
+        config: the model's configuration: how many token types it has, and whether its poolings drop the end of a row.
+        regression: whether labels are numbers to predict.
+        per_word: whether rows are words with a class each.
+        progress: is told the number of rows as they are tokenized.
 
-        Args:
-            key: what tells these rows and this tokenizer from others.
-            splits: the labeled rows.
-            tokenizer: the model's tokenizer.
-            max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates
-                none.
-            config: the model's configuration: how many token types it has, and whether its poolings drop the end of a
-                row.
-            regression: whether labels are numbers to predict.
-            per_word: whether rows are words with a class each.
-
-        Raises:
-            InputError: if no word of a row has a token, a table changes meanwhile, the folder can't be written, or
-                another process is writing to it.
-        """
-
-        def fill(folder: Path) -> Facts:
-            self.progress.start(sum(len(split.labels) for split in splits))
-            self.progress.begin("tokenizing the rows")
-            facts = {
-                name: self._write(folder, name, splits[int(name)], tokenizer, max_length, per_word) for name in names
-            }
-            if not all(split.unchanged() for split in splits):
-                raise InputError(None, "a table changed while it was read; run the same command again")
-            return facts
-
-        def open_filled(folder: Path, facts: Facts) -> list[Rows]:
-            found = []
-            for name, split in zip(names, splits, strict=True):
-                check_that(len(facts.get(name, ())) == 2, f"facts.{name}", "two numbers")
-                cut, kinds = facts[name]
-                classes = 1 + max((label for row in split.labels for label in row), default=0) if per_word else 0
-                parts = [(0, config.vocab_size), (0, kinds), (IGNORED, classes)][: 3 if per_word else 2]
-                rows = open_rows(folder, name, ID, *parts)
-                lengths = rows.lengths.T
-                expected = [lengths[0], lengths[0] if kinds else 0 * lengths[0], lengths[0]]
-                fits = len(rows) == len(split.labels) and all(map(torch.equal, lengths, expected))
-                fits = fits and bool(((lengths[0] > 0) & (lengths[0] <= (max_length or MOST_COUNT))).all())
-                check_that(fits, f"{name}.lengths", f"those of {len(split.labels)} rows")
-                labels = [float(label) for label in split.labels] if regression else split.labels
-                # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
-                typed = 0 < kinds <= config.type_vocab_size
-                labels = [] if per_word else labels
-                found.append(Rows(rows, typed, labels, cut, tokenizer.pad_token_id, end_padding(config), per_word))
-            return found
-
-        names = [str(place) for place in range(len(splits))]
-        return self.entry("rows", [*key, str(max_length)], fill, open_filled)
-
-    def _write(
-        self,
-        folder: Path,
-        name: str,
-        split: Split,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int | None,
-        per_word: bool,
-    ) -> list[int]:
-        """Tokenize a split; return how many rows were truncated, and how many token types there are."""
-        # The tokenizer's own limit does not matter: the model checks whether rows fit.
-        options: dict[str, Any] = {"return_attention_mask": False, "verbose": False, "return_offsets_mapping": per_word}
-        cut = kinds = 0
-
-        def tokenized() -> Iterator[Sequence[list[int]]]:
-            nonlocal cut, kinds
-            labels = in_lots(split.labels, LOT)
-            for lot in in_lots(split.texts, LOT):
-                texts = (
-                    [[" ".join(row) for row in lot]] if per_word else [list(side) for side in zip(*lot, strict=True)]
-                )
-                found = tokenizer(*texts, **options)
-                longer = [max_length is not None and len(row) > max_length for row in found["input_ids"]]
-                if any(longer):
-                    found = tokenizer(*texts, truncation=True, max_length=max_length, **options)
-                ids = found["input_ids"]
-                types = found.get("token_type_ids") or [[]] * len(ids)
-                cut, kinds = cut + sum(longer), max(kinds, *(1 + max(row, default=-1) for row in types))
-                parts = [ids, types]
-                if per_word:
-                    places = found["offset_mapping"]
-                    parts.append([on_tokens(*each) for each in zip(lot, next(labels), places, strict=True)])
-                    if empty := [row for row, each in zip(lot, parts[-1], strict=True) if set(each) == {IGNORED}]:
-                        raise InputError("text", f"no word of {shown(empty[0])} has a token")
-                yield from zip(*parts, strict=True)
-                self.progress.step(len(ids))
-
-        write_rows(folder, name, ID, tokenized())
-        return [cut, kinds]
+    Raises:
+        InputError: if no word of a row has a token.
+    """
+    # The tokenizer's own limit does not matter: the model checks whether rows fit.
+    options: dict[str, Any] = {"return_attention_mask": False, "verbose": False, "return_offsets_mapping": per_word}
+    rows: list[list[array[int]]] = []
+    cut = kinds = 0
+    for lot in in_lots(zip(split.texts, split.labels, strict=True), LOT):
+        words, classes = zip(*lot, strict=True)
+        texts = [[" ".join(row) for row in words]] if per_word else [[*side] for side in zip(*words, strict=True)]
+        found = tokenizer(*texts, **options)
+        longer = [max_length is not None and len(row) > max_length for row in found["input_ids"]]
+        if any(longer):
+            found = tokenizer(*texts, truncation=True, max_length=max_length, **options)
+        ids = found["input_ids"]
+        types = found.get("token_type_ids") or [[]] * len(ids)
+        cut, kinds = cut + sum(longer), max(kinds, *(1 + max(row, default=-1) for row in types))
+        parts = [ids, types]
+        if per_word:
+            parts.append([on_tokens(*row) for row in zip(words, classes, found["offset_mapping"], strict=True)])
+            if empty := [row for row, each in zip(words, parts[-1], strict=True) if set(each) == {IGNORED}]:
+                raise InputError("text", f"no word of {shown(empty[0])} has a token")
+        rows += [[array("i", part) for part in row] for row in zip(*parts, strict=True)]
+        if progress is not None:
+            progress.step(len(ids))
+    labels = [float(label) for label in split.labels] if regression else split.labels
+    # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
+    typed = 0 < kinds <= config.type_vocab_size
+    end = end_padding(config)
+    return Rows(rows, typed, [] if per_word else labels, cut, tokenizer.pad_token_id, end, per_word)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, *, per_word: bool = False) -> None:

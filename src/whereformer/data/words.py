@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, shown, some_of
-from .fingerprint import TextHash
-from .glue import Data, RowFacts, Split, Task, Texts, check_columns, sampled, sorted_classes
+from ..lab.fingerprint import fingerprint_of_files
+from .glue import Data, RowFacts, Split, Task, check_columns, sampled, sorted_classes
 from .masks import IGNORED
-from .read import open_table
+from .read import TableFile, open_table
 
 OUTSIDE = "O"
 """The class of words that are in no span."""
 SPAN_TAG = re.compile(r"O|[BIES]-.+")
 """A class that says where a word is in a span: outside, or its beginning, inside, end or single word."""
-
-
-@dataclass(frozen=True)
-class Words(Texts):
-    """The words of a table's rows, read anew in every pass. The columns are that of the text and that of the label.
-
-    Raises:
-        InputError: when it is read, if a row has something else, or not as many classes as words.
-    """
-
-    def __iter__(self) -> Iterator[tuple[str, ...]]:
-        for words, _ in self.labeled():
-            yield words
-
-    def labeled(self) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-        """Yield the words of each row and the names of their classes."""
-        for number, (text, label) in enumerate(self.table.rows(self.columns)):
-            try:
-                found = labeled_words(text, label)
-            except ValueError as error:
-                raise InputError(self.table.field, f"{self.table.file}, row {number}: {error}") from None
-            if self.chosen is None or number in self.chosen:
-                yield found
 
 
 def labeled_words(text: Any, label: Any) -> tuple[tuple[str, ...], list[str]]:
@@ -95,6 +72,24 @@ def _span(span: Mapping[str, Any], length: int) -> tuple[int, int, str]:
     raise ValueError(f"expected {told}, got {shown(dict(span))}")
 
 
+def _labeled(table: TableFile, columns: tuple[str, str]) -> list[tuple[tuple[str, ...], list[str]]]:
+    """Return the words of each row of a table and the names of their classes.
+
+    Raises:
+        InputError: if there are none, or a row has something else, or not as many classes as words.
+    """
+    check_columns(table, columns)
+    found = []
+    for number, (text, label) in enumerate(table.rows(columns)):
+        try:
+            found.append(labeled_words(text, label))
+        except ValueError as error:
+            raise InputError(table.field, f"{table.file}, row {number}: {error}") from None
+    if not found:
+        raise InputError(table.field, f"{table.file}: expected at least one row, got none")
+    return found
+
+
 @dataclass(frozen=True)
 class WordTask:
     """A task of the user's own that has a class for each word.
@@ -118,34 +113,26 @@ class WordTask:
         """
         columns = (self.text, self.label)
         files = {"train": self.train, "validation": self.validation}
-        rows = {name: Words(open_table(name, file, columns), columns) for name, file in files.items()}
-        labels = {}
-        for name, words in rows.items():
-            check_columns(words.table, columns)
-            labels[name] = [classes for _, classes in words.labeled()]
-            if not labels[name]:
-                raise InputError(name, f"{files[name]}: expected at least one row, got none")
-        names = sorted_classes({each for row in labels["train"] for each in row}, self.train)
+        rows = {name: _labeled(open_table(name, file, columns), columns) for name, file in files.items()}
+        names = sorted_classes({each for _, classes in rows["train"] for each in classes}, self.train)
         places = {name: place for place, name in enumerate(names)}
-        chosen = sampled(len(labels["train"]), train_rows)
+        chosen = sampled(len(rows["train"]), train_rows)
         subsets = [] if chosen is None else ["train"]
-        found, splits = TextHash(), {}
-        found.add(names)
-        for name, words in rows.items():
-            part = chosen if name == "train" else None
-            texts = Words(words.table, columns, part)
-            kept = [row for number, row in enumerate(labels[name]) if part is None or number in part]
-            for row, classes in zip(texts, kept, strict=True):
-                found.add([*row, *classes])
+        splits = {}
+        for name, found in rows.items():
+            kept = [found[row] for row in sorted(chosen)] if name == "train" and chosen is not None else found
+            for _, classes in kept:
                 if unknown := [each for each in classes if each not in places]:
                     told = f"expected one of the training rows' classes, {some_of(names)}, got {shown(unknown[0])}"
                     raise InputError(name, f"{files[name]}: {told}")
-            splits[name] = Split(texts, [[places[each] for each in row] for row in kept])
+            labels = [[places[each] for each in classes] for _, classes in kept]
+            splits[name] = Split([words for words, _ in kept], labels)
         spans = all(SPAN_TAG.fullmatch(name) for name in names)
         metrics = ("span_f1", "span_precision", "span_recall") if spans else ("accuracy", "macro_f1")
         task = Task(self.train.stem, (self.text,), names, metrics, self.label, per_word=True)
         counts = {name: len(split.labels) for name, split in splits.items()}
-        facts = RowFacts(f"{self.train}, {self.validation}", counts, subsets, found.short())
+        read = fingerprint_of_files([*files.values()], [*columns, str(counts)])
+        facts = RowFacts(f"{self.train}, {self.validation}", counts, subsets, read)
         return Data(task, splits["train"], {"": splits["validation"]}, facts)
 
 

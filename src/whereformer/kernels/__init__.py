@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from . import blockwise, native, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import attend_with_sinks, merge_attention
+from .combine import Attend, add_sinks, attend_with_sinks, merge_attention
 from .dropout import draw_seed
 from .precision import without_autocast
 from .terms import (
@@ -90,13 +91,12 @@ def attention(
     window: Window = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Float[Tensor, "heads"] | None = None,
+    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
     query_documents: Integer[Tensor, "batch n_q"] | None = None,
     key_documents: Integer[Tensor, "batch n_k"] | None = None,
-    deterministic: bool = True,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> (
@@ -127,7 +127,8 @@ def attention(
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
-            to nothing (GPT-OSS's learned sinks). They must be finite, which is not checked.
+            to nothing (GPT-OSS's learned sinks); or (batch, heads, n_q), one for each query (Inkling 2). They must be
+            finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
@@ -136,12 +137,6 @@ def attention(
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of its own document.
-        deterministic: whether gradients must be the same bits from run to run. With False, "triton" may compute all of
-            them in one pass with atomic additions, whose order changes: five matrix products instead of seven, or
-            instead of nine with an :class:`OffsetBias`. Its gradients stay deterministic without a query, with heads
-            wider than 128, with other terms, with a bias over positions that are tensors or differ in stride, and under
-            ``torch.use_deterministic_algorithms(True)``. The option changes nothing in other backends: on a GPU,
-            "reference" and "blockwise" need that setting for gradients of tables that are the same bits.
         return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
             :func:`merge_attention`.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
@@ -158,6 +153,8 @@ def attention(
               queries in float32, in compiled and exported programs, transforms and subclasses of tensors, and where
               autocast casts the inputs. :func:`explain` tells which backend a call gets, and why.
 
+            "native" and "triton" give the same bits from run to run, gradients included. On a GPU, "reference" and
+            "blockwise" need ``torch.use_deterministic_algorithms(True)`` for gradients of tables that do.
             Only "reference" has second and forward-mode derivatives and, for calls with terms, the derivatives of
             ``torch.func``; "auto" chooses it for them.
 
@@ -183,14 +180,14 @@ def attention(
         "key_positions": key_positions,
         "query_documents": query_documents,
         "key_documents": key_documents,
-        "deterministic": deterministic,
     }
     kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
     again = None if kind is None else native.attend_again(kind)
-    if again is not None:
-        output, lse = again
-    else:
+    if again is None:
         output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
+    else:
+        output, sums = again if sinks is None else add_sinks(*again, sinks)
+        lse = sums.sum(0) if return_lse else None
     return output if lse is None else (output, lse)
 
 
@@ -257,9 +254,10 @@ def attention_varlen(
         return_lse: return the log of each row's sum of exponentials of scores too.
         backend: as in :func:`attention`.
         options: :func:`attention`'s other keyword arguments except ``key_mask``, ``query_documents`` and
-            ``key_documents``, which have no meaning here. Positions are tensors, (total_q,) and (total_k,), of each
-            token's position in its sequence. By default those of keys begin at 0 in each sequence, and the last query
-            has the position of the last key, as in ``flash_attn`` from version 2.1 on.
+            ``key_documents``, which have no meaning here. Sinks for each query are (total_q, heads). Positions are
+            tensors, (total_q,) and (total_k,), of each token's position in its sequence. By default those of keys begin
+            at 0 in each sequence, and the last query has the position of the last key, as in ``flash_attn`` from
+            version 2.1 on.
 
     Returns:
         (total_q, heads, value_dim) in the value's dtype, with zeros in rows that may not attend to anything.
@@ -284,20 +282,17 @@ def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Ten
     chosen = choose(call, backend)
     if call.dropout_p and chosen != "fused":
         call = replace(call, seed=draw_seed(call.device))
-    output, lse = native.attend(call, kind) if chosen == "native" else _RUN[chosen](call)
+    if chosen == "reference":
+        output, lse = reference.attend(call)
+    else:
+        output, lse = attend_with_sinks(call, partial(native.attend, kind=kind) if chosen == "native" else _RUN[chosen])
     return output, None if lse is None else lse.sum(0)
 
 
-def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by "triton", which knows no sinks."""
-    return attend_with_sinks(call, triton.attend)
-
-
-_RUN = {
+_RUN: dict[str, Attend] = {
     "fused": sdpa.attend,
-    "reference": reference.attend,
     "blockwise": blockwise.attend,
-    "triton": _by_triton,
+    "triton": triton.attend,
 }
 
 

@@ -112,7 +112,6 @@ class _Block:
             key_mask=None if problem.key_mask is None else problem.key_mask[:, keys],
             window=(None if problem.min_offset is None else -problem.min_offset, problem.max_offset),
             softcap=problem.softcap,
-            sinks=inputs.get("sinks"),
             dropout_p=problem.dropout_p,
             given_query_positions=query_positions[..., rows],
             given_key_positions=key_positions[..., keys],

@@ -57,7 +57,6 @@ class SequenceOptions(TypedDict, total=False):
     dropout_p: float
     query_positions: PositionsLike | None
     key_positions: PositionsLike | None
-    deterministic: bool
 
 
 class CallOptions(SequenceOptions, total=False):
@@ -95,7 +94,6 @@ class Call:
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
     return_lse: bool = False
-    deterministic: bool = True
     seed: Tensor | None = None
 
     @property
@@ -286,7 +284,7 @@ def make_call(
     given = cast(dict[str, Any], options)
     _check_options(value, batch, n_q, n_k, terms, given)
     if (sinks := given.get("sinks")) is not None:
-        _check_sinks(sinks, value, heads)
+        _check_sinks(sinks, value, (batch, heads, n_q))
     scale = _check_scale(given.pop("scale", None), head_dim, value.dtype)
     call = Call(query, key, value, terms, n_q, n_k, scale, return_lse=return_lse, **given)
     if call.window != (None, None):
@@ -327,7 +325,6 @@ def _check_options(
     if (key_mask := get("key_mask")) is not None:
         _check_key_mask(key_mask, value)
     check_flag("causal", get("causal", False))
-    check_flag("deterministic", get("deterministic", True))
     options["window"] = _check_window(get("window"))
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
@@ -461,12 +458,17 @@ def _check_softcap(softcap: Any) -> Any:
     return number
 
 
-def _check_sinks(sinks: Any, value: Tensor, heads: int) -> None:
+def _check_sinks(sinks: Any, value: Tensor, rows: tuple[int, int, int]) -> None:
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
         raise TypeError(f"sinks: expected a floating-point tensor, got {got}")
-    if sinks.shape != (heads,):
-        raise ValueError(f"sinks: expected shape (heads {heads},), got {tuple(sinks.shape)}")
+    batch, heads, n_q = rows
+    # "shape not in (...)" would not compile with symbolic sizes.
+    if sinks.shape != (heads,) and sinks.shape != rows:
+        raise ValueError(
+            f"sinks: expected shape (heads {heads},) or (batch {batch}, heads {heads}, n_q {n_q}), "
+            f"got {tuple(sinks.shape)}"
+        )
     check_device("sinks", sinks, value)
 
 

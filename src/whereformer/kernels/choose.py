@@ -5,8 +5,6 @@ Whether gradients are on plays no part, so that a checkpoint, which computes wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -67,24 +65,9 @@ def explain_choice(call: Call, backend: str) -> Choice:
     return Choice(chosen, reason, _unavailable(call, call.device))
 
 
-@contextmanager
-def written_out() -> Iterator[None]:
-    """Let "auto" choose the reference, whose operations every runtime knows, for a model that is exported."""
-    global _written_out
-    before, _written_out = _written_out, True
-    try:
-        yield
-    finally:
-        _written_out = before
-
-
-# Not a ContextVar, which a compiler could not look at.
-_written_out = False
-
-
 def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     """Return the choice of backend="auto" and the reason."""
-    if _written_out or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()):
+    if torch.compiler.is_exporting():
         return "reference", "other programs know its operations"
     on_cpu = device.type == "cpu"
     taken = derivatives()

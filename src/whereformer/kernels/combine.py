@@ -1,4 +1,4 @@
-"""``merge_attention``, and sinks for a backend that knows none."""
+"""``merge_attention``, and sinks, which backends know nothing of."""
 
 from __future__ import annotations
 
@@ -83,18 +83,19 @@ def attend_with_sinks(call: Call, attend: Attend) -> tuple[Tensor, LogSums | Non
         return attend(call)
     output, lse = attend(replace(call, sinks=None, return_lse=True))
     assert lse is not None
-    output, lse = _with_sinks(output, lse, call.sinks)
+    output, lse = add_sinks(output, lse, call.sinks)
     return output, lse if call.return_lse else None
 
 
-def _with_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
-    """Add to the softmax one more term per head, which takes a share of each row's attention."""
+def add_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
+    """Add to the softmax one more term per row, which takes a share of its attention."""
     largest, log_sums = lse.detach()[0], lse[1]
     empty = largest.isneginf()
     # The logit of the sink from which a row's largest score is subtracted; a row without keys leaves all to its sink.
-    relative = sinks.to(lse.dtype).unsqueeze(-1) - largest.masked_fill(empty, 0.0)
+    sinks = sinks.unsqueeze(-1) if sinks.dim() == 1 else sinks
+    relative = sinks.to(lse.dtype) - largest.masked_fill(empty, 0.0)
     share = (log_sums - relative).sigmoid().masked_fill(empty, 0.0)
-    wide = torch.promote_types(output.dtype, torch.float32)
-    output = (output.to(wide) * share.unsqueeze(-1)).to(output.dtype)
+    # The product is in the share's dtype, and keeps no more for the backward than the backend keeps.
+    output = (output * share.unsqueeze(-1)).to(output.dtype)
     whole = torch.where(empty, relative, torch.logaddexp(log_sums, relative))
     return output, torch.stack([largest.masked_fill(empty, 0.0), whole])

@@ -86,8 +86,8 @@ def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
         scores = scores.masked_fill(~allowed, -torch.inf)
     if call.sinks is not None:
         # A sink is one more key, whose value is 0.
-        sinks = call.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], -1)
+        sinks = call.sinks.view(-1, 1) if call.sinks.dim() == 1 else call.sinks
+        scores = torch.cat([scores, sinks.to(scores.dtype).expand(scores.shape[:3]).unsqueeze(-1)], -1)
     if allowed is not None or call.sinks is not None or any(map(_may_forbid, call.terms)):
         # A row that may not attend to anything has no softmax; its placeholder, and the gradient of that, is masked
         # again.

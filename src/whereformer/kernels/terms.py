@@ -57,9 +57,7 @@ class Positions:
                 continue
             whole = as_int(number)
             if whole is None and torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-                raise TypeError(
-                    "torch.jit.trace would fix the lengths; use torch.export.export or whereformer.exporting"
-                )
+                raise TypeError("torch.jit.trace would fix the lengths; use torch.export.export or torch.onnx.export")
             if whole is None:
                 raise TypeError(f"Positions: {name} must be an int, got {number!r}; others go in a tensor")
             object.__setattr__(self, name, whole)

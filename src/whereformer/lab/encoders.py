@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from ..errors import InputError
 from ..models import EncoderConfig
 from ..models.heads import EncoderWithLMHead
-from ..positions import build_position, own_name
-from .training.model_options import about_method
 
 Model = TypeVar("Model", bound=EncoderWithLMHead)
 
@@ -57,23 +53,3 @@ def build_model(kind: type[Model], config: EncoderConfig, baseline: EncoderConfi
     missing = model.load_state_dict(backbone, strict=False).missing_keys
     assert all(name.startswith("encoder.position.") for name in missing), missing
     return model
-
-
-def check_methods(names: Sequence[str], **sizes: int) -> list[str]:
-    """Return the distinct methods, each built once so that errors appear before any training.
-
-    Raises:
-        InputError: if a method is unknown, or does not fit these sizes, those of :func:`whereformer.build_position`.
-    """
-    chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
-    if not chosen:
-        raise InputError("positions", "expected at least one method, got none")
-    for name in chosen:
-        try:
-            with torch.device("meta"):  # where tables of any size take no memory
-                build_position(name, **sizes)
-        except (ValueError, TypeError) as error:
-            problem = about_method(error, "positions")
-            known = problem.reason if name in problem.reason else f"{name!r} does not fit: {problem.reason}"
-            raise InputError("positions", known) from None
-    return chosen

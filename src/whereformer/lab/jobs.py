@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 Work = Callable[[Task, Progress], Result]
 
 SECONDS = 5.0
-"""How long to wait for the last reports of progress, and until the next look whether a thread is lost."""
+"""How long to wait for the last reports of progress."""
 MOST_SMALL = 8
 """The most runs of small models at a time, unless somebody asks for more. Each process needs about half a GiB."""
 
@@ -80,7 +80,6 @@ def spread(
 
     Raises:
         InputError: if a process ends unexpectedly, and whatever ``work`` raises.
-        RuntimeError: if there is no memory for the threads that this needs.
     """
     if jobs == 1 or len(tasks) < 2:
         for task in tasks:
@@ -94,16 +93,14 @@ def spread(
     pool = ProcessPoolExecutor(
         jobs, mp_context=context, initializer=_begin, initargs=(work, messages, stopped, number, threads)
     )
-    with _lost_threads() as lost, pool as processes:
+    with pool as processes:
         # A process that dies in the middle of a message leaves this thread waiting, and nothing else.
         reader = threading.Thread(target=_pass_on, args=(messages, progress), daemon=True)
         reader.start()
         waiting = {processes.submit(_do, task): task for task in tasks}
         try:
             while waiting:
-                done, _ = wait(waiting, SECONDS, FIRST_COMPLETED)
-                if lost:
-                    raise lost[0]
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 # Finished results are kept first.
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     yield waiting.pop(future), future.result()
@@ -116,32 +113,6 @@ def spread(
         finally:
             stopped.set()
             processes.shutdown(wait=False, cancel_futures=True)
-
-
-@contextmanager
-def _lost_threads() -> Iterator[list[BaseException]]:
-    """Yield a list that gets the errors of threads which begin from now on, such as those that feed processes.
-
-    Without such a thread, which ends where there is no memory for another, processes would wait for ever. If there is
-    an error, those that begin from now on are ended.
-    """
-    known, others = {*threading.enumerate()}, {*multiprocessing.active_children()}
-    before, lost = threading.excepthook, list[BaseException]()
-
-    def note(found: Any) -> None:
-        if found.thread in known or found.exc_value is None:
-            before(found)
-        else:
-            lost.append(found.exc_value)
-
-    threading.excepthook = note
-    try:
-        yield lost
-    finally:
-        threading.excepthook = before
-        for process in {*multiprocessing.active_children()} - others if lost else ():
-            process.terminate()
-            process.join()
 
 
 def _pass_on(messages: Any, progress: Progress) -> None:

@@ -39,7 +39,7 @@ LOST = (
 )
 """Parts of the errors of torch.distributed about processes that are gone."""
 _joined: dict[str, Any] = {}
-"""The "store" where processes count failures and, where gradients don't travel over the CPU, the "group" that does."""
+"""The "group" of the processes that have joined; None where it is torch's own."""
 
 
 def size() -> int:
@@ -85,7 +85,7 @@ def join(device: torch.device) -> None:
             None, f"{count} processes did not meet within {ARRIVAL.seconds} seconds ({reason:.200}); {LAUNCHER}"
         ) from None
     store.set_timeout(PATIENCE)
-    _joined.update(store=store, group=None)
+    _joined["group"] = None
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -154,30 +154,11 @@ def share(items: Sequence[Value]) -> Sequence[Value]:
     return items[rank() :: size()]
 
 
-def is_first_to_fail() -> bool:
-    """Record that this process fails, and return whether it has to say why: the first one does."""
-    if not _joined:
-        # Processes fail alike before they join, but the machines may differ. Without a launcher nothing is set.
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-    return _failures(1) in (1, None)
-
-
-def another_failed() -> bool:
-    """Return whether another process of this run has failed and has said why."""
-    return bool(_joined) and bool(_failures(0))
+def tells() -> bool:
+    """Return whether this process says why it fails. Before they join, those of a machine fail alike."""
+    return bool(_joined) or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def lost_another(error: Exception) -> bool:
     """Return whether an error is that of a connection to a process which has ended without a word, as if killed."""
     return bool(_joined) and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)
-
-
-def _failures(more: int) -> int | None:
-    """Add to the number of processes that have failed and return it.
-
-    None means that the store is gone: it is the launcher's or, where the launcher has none, the main process's.
-    """
-    try:
-        return int(_joined["store"].add("whereformer/failed", more))
-    except RuntimeError:
-        return None

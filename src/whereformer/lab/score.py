@@ -38,16 +38,6 @@ def at_lengths(lengths: Iterable[int], score: Callable[[int], Scored | Cannot]) 
     return found
 
 
-def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
-    """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach.
-
-    Args:
-        training, held_out: (tokens,), how often each token of the vocabulary occurs in these parts of the text.
-    """
-    counts = training.double() + 1.0
-    return float(-((counts / counts.sum()).log() * held_out).sum() / held_out.sum())
-
-
 @dataclass(frozen=True)
 class HeldOutScore:
     """Held-out quality of a language model: mean loss in nats, accuracy from 0 to 1, and every token's loss."""

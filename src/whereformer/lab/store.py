@@ -1,7 +1,7 @@
 """A study's results: a file that a run adds to, a folder to save them in, and how they are shown.
 
-A study's ``results.py`` declares dataclasses, so each field's name appears in one place and a file is checked when it
-is read. A file also has a ``format``, which changes when older files can no longer be read.
+A study's ``results.py`` declares dataclasses, so each field's name appears in one place. A file also has a ``format``,
+which changes when older files can no longer be read, and a hash, which tells damage.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from ..errors import InputError, shown
-from ..files import make_folder, write_atomically
+from ..files import write_atomically
 from .jobs import spread
-from .json_files import check_seal, from_json, read_json, sealed, write_json
+from .json_files import from_json, read_sealed, write_sealed
 from .progress import Progress
 from .ranks import is_main
 from .shown import Shown
@@ -51,37 +51,27 @@ class Results(Shown):
         Raises:
             ValueError: if a number is not finite.
         """
-        content = {name: value for name, value in asdict(self).items() if value is not None}
-        write_json(path, sealed({"format": self.FORMAT, **content}), indent=self.INDENT)
+        content = {"format": self.FORMAT, **{name: value for name, value in asdict(self).items() if value is not None}}
+        write_sealed(path, content, self.INDENT)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a file that :meth:`write` wrote, or that of a folder.
 
         Raises:
-            InputError: if the file is not of this kind or format, is incomplete, or was changed.
+            InputError: if the file is not of this kind or format, or was changed.
         """
         try:
             path = path / FILE if path.is_dir() else path
-            content = read_json(path)
+            content = read_sealed(path)
             if content.get("format") != cls.FORMAT:
                 raise ValueError(f"its format is not {cls.FORMAT!r}")
-            results = from_json(cls, content)
-            check_seal(content)
-            results.check()
-            return results
         except (OSError, ValueError) as error:
             raise InputError(
                 "out",
                 f"{path} is not a complete result of this command ({error}); move it away or choose another folder",
             ) from None
-
-    def check(self) -> None:
-        """Check what types cannot say: that the numbers and lists are some that the command can have written.
-
-        Raises:
-            ValueError: if they are not; the message names the place.
-        """
+        return from_json(cls, content)
 
     @classmethod
     def earlier(cls, folder: Path, **same: Any) -> Self | None:
@@ -119,7 +109,7 @@ class Results(Shown):
         page = self.report()
         files = {**({} if page is None else {"report.html": page}), **self.more_files()}
         for name, content in files.items():
-            make_folder((folder / name).parent)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, content)
         return [*(folder / name for name in files), folder / FILE]
 

@@ -112,10 +112,11 @@ def do(study: Study, progress: Progress) -> tuple[Shown, list[Path]]:
         InputError: if an option has a bad value, or the folder holds something else.
     """
     from .folder import open_folder
+    from .shown import Shown
 
     job: Any = study.job()
     if getattr(study, "dry_run", False):
-        return job.plan(study.out, progress), []
+        return job.plan(study.out, progress) if is_main() else Shown(), []
     with open_folder(study.out):
         results = job.run(study.out, progress)
         return results, results.save(study.out) if is_main() else []
@@ -149,9 +150,6 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
             named = {each: _option(options[each], hints[each], value) for each, value in given.items()}
             progress = Progress() if quiet else stack.enter_context(Bar(output()))
             results, _ = do(study(out=folder, **named), progress)
-        problem = results.problem()
-        if isinstance(problem, KeyboardInterrupt):
-            raise problem
         return results
 
     call.__name__ = call.__qualname__ = name

@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 from ..errors import InputError, shown
 from ..kernels.choose import BACKENDS
 from ..kernels.tracing import can_look
-from ..positions import check_name, describe, method_names
+from ..positions import check_name
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -173,24 +173,11 @@ _OF_TRANSFORMERS = {
 }
 """What transformers takes besides fields, or reads from any configuration. ``num_hidden_layers`` has its own error."""
 
-_OTHER_NAMES = {
-    **dict.fromkeys(("num_heads", "n_heads", "heads", "n_head", "nhead"), "num_attention_heads"),
-    **dict.fromkeys(("num_layers", "n_layers", "n_layer", "layers", "depth"), "blocks"),
-    **dict.fromkeys(("d_model", "dim", "width", "hidden_dim", "n_embd"), "hidden_size"),
-    **dict.fromkeys(("max_length", "max_len", "max_seq_len", "n_positions"), "max_position_embeddings"),
-    **dict.fromkeys(("dropout", "hidden_dropout"), "hidden_dropout_prob"),
-    **dict.fromkeys(("attention_dropout", "attn_dropout"), "attention_probs_dropout_prob"),
-    **dict.fromkeys(("activation", "activation_function"), "hidden_act"),
-    **dict.fromkeys(("d_ff", "ffn_dim", "feed_forward_size"), "intermediate_size"),
-    **dict.fromkeys(("pos", "position_method", "position_embedding_type"), "position"),
-}
-"""Fields by the names that they have elsewhere."""
-
 
 @cache
 def _of_generation() -> frozenset[str]:
-    """The fields of generation, which any file of transformers may have, but for other libraries' names of ours."""
-    return frozenset(GenerationConfig().to_dict().keys() - _OTHER_NAMES.keys())
+    """The fields of generation, which any file of transformers may have, but for one that may be meant for ours."""
+    return frozenset(GenerationConfig().to_dict().keys() - {"max_length"})
 
 
 def _known(config_class: Any) -> set[str]:
@@ -208,30 +195,14 @@ def set_unknown_apart(config_class: Any, entries: Mapping[str, Any]) -> dict[str
     return {name: value for name, value in entries.items() if name in known} | ({LOADED: unknown} if unknown else {})
 
 
-def _position_options(config: Any) -> set[str]:
-    try:
-        return {option for part in method_names(config.position) for option in describe(part)[1]}
-    except ValueError:  # the method has an error of its own
-        return set()
-
-
 def check_fields(config: Any, extra: Mapping[str, Any]) -> None:
-    """Raise an InputError for an entry that is no field of a configuration, with the field that was probably meant."""
+    """Raise an InputError for an entry that is no field of a configuration."""
     for name in extra:
-        if name in _known(type(config)):
-            continue
-        if name in _position_options(config):
-            raise InputError(
-                name, f"it is an option of the position method; say position_options={{{name!r}: {shown(extra[name])}}}"
-            )
-        fields = [field for field in type(config).__dataclass_fields__ if not field.startswith("_")]
-        meant = _OTHER_NAMES.get(name)
-        if meant not in fields:
-            meant = next(iter(get_close_matches(name, fields, n=1)), None)
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        if _OTHER_NAMES.get(name, name) == "blocks" and "encoder_layers" in fields:
-            hint = "; say encoder_layers= and decoder_layers="
-        raise InputError(name, f"{type(config).__name__} has no such field{hint}")
+        if name not in _known(type(config)):
+            fields = [field for field in type(config).__dataclass_fields__ if not field.startswith("_")]
+            close = get_close_matches(name, fields, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InputError(name, f"{type(config).__name__} has no such field{hint}")
 
 
 def check_position(config: Any, name: str, *layers: int) -> None:

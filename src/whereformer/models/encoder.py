@@ -19,8 +19,16 @@ from .checks import check_positions, check_shape, embedded_tokens, looked_up
 from .config import EncoderConfig
 from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types, starts_of
-from .norms import make_norm
+from .layers import (
+    AttentionContext,
+    Layer,
+    SegmentScores,
+    check_types,
+    layer_norm,
+    may_share,
+    number_of_types,
+    starts_of,
+)
 from .pooling import Tokens, unpool
 
 if TYPE_CHECKING:
@@ -54,7 +62,7 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         typed = config.type_vocab_size and config.segments == "embedding"
         self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
-        self.norm = make_norm(config, width) if config.embedding_norm else None
+        self.norm = layer_norm(config, width)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         narrow = width != config.hidden_size
         self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if narrow else None
@@ -69,7 +77,7 @@ class Embeddings(nn.Module):
             types = words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
             hidden = hidden + looked_up("token_type_ids", self.token_type, types)
         hidden = position("embed", hidden, positions)
-        hidden = self.dropout(hidden if self.norm is None else self.norm(hidden))
+        hidden = self.dropout(self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
 
 
@@ -140,7 +148,7 @@ class Encoder(EncoderPreTrainedModel):
         # A checkpoint may have a decoder that is left out here; its layers come last.
         left_out = range(len(self.layers), max(config.passes) + 1)
         self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
-        self.norm = make_norm(config, config.hidden_size) if config.norm == "pre" else None
+        self.norm = layer_norm(config, config.hidden_size) if config.norm == "pre" else None
         self.post_init()
 
     @property

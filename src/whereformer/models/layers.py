@@ -18,7 +18,6 @@ from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Place, Position
 from .config import EncoderConfig
 from .linear import is_watched, project
-from .norms import make_norm
 from .pooling import Tokens
 from .seq2seq.config import Seq2SeqConfig
 
@@ -83,17 +82,20 @@ class Earlier:
     shared: Any
 
 
+def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNorm:
+    """Return a norm over the last dimension, which is ``width`` wide."""
+    return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
+
+
 class Attention(nn.Module):
     """The projections around :func:`whereformer.attention`; the position method acts through its hooks."""
 
     def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
         width, inner, biases = config.hidden_size, config.num_attention_heads * config.head_dim, config.biases
-        if not content:
-            for option, off in (("qk_norm", False), ("attention_scale", None)):
-                if getattr(config, option) != off:
-                    reason = f"expected {off} with a position method that replaces queries and keys"
-                    raise InputError(option, f"{reason}, got {getattr(config, option)}")
+        if not content and config.attention_scale is not None:
+            reason = "expected None with a position method that replaces queries and keys"
+            raise InputError("attention_scale", f"{reason}, got {config.attention_scale}")
         self.num_heads = config.num_attention_heads
         self.dropout_p = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
@@ -102,9 +104,6 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, inner, bias=biases) if content else None
         self.value = nn.Linear(width, inner, bias=biases)
         self.out = nn.Linear(inner, width, bias=biases)
-        # One weight per feature of a head, the same for all heads, as in Qwen 3 and Gemma 3
-        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.layer_norm_eps) if config.qk_norm else None
-        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.layer_norm_eps) if config.qk_norm else None
         self.scale = config.attention_scale
         attend_to_types = content and config.type_vocab_size and config.segments == "attention"
         self.segments = SegmentScores(config) if attend_to_types else None
@@ -137,8 +136,6 @@ class Attention(nn.Module):
         types: tuple[Term, ...] = ()
         if self.query is not None and self.key is not None:
             query, key = self._heads(self.query(queries)), self._heads(self.key(keys))
-            if self.query_norm is not None and self.key_norm is not None:
-                query, key = self.query_norm(query), self.key_norm(key)
             if earlier is not None and position.reads_keys:
                 key, value = earlier.cache.update(key, value, layer)
                 rotated_at, earlier = place, None
@@ -279,14 +276,14 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.pre, self.first_norm = config.norm == "pre", config.first_norm
         self.attention = Attention(config, content=content)
-        self.attention_norm = make_norm(config, config.hidden_size)
+        self.attention_norm = layer_norm(config, config.hidden_size)
         # A gated network projects the activated half and the gate at once.
         halves = 2 if config.feed_forward == "gated" else 1
         self.up = nn.Linear(config.hidden_size, halves * config.intermediate_size, bias=config.biases)
         self.activation = make_activation(config)
         self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.biases)
-        self.feed_forward_norm = make_norm(config, config.hidden_size)
+        self.feed_forward_norm = layer_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(

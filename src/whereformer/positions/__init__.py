@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, shown
-from .base import ACTS_ON, ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work, check_value
+from .base import ACTS_ON, ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, check_value
 from .by_layer import ByLayer, check_places
 from .none import NoPosition
 
@@ -24,7 +24,6 @@ __all__ = [
     "Position",
     "PositionRangeError",
     "Sum",
-    "Work",
     "build_position",
     "check_name",
     "describe",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -229,13 +229,6 @@ _HOOKS = {
 
 ACTS_ON = ("embeddings", "queries", "keys", "values", "scores")
 """All that a method may act on."""
-
-
-class Work(NamedTuple):
-    """A cost: the floating-point operations of a forward, and the bytes that it keeps for the backward."""
-
-    flops: int = 0
-    kept: int = 0
 
 
 class Position(nn.Module):
@@ -581,31 +574,6 @@ class Position(nn.Module):
         self.check_layer(layer)
         return None
 
-    def tabulate(self, length: int) -> None:
-        """Keep a table of ``length`` positions, in place of steps that an exported program cannot take for any length.
-
-        Models call this on a copy before they are exported. Most methods take no such steps, and do nothing here.
-        """
-
-    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
-        """The work of a forward that the hooks skip on the "meta" device; none for most methods.
-
-        The cost of a method is counted there: its hooks run without data. A method that takes very many steps may skip
-        them on this device and return their cost here. A custom operator is counted if it has a formula
-        (``torch.utils.flop_counter.register_flop_formula``).
-
-        Args:
-            places: the positions of queries and of keys in every attention layer of the forward.
-        """
-        return Work()
-
-    def decayed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The method's own parameters with weight decay; none by default.
-
-        Weight decay pulls parameters towards zero, where some methods add nothing and others still do.
-        """
-        return ()
-
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
         return ()
@@ -802,10 +770,6 @@ class Several(Position):
         given = [None] * len(self.parts) if prepared is None else prepared
         return tuple(part("prepare_for", queries, keys, own) for part, own in zip(self, given, strict=True))
 
-    def tabulate(self, length: int) -> None:
-        for part in self:
-            part.tabulate(length)
-
 
 class Sum(Several):
     """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
@@ -852,10 +816,6 @@ class Sum(Several):
             if part.scales_query:
                 query = (query * part("query_factor", query, own)).to(query.dtype)
         return tuple(term for part, own in places for term in part("content_terms", query, key, own))
-
-    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
-        works = [part.uncounted_work(places) for part in self]
-        return Work(sum(work.flops for work in works), sum(work.kept for work in works))
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]

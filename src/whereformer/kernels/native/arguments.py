@@ -19,7 +19,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 
 THREADS = 2
 """The index of the number of threads among the fields."""
 
-_LAYOUT = struct.Struct("=37q3d128q")
+_LAYOUT = struct.Struct("=37q3d126q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -49,7 +49,6 @@ class Gradients:
     query_levels: Tensor | None = None
     key_levels: Tensor | None = None
     dense: Tensor | None = None
-    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int
     """
     batch, key_heads = problem.value.shape[:2]
     parts = batch
-    if any(name in needed for name in ("bias", "key_table", "query_table", "value_table", "sinks")):
+    if any(name in needed for name in ("bias", "key_table", "query_table", "value_table")):
         parts = min(batch, -(-_TASKS // key_heads))
     if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
         # Items that share a matrix are in one part.
@@ -177,7 +176,6 @@ class Arguments:
             *self._tensor(problem.query_levels),
             *self._tensor(problem.key_levels),
             *self._dense(problem.dense),
-            self._contiguous(problem.sinks),
             *self._backward(problem, backward),
         )
 
@@ -241,7 +239,7 @@ class Arguments:
 
     def _backward(self, problem: Problem, given: Backward | None) -> tuple[int, ...]:
         if given is None:
-            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 11, *_ABSENT)
+            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 10, *_ABSENT)
         into = given.gradients
         return (
             *self._tensor(given.d_output),
@@ -250,7 +248,6 @@ class Arguments:
             *self._tensor_of_parts(into.key),
             *self._tensor_of_parts(into.value),
             *map(self._contiguous, (into.bias, into.key_table, into.query_table, into.value_table)),
-            self._contiguous(into.sinks),
             *map(self._contiguous, (into.key_table_factors, into.query_factors, into.query_levels)),
             *map(self._contiguous, (into.query_table_factors, into.key_factors, into.key_levels)),
             *self._tensor(into.dense),

@@ -473,20 +473,12 @@ template <class F> struct Attention {
   }
 
   void put_output(const Tile& t, int64_t i) {
-    A top = tops[i], sum = totals[i], share = 1;
-    if (c.sinks) {  // one more key, without a value
-      const A sink = ((const A*)c.sinks)[h], now = larger(top, sink);
-      if (now != minus_infinity) {
-        share = top == minus_infinity ? A(0) : exp(set(top - now)).p[0][0];
-        sum = sum * share + exp(set(sink - now)).p[0][0];
-        top = now;
-      }
-    }
+    const A top = tops[i], sum = totals[i];
     const bool empty = top == minus_infinity && !(sum != sum);
     A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i + i;
     sums[0] = top, sums[c.batch * c.heads * c.n_q] = empty ? A(0) : (A)logarithm(sum);
     A* row = output + i * dv;
-    times_row(row, dv, empty ? A(0) : share / sum);
+    times_row(row, dv, empty ? A(0) : A(1) / sum);
     write_row(c.output, b, h, t.i + i, c.value_dim, row, A(1));
     if (c.rounded_off) {
       read_rows(c.output, b, h, t.i + i, 1, c.value_dim, block16, dv);
@@ -505,15 +497,14 @@ template <class F> struct Attention {
     enter_key_head(key_head);
     for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
       enter_head(head);
-      A d_sink = 0;
       for (int64_t block = first_block; block < last_block; block++) {
         Tile t{};
         enter_block(t, block);
-        enter_gradient(t, d_sink);
+        enter_gradient(t);
         for (int64_t j = limits.from; limits.next(t, j, bk);) differentiate(t);
         leave_block(t);
       }
-      leave_head(part, row_part, d_sink, first);
+      leave_head(part, row_part, first);
     }
     const int64_t item = row_part * c.batch + b;
     if (d_query_table_rows && !c.query_rank) {
@@ -526,7 +517,7 @@ template <class F> struct Attention {
   }
 
   // Prepares the block's gradients of the output, and the number that each row's gradient of scores is relative to.
-  void enter_gradient(const Tile& t, A& d_sink) {
+  void enter_gradient(const Tile& t) {
     d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
     wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
     read_rows(c.output, b, h, t.i, t.rows, c.value_dim, wide_output, dv);
@@ -535,14 +526,12 @@ template <class F> struct Attention {
         read_rows(rounded_off(), b, h, t.i + i, 1, c.value_dim, block16, dv);
         for (int64_t e = 0; e < dv; e += L) store(wide_output + i * dv + e, load(wide_output + i * dv + e) + load(block16 + e));
       }
-    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
     const A* given = (const A*)c.d_log_sums;
     for (int64_t i = 0; i < t.rows; i++) {
       Vec<A> x = set(A(0));
       for (int64_t e = 0; e < dv; e += L) x = fma(load(wide_gradient.at + i * wide_gradient.pitch + e), load(wide_output + i * dv + e), x);
       // The gradient of a row's log of sums is its weights.
       deltas[i] = total(x) - (given ? given[(b * c.heads + h) * c.n_q + t.i + i] : A(0));
-      if (c.d_sinks && tops[i] != minus_infinity) d_sink -= exp(set(((const A*)c.sinks)[h] - tops[i] - sums[i])).p[0][0] * deltas[i];
     }
     const int64_t pitch = up(bq, 32);
     if (c.head_dim) transpose_rows<F>(query.at, query.pitch, t.rows, dk, query_turned, pitch, pair_scratch);
@@ -729,7 +718,7 @@ template <class F> struct Attention {
   }
 
   // Writes the gradients of the head's tables, or adds them to those of the batch items before.
-  void leave_head(int64_t part, int64_t row_part, A d_sink, bool first) {
+  void leave_head(int64_t part, int64_t row_part, bool first) {
     const int64_t place = (part * c.row_parts + row_part) * c.heads + h;
     auto put_table = [&](void* out, A* sums, const Ends& ends) {
       ends.fold(sums);
@@ -737,7 +726,6 @@ template <class F> struct Attention {
       for (int64_t t = 0; t < ends.length; t++) to[t] = first ? sums[16 + t] : to[t] + sums[16 + t];
     };
     if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
-    if (c.d_sinks) { A* to = (A*)c.d_sinks + place; *to = first ? d_sink : *to + d_sink; }
     if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first);
     if (c.d_query_table) {
       const Vectors<A>& vectors = query_vectors.vectors;

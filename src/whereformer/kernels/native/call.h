@@ -13,7 +13,7 @@ struct Tensor {
   int64_t stride[4];  // in numbers
 };
 
-// "Sums" below are float32, or float64 in calls of float64: the dtype of scores. Tables, factors and sinks have it too.
+// "Sums" below are float32, or float64 in calls of float64: the dtype of scores. Tables and factors have it too.
 struct Call {
   int64_t bytes;     // the size of this struct, which tells whether both sides mean the same
   int64_t level;     // an index into the levels of instructions
@@ -54,7 +54,6 @@ struct Call {
   Tensor query_factors, key_factors;              // (1 or batch, heads, n, rank) sums
   Tensor query_levels, key_levels;                // (1 or batch, heads, n, levels) sums
   Tensor dense;       // (1 or batch, heads, n_q, n_k) in any dtype; without one, data is null
-  const void* sinks;  // (heads,)
 
   // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),
   // those of keys, values and what else has a row per key (row_parts, batch, ...) in float32 or wider, of query and what else
@@ -62,7 +61,7 @@ struct Call {
   Tensor d_output;
   const void* d_log_sums;  // (batch, heads, n_q) sums, or null
   Tensor d_query, d_key, d_value;
-  void *d_bias, *d_key_table, *d_query_table, *d_value_table, *d_sinks;
+  void *d_bias, *d_key_table, *d_query_table, *d_value_table;
   void *d_key_table_factors, *d_query_factors, *d_query_levels;    // (batch, heads, n_q, numbers)
   void *d_query_table_factors, *d_key_factors, *d_key_levels;      // (row_parts, batch, heads, n_k, numbers)
   Tensor d_dense;

@@ -235,7 +235,8 @@ class KeyGradients(NamedTuple):
 
 
 class OffsetSums(NamedTuple):
-    """Sums of the scores' gradient for the gradient of a bias, as whole numbers: the same in any order of additions.
+    """Sums of the scores' gradient for the gradient of a bias, to which several programs add: whole numbers, whose sum
+    is the same in any order.
 
     If the strides of positions are the same, a row of ``data`` has the sums by key index - query index, from the last
     query's first key on, with a margin of LARGEST_BLOCK at both ends. Otherwise it has the sums by column of the table,
@@ -244,13 +245,6 @@ class OffsetSums(NamedTuple):
 
     data: Any  # (batch, heads, length), int64; None if not needed
     unit: Any  # what a gradient of 1 is as a whole number
-
-
-class SharedSums(NamedTuple):
-    """The zeros to which several programs add."""
-
-    query: RowMatrix  # in float32; without data in the deterministic kernels
-    offsets: OffsetSums
 
 
 SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK

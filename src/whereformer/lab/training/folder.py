@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from transformers import PreTrainedModel
 
-from ...files import check_folder, move_folder, new_folder
+from ...files import move_folder, new_folder
+from .. import manifest
 from ..progress import Progress
 from ..store import FILE
-from . import manifest
 from .card import write_card
 from .results import TrainingResults
 
@@ -41,7 +41,7 @@ class Folder(Generic[Kind]):
         command: the command of this training, for the model card.
 
     Raises:
-        InputError: if the folder holds a run with other settings, or files of another command.
+        InputError: if the folder holds a run with other settings, or results of another command.
     """
 
     def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind], command: str = "") -> None:
@@ -56,8 +56,6 @@ class Folder(Generic[Kind]):
         """Where the Trainer writes a checkpoint before it counts."""
         self.passed_over: dict[str, str] = {}
         """The names of newer checkpoints that :meth:`newest_checkpoint` did not return, with the reasons."""
-        for part in (self.checkpoints, self.model, out / "tensorboard"):
-            check_folder("out", part)
         self.earlier = kind.earlier(out, settings=settings)
         """The results of an earlier run."""
 
@@ -101,26 +99,26 @@ class Folder(Generic[Kind]):
             return "it has a .bin file, a pickle, which is never opened"
         return manifest.problem(self.checkpoint(step), {"step": step, "settings": self.settings}, alone=True)
 
-    def accept(self, step: int, keep: int) -> None:
+    def accept(self, step: int, keep: int, pinned: Sequence[int] = ()) -> None:
         """Put the checkpoint that lies beside its place there, with a manifest, and delete old ones.
 
         Args:
             step: the steps taken.
             keep: how many checkpoints to keep. Those that were passed over are deleted once a newer one is there.
+            pinned: the steps of checkpoints to keep besides.
         """
         place = self.checkpoint(step)
         complete = self.beside / place.name
         # The Trainer's arguments are a pickle, which nobody opens.
         (complete / "training_args.bin").unlink(missing_ok=True)
         manifest.write(complete, {"step": step, "settings": self.settings})
-        check_folder(None, place)
         move_folder(complete, place)
         shutil.rmtree(self.beside)
         self.passed_over.pop(place.name, None)
         older = [each for each in sorted(self._steps(), reverse=True) if each <= step]
         good = [each for each in older if self.checkpoint(each).name not in self.passed_over]
         for each in older:
-            if each not in good[:keep]:
+            if each not in good[:keep] and each not in pinned:
                 shutil.rmtree(self.checkpoint(each), ignore_errors=True)
 
     def finish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, results: Kind) -> None:

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ...data.fingerprint import SeenText
-from ...files import full_disk, naming
+from ...errors import InputError, one_line
+from ...files import naming
 from .. import ranks
 from ..jobs import threads
 from ..progress import Progress
@@ -38,7 +38,6 @@ from ..provenance import provenance
 from ..sheet import Sheet
 from ..shown import Plan
 from .folder import KEPT_CHECKPOINTS, Folder, Kind
-from .loading import loading_problem
 from .results import TrainingPlan, losses_of, score_texts
 from .shared import Batch, Count, SharedTrainer
 from .trackers import tracker
@@ -79,6 +78,11 @@ class LongTraining(ABC, Generic[Kind]):
     device: torch.device
     keep: int = KEPT_CHECKPOINTS
     """How many checkpoints to keep."""
+
+    @property
+    def pinned(self) -> Sequence[int]:
+        """The steps whose checkpoints are kept besides."""
+        return ()
 
     @property
     @abstractmethod
@@ -133,13 +137,9 @@ class LongTraining(ABC, Generic[Kind]):
         """Return the held-out means to report, "loss" first."""
         return scores
 
-    def callbacks(self, folder: Folder[Kind]) -> list[TrainerCallback]:
-        """Return callbacks of this training's own."""
-        return []
-
     def unusable(self, folder: Folder[Kind], step: int, model: nn.Module) -> str | None:
         """Return why a step's checkpoint, which is what its manifest says, can't be used by a model; or None."""
-        return loading_problem(folder.checkpoint(step), step, model, *self.optimizer(model))
+        return None
 
     def finished(self, model: Any, folder: Folder[Kind], results: Kind) -> tuple[PreTrainedModel, Kind]:
         """Return the model to save, and the results with what is known after training."""
@@ -158,15 +158,15 @@ class LongJob(ABC, Generic[Kind]):
     """Where to report losses and scores; None is TensorBoard if that is installed."""
 
     @abstractmethod
-    def read(self, cache: Path, scratch: Path | None, progress: Progress) -> tuple[Any, SeenText]:
-        """Return the text, and what is known of it after it was read once. Files go to ``scratch`` if it is given."""
+    def read(self, progress: Progress) -> Any:
+        """Return the text, which has a ``fingerprint``."""
 
     @abstractmethod
     def settings(self, text: str) -> dict[str, Any]:
         """Return everything that decides a result, given the text's hash. All runs in a folder share it."""
 
     @abstractmethod
-    def prepared(self, text: Any, seen: SeenText, cache: Path, scratch: Path | None) -> LongTraining[Kind]:
+    def prepared(self, text: Any, cache: Path) -> LongTraining[Kind]:
         """Encode the text, or open it in the cache, and return the training on it."""
 
     def run(self, folder: Path, progress: Progress) -> Kind:
@@ -178,13 +178,14 @@ class LongJob(ABC, Generic[Kind]):
         """
         with threads(self.threads):
             cache = self.cache or folder / "cache"
-            text, seen = self.read(cache, None, progress)
-            kept: Folder[Kind] = Folder(folder, self.settings(seen.summary.fingerprint), self.RESULTS, self.command)
+            progress.begin("reading the text")
+            text = self.read(progress)
+            kept: Folder[Kind] = Folder(folder, self.settings(text.fingerprint), self.RESULTS, self.command)
             if (results := ranks.from_main(lambda: kept.finished(progress))) is not None:
                 progress.line(f"{kept.path} is already finished; nothing to do")
                 return results
             with ranks.main_first():
-                training = self.prepared(text, seen, cache, None)
+                training = self.prepared(text, cache)
             progress.line(training.sheet())
             for note in slow_dtype(training.training.dtype, training.device):
                 progress.line(note)
@@ -193,9 +194,7 @@ class LongJob(ABC, Generic[Kind]):
     def plan(self, folder: Path, progress: Progress) -> Plan:
         """Return what :meth:`run` would do; see there for errors."""
         with threads(self.threads), TemporaryDirectory() as place:
-            cache, scratch = self.cache or folder / "cache", Path(place)
-            text, seen = self.read(cache, scratch, progress)
-            training = self.prepared(text, seen, cache, scratch)
+            training = self.prepared(self.read(progress), Path(place))
             notes = slow_dtype(training.training.dtype, training.device)
             return Plan(training.sheet(), (*notes, *training.costs()))
 
@@ -209,7 +208,7 @@ class LongTrainer(SharedTrainer, Generic[Kind]):
         model: the model.
         start: the results before the first step.
         seconds: time that earlier runs took.
-        callbacks: callbacks besides those of the training.
+        callbacks: the Trainer's callbacks.
     """
 
     ADVICE = " (and another `out`), or more `warmup`"
@@ -243,7 +242,7 @@ class LongTrainer(SharedTrainer, Generic[Kind]):
                 seed=of.seed,
                 accumulate=of.accumulate,
             ),
-            callbacks=[*long.callbacks(folder), *callbacks],
+            callbacks=callbacks,
         )
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -253,7 +252,7 @@ class LongTrainer(SharedTrainer, Generic[Kind]):
             super()._save_checkpoint(model, trial)
             ranks.wait()  # until every process has written its random state
             if ranks.is_main():
-                self.folder.accept(step, self.long.keep)
+                self.folder.accept(step, self.long.keep, self.long.pinned)
                 self.results().write(self.folder.path)
             ranks.wait()  # until the checkpoint counts
 
@@ -293,7 +292,7 @@ class TrainingWatch(TrainerCallback):
 
     def __init__(self, course: Course, progress: Progress) -> None:
         self.course, self.progress = course, progress
-        self.interrupted = False
+        self.interrupted = self.began = False
         self.loss = ""
         # A few hundred points make a curve, however long the training.
         self.log_every = max(1, min(50, course.steps // 200))
@@ -302,6 +301,9 @@ class TrainingWatch(TrainerCallback):
         # Count only the remaining steps, or the time left would be estimated from steps that this run did not take.
         self.progress.start(state.max_steps - state.global_step)
         self.progress.begin("training")
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        self.began = True
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         step = state.global_step
@@ -375,13 +377,11 @@ def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress, re
     if folder.passed_over:
         passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
         progress.line(f"passing over {passed}{'' if checkpoint else '. Starting again from the first step'}")
-    before = TrainerState()
-    if checkpoint is not None:
-        before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        progress.line(f"continuing after step {before.global_step:,} of {steps:,}")
-    watch, curves = TrainingWatch(long.course, progress), folder.out / "tensorboard"
-    # Whatever else is written names itself.
-    with naming(curves), _full_disk_of_threads(), _stopped_by_signals(watch):
+    before, watch, curves = TrainerState(), TrainingWatch(long.course, progress), folder.out / "tensorboard"
+    with _loading(checkpoint, watch), _stopped_by_signals(watch):
+        if checkpoint is not None:
+            before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            progress.line(f"continuing after step {before.global_step:,} of {steps:,}")
         callbacks = [watch, *tracker(report_to, curves, before.global_step)]
         trainer = LongTrainer(long, folder, model, start, _seconds(before), callbacks)
         if before.global_step or ranks.rank():
@@ -424,11 +424,13 @@ def _stopped_by_signals(watch: TrainingWatch) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk_of_threads() -> Iterator[None]:
-    """Do not print the error of a full disk from a thread: TensorBoard's raises it again at the next write."""
-    before = threading.excepthook
-    threading.excepthook = lambda found: None if full_disk(found.exc_value or Exception()) else before(found)
+def _loading(checkpoint: Path | None, watch: TrainingWatch) -> Iterator[None]:
+    """Name a checkpoint that does not load, although it is what its manifest says."""
     try:
         yield
-    finally:
-        threading.excepthook = before
+    except Exception as error:
+        if checkpoint is None or watch.began or isinstance(error, InputError):
+            raise
+        reason = one_line(str(error))[:200] or type(error).__name__
+        told = f"{checkpoint} does not load ({reason}); delete it, then the same command continues without it"
+        raise InputError("out", told) from error

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..json_files import check_that
 from ..store import FILE, Results
 
 if TYPE_CHECKING:
@@ -73,12 +72,6 @@ class TrainingResults(Results, TrainingPlan):
     """The training loss at some of the steps."""
     held_out: list[dict[str, int | float]] = field(default_factory=list)
     """A "step" each, with the held-out scores after it."""
-
-    def check(self) -> None:
-        check_that(bool(self.held_out) or not self.finished, "held_out", "the scores of a finished training, got none")
-        for number, point in enumerate(self.held_out):
-            check_that("step" in point and len(point) > 1, f"held_out[{number}]", "a step and its scores")
-            check_that(point.keys() == self.held_out[0].keys(), f"held_out[{number}]", "the scores of the first")
 
     @property
     def scores(self) -> dict[str, float]:

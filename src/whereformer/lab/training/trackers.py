@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
-from ...errors import InputError
 from .. import ranks
 
 
@@ -32,32 +29,11 @@ def tracker(report_to: str | None, curves: Path, step: int = 0) -> list[TrainerC
         from torch.utils.tensorboard import SummaryWriter
 
         return [TensorBoardCallback(SummaryWriter(str(curves), purge_step=step + 1 if step else None))]
-    with _starting(report_to):
-        return [_Wandb() if report_to == "wandb" else _Trackio()]
+    return [_Wandb() if report_to == "wandb" else TrackioCallback()]
 
 
 class _Wandb(WandbCallback):
-    def setup(self, *arguments: Any, **others: Any) -> None:
-        with _starting("wandb"):
-            super().setup(*arguments, **others)
-
     def on_train_end(self, *arguments: Any, **others: Any) -> None:
         super().on_train_end(*arguments, **others)
         # Or the next training in this process would report to the same run.
         import_module("wandb").finish()
-
-
-class _Trackio(TrackioCallback):
-    def setup(self, *arguments: Any, **others: Any) -> None:
-        with _starting("trackio"):
-            super().setup(*arguments, **others)
-
-
-@contextmanager
-def _starting(name: str) -> Iterator[None]:
-    """Raise an InputError for ``report_to`` if a tracker can't start: without a login, without a module it needs..."""
-    try:
-        yield
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError("report_to", f"{name} did not start: {reason:.200}") from error

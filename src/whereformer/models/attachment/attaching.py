@@ -37,9 +37,9 @@ def attach(
 
     Relative positions that a model computes itself become tables over offsets instead of matrices, so ``attach(t5,
     "none")`` is the same model with less memory; the guide lists these models. Sliding windows (ModernBERT, Mistral,
-    Gemma), soft caps (Gemma 2), sinks (GPT-OSS) and grouped heads stay what they are, without matrices or copies. Other
-    masks than padding stay matrices, and so do windows in compiled code. A query that may not attend to anything gets
-    zeros; transformers averages all values.
+    Gemma), soft caps (Gemma 2), sinks (GPT-OSS, Inkling 2) and grouped heads stay what they are, without matrices or
+    copies. Other masks than padding stay matrices, and so do windows in compiled code. A query that may not attend to
+    anything gets zeros; transformers averages all values.
 
     Args:
         model: any model of text, images or sound that dispatches its attention through transformers'
@@ -174,6 +174,11 @@ def _takes_keywords(module: nn.Module) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
+def _takes_position(module: nn.Module) -> bool:
+    """Whether what a hook passes to an attention layer arrives in its attention function."""
+    return is_served(module) or _takes_keywords(module)
+
+
 class Stack:
     """One encoder or decoder of a model, together with the method that it gets.
 
@@ -186,11 +191,15 @@ class Stack:
 
     def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], name: str, options: dict[str, Any]) -> None:
         self.stack = stack
-        self.calls = calls
+        # Residuals that attend to the layers before (Inkling 2) have another number of queries than there are tokens.
+        lengths = {call.n_q for call in calls if _takes_position(call.module)}
+        self.calls = calls = [
+            call for call in calls if _takes_position(call.module) or not lengths or call.n_q in lengths
+        ]
         config = stack.config
         modules = list({id(call.module): call.module for call in calls}.values())
         for module in modules:
-            if not is_served(module) and not _takes_keywords(module):
+            if not _takes_position(module):
                 name = type(module).__name__
                 raise InputError("model", f"{name} does not hand keyword arguments to its attention function")
         sizes = {

@@ -75,9 +75,10 @@ class LayerInput:
             InputError: for a method that takes no packed rows, or that was made for causal attention and meets another.
         """
         (batch, _, n_q, _), n_k = query.shape, asked.n_k
-        self._check(asked, n_q)
-        keys = Positions(asked.first, 1, n_k)
-        queries = keys if n_q == n_k else Positions(asked.first + n_k - n_q, 1, n_q)
+        self._check(asked, n_q, n_k)
+        first = asked.first or 0
+        keys = Positions(first, 1, n_k)
+        queries = keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q)
         return Place(
             queries,
             keys,
@@ -90,7 +91,7 @@ class LayerInput:
             asked.dropped(),
         )
 
-    def _check(self, asked: RequestedMask, n_q: int) -> None:
+    def _check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
         causal, methods = self.forward.position.model.causal, self.forward.position.methods()
         counting = [method for method in methods if method.scales_query]
@@ -99,13 +100,18 @@ class LayerInput:
         # Keys can be counted within documents, but not within the blocks of a matrix.
         from_start = [method for method in methods if not method.shift_invariant]
         from_start += counting if asked.documents is None else []
+        if not from_start:
+            return
+        name = f"{type(from_start[0]).__name__} counts from the start of a row"
+        if asked.first is None and n_q < n_k:
+            raise InputError("cache", f"{name}, which the model's own mask does not tell; give use_cache=False")
         # Compiled code cannot look at a matrix.
-        hidden = torch.compiler.is_compiling() and asked.matrix is not None and asked.real is None
-        if from_start and (asked.is_packed() or (hidden and self.forward.placed)):
-            reason = "it takes no packed texts; give each text a row of its own"
-            if hidden:
-                reason = "compiled code takes no position_ids, which may pack texts; leave them out"
-            raise InputError("position", f"{type(from_start[0]).__name__} counts from the start of a row, so {reason}")
+        if torch.compiler.is_compiling() and asked.matrix is not None and asked.real is None and self.forward.placed:
+            raise InputError(
+                "position_ids", f"{name}, and compiled code cannot see whether they pack texts; leave them out"
+            )
+        if asked.is_packed():
+            raise InputError("position", f"{name}, so it takes no packed texts; give each text a row of its own")
 
 
 class Start:

@@ -8,6 +8,8 @@ from typing import Any
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from .masks import of_growing_caches
+
 NAME = "whereformer"
 """The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
 
@@ -21,7 +23,7 @@ def register(name: str, attend: Callable[..., Any], mask: Callable[..., Any]) ->
     AttentionMaskInterface.register(name, mask)
     for own, function in OWN_MASKS.items():
         AttentionInterface.register(with_masks(name, own), _only_masked(attend) if own == "eager" else attend)
-        AttentionMaskInterface.register(with_masks(name, own), function)
+        AttentionMaskInterface.register(with_masks(name, own), of_growing_caches(function))
 
 
 def with_masks(name: str, own: str | None) -> str:

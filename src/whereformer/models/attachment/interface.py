@@ -19,7 +19,7 @@ Mask: TypeAlias = Tensor | RequestedMask | None
 """What arrives as a mask."""
 
 COMPUTED = frozenset({
-    "cu_seq_lens_k", "cu_seq_lens_q", "output_attentions", "position_bias", "s_aux", "seq_idx", "softcap",
+    "cu_seq_lens_k", "cu_seq_lens_q", "output_attentions", "position_bias", "s_aux", "seq_idx", "sinks", "softcap",
     "whereformer", "whereformer_first", "whereformer_forward", "whereformer_terms",
 })  # fmt: skip
 """The options that attention computes with."""
@@ -63,8 +63,9 @@ def attend(
         is_causal: without a mask, whether later keys are masked; None: the layer decides.
         options: everything else that the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
             ``whereformer_terms`` from a layer of :data:`KINDS`, ``position_bias``, ``softcap`` (Gemma 2), ``s_aux``
-            (the sinks of GPT-OSS), ``cu_seq_lens_q`` or ``seq_idx`` (the texts of packed rows) and
-            ``output_attentions`` from the model. Windows come with the mask, so ``sliding_window`` is not read.
+            (the sinks of GPT-OSS, one a head) or ``sinks`` (those of Inkling 2, one a query), ``cu_seq_lens_q`` or
+            ``seq_idx`` (the texts of packed rows) and ``output_attentions`` from the model. Windows come with the mask,
+            so ``sliding_window`` is not read.
 
     Returns:
         (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model returns them.
@@ -91,7 +92,7 @@ def attend(
         "key_documents": asked.documents,
         "scale": scaling,
         "softcap": options.get("softcap"),
-        "sinks": options.get("s_aux"),
+        "sinks": _sinks(options),
         "dropout_p": dropout,
     }
     with_weights = options.get("output_attentions", None if layer is None else layer.with_weights)
@@ -123,9 +124,9 @@ def requested(
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
-        asked = RequestedMask(n_k, real=mask[:, 0, 0])
+        asked = RequestedMask(n_k, first=None, real=mask[:, 0, 0])
     else:
-        asked = RequestedMask(n_k, matrix=mask)
+        asked = RequestedMask(n_k, first=None, matrix=mask)
     documents = _documents(query, key, options)
     return asked if documents is None else asked._replace(documents=documents)
 
@@ -155,6 +156,14 @@ def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
         return (DenseBias(bias),)
     # A table with one offset means that the layer has no biases.
     return (OffsetBias(bias[0, :, 0], first),) if bias.shape[3] > 1 else ()
+
+
+def _sinks(options: Mapping[str, Any]) -> Tensor | None:
+    """Return one logit a head, (heads,), or one a query, (batch, heads, n_q), which arrives as a column of scores."""
+    given: Tensor | None = options.get("s_aux")
+    if given is None:
+        given = options.get("sinks")
+    return given.squeeze(-1) if given is not None and given.dim() == 4 else given
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:

@@ -33,7 +33,8 @@ class RequestedMask(NamedTuple):
 
     Args:
         n_k: the number of keys; the last of them is at the last query.
-        first: the position of the first key: a cache that slides has dropped those before it.
+        first: the position of the first key: a cache that slides has dropped those before it. A mask of the model's own
+            does not tell it: None.
         causal: whether later keys are masked.
         window: how far before and after itself a query attends; None without a window.
         real: (batch or 1, first + n_k) bool, which tokens of the whole text are no padding; None: all.
@@ -43,12 +44,17 @@ class RequestedMask(NamedTuple):
     """
 
     n_k: int
-    first: int = 0
+    first: int | None = 0
     causal: bool = False
     window: tuple[int, int] | None = None
     real: Tensor | None = None
     documents: Tensor | None = None
     matrix: Tensor | None = None
+
+    @property
+    def ndim(self) -> int:
+        """What transformers asks of masks that it is given; those for static caches are made before the forward."""
+        raise InputError("attention_mask", "whereformer's attention takes no mask made before, as for a static cache")
 
     def key_mask(self, batch: int) -> Tensor | None:
         """Return which keys are real, (batch, n_k); None if all are."""
@@ -56,7 +62,8 @@ class RequestedMask(NamedTuple):
 
     def dropped(self) -> Tensor | int:
         """Return the number of real tokens before the first key, (batch or 1, 1) or the same for all rows."""
-        return self.first if self.real is None else self.real[:, : self.first].sum(1, keepdim=True)
+        first = self.first or 0
+        return first if self.real is None else self.real[:, :first].sum(1, keepdim=True)
 
     def hides_later_keys(self) -> bool:
         """Whether no query of a self-attention sees a later key."""
@@ -85,14 +92,38 @@ def _has_blocks(seen: Tensor) -> bool:
     return bool(((earliest >= tokens) & before & from_here).any())
 
 
+def of_growing_caches(mask: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a mask function of transformers that refuses a cache in which the last key is not the last query's."""
+
+    def checked(
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: int = 0,
+        kv_offset: int = 0,
+        mask_function: Callable[..., Tensor] = causal_mask_function,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        end = kv_offset + kv_length
+        covered = attention_mask is not None and attention_mask.shape[1] >= end
+        ahead = not covered and q_offset + q_length < end and _is_causal(mask_function)
+        if isinstance(q_offset, Tensor) or ahead:
+            raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
+        return mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
+
+    return checked
+
+
+@of_growing_caches
 def mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
-    attention_mask: Tensor | None = None,
+    q_offset: int,
+    kv_offset: int,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None,
     **options: Any,
 ) -> RequestedMask:
     """A mask function of transformers: it returns what was asked for, with a matrix only for patterns of other kinds.
@@ -100,11 +131,6 @@ def mask(
     Causality, windows, padding and the texts of packed rows need none.
     """
     asked, end = _recognized(mask_function, kv_length), kv_offset + kv_length
-    covered = attention_mask is not None and attention_mask.shape[1] >= end
-    if isinstance(q_offset, Tensor) or (
-        asked is not None and asked.causal and q_offset + q_length < end and not covered
-    ):
-        raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
     if asked is None or ((asked.causal or asked.window) and q_offset + q_length != end):
         # Without these, None stands for what sdpa takes from the layer.
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -117,6 +143,11 @@ def mask(
         if can_look(real) and bool(real.all()):
             real = None
     return asked._replace(first=kv_offset, real=real)
+
+
+def _is_causal(mask_function: Callable[..., Tensor]) -> bool:
+    asked = _recognized(mask_function, 0)
+    return asked is not None and asked.causal
 
 
 def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask | None:

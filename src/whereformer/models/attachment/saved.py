@@ -83,22 +83,6 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     return model
 
 
-def saved_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
-    """Return the class of transformers that a config.json names, if a method was attached to the model; else None.
-
-    Raises:
-        InputError: if it names no class of transformers.
-    """
-    if NAME not in config:
-        return None
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else names
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        raise InputError("architectures", f"expected the name of a model of transformers, got {shown(names)}")
-    return found
-
-
 def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a model's config.json says of what was attached."""
     settings = config.get(NAME)

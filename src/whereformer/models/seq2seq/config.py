@@ -90,9 +90,7 @@ class Seq2SeqConfig(PreTrainedConfig):
     type_vocab_size = 0
     segments = "embedding"
     feed_forward = "plain"
-    norm_type = "layer"
     query_bias = biases = first_norm = True
-    qk_norm = False
     attention_scale = None
 
     vocab_size: int = 32000

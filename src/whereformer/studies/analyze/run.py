@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ class AnalyzeJob:
         progress.start(100 * len(self.sources))
         models: list[ModelFindings] = []
         notes: list[str] = []
-        with nullcontext() if options.threads is None else threads(options.threads):
+        with threads(options.threads):
             for source in self.sources:
                 progress.begin(source.name)
                 model, own = analyze_model(source, options, pages, progress)

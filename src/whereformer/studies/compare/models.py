@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...files import new_folder
-from ...lab.encoders import BASELINE, build_model, check_methods, small_config
-from ...lab.training import manifest
+from ...lab import manifest
+from ...lab.encoders import BASELINE, build_model, small_config
+from ...lab.methods import check_methods
 from ...models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ...models.heads import EncoderWithLMHead
 from ...models.presets import PRESETS
@@ -61,13 +62,9 @@ def untrained(settings: CompareSettings, position: str, vocab_size: int, seed: i
     return build_model(EncoderForCausalLM if settings.causal else EncoderForMaskedLM, config, baseline, seed)
 
 
-def check_positions(names: Sequence[str], settings: CompareSettings) -> list[str]:
-    """Return the distinct methods to compare.
-
-    Raises:
-        InputError: if a method is unknown, or does not fit these settings.
-    """
-    return check_methods(
+def check_positions(names: Sequence[str], settings: CompareSettings) -> None:
+    """Raise an InputError for a method that does not fit these settings."""
+    check_methods(
         names,
         hidden_size=settings.hidden_size,
         num_heads=settings.num_heads,

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from ...data.corpus import Text
+from ...data.corpus import FirstPart, Text
 from ...data.encode import TokenizerChoice, open_or_encode
-from ...data.fingerprint import look_at
 from ...data.masks import HELD_OUT_RATE, Batches, HeldOut
-from ...data.read import Document
 from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically
 from ...lab.progress import Progress
-from ...lab.training.text import text_facts
 from .results import CompareResults, CompareText
 from .settings import CompareSettings
-from .task import TableText, TaskRows, identity, prepare_rows
 
 if TYPE_CHECKING:
     from .run import CompareJob
@@ -37,7 +32,6 @@ class Material:
         held_out: the held-out text, masked unless models are causal.
         facts: facts about the text.
         characters: how many characters were read of a longer text; None if all of it was.
-        rows: the labeled table to rank by; None ranks by held-out text.
     """
 
     settings: CompareSettings
@@ -45,7 +39,6 @@ class Material:
     held_out: HeldOut
     facts: CompareText
     characters: int | None = None
-    rows: TaskRows | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -64,89 +57,37 @@ class Material:
         return Batches(self.training, of.batch_size, of.length, rate, self.vocab_size, seed)
 
 
-class FirstPart(Text):
-    """The first ``characters`` of a text, or all of it if it has fewer."""
-
-    def __init__(self, whole: Text, characters: int) -> None:
-        vars(self).update(vars(whole))
-        self.field, self.whole, self.characters = whole.field, whole, characters
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.whole.names, f"the first {self.characters} characters"]
-
-    def documents(self) -> Iterator[Document]:
-        left = self.characters
-
-        def cut(document: Document) -> Iterator[str]:
-            nonlocal left
-            for part in document:
-                yield part[:left]
-                left -= min(left, len(part))
-                if not left:
-                    return
-
-        for document in self.whole.documents():
-            yield cut(document)
-            if not left:
-                return
-
-
-def text_of(data: Sequence[str], column: str | None, characters: int | None) -> Text:
-    """Return a text, or its first characters.
-
-    Raises:
-        InputError: if there is no such file.
-    """
-    text = Text(data, column)
-    return text if characters is None else FirstPart(text, characters)
-
-
 def prepare(job: CompareJob, folder: Path, progress: Progress) -> Material:
     """Read the text, train a tokenizer and save it in the run's folder, and encode the text.
 
     Raises:
         InputError: if the text can't be read or is too short, or the folder holds results for other settings.
     """
-    settings, table, characters = job.settings, job.table, job.characters
-    loaded = rows = None
-    try:
-        if table is None:
-            text = text_of(job.data, job.column, characters)
-            if job.data:
-                progress.line(text.about_files)
-        else:
-            loaded = table.load()
-            text = TableText(table, loaded)
-            text = text if characters is None else FirstPart(text, characters)
-        seen = look_at(text, folder / "cache")
-        task = None if loaded is None else identity(loaded)
-        settings = replace(settings, text=seen.summary.fingerprint, task=task)
-        # Checked before anything in the folder changes.
-        CompareResults.earlier(folder, settings=settings)
-        encoded = open_or_encode(folder / "cache", text, seen, TokenizerChoice(None, settings.vocab_size))
-        training, held_out = len(encoded.training), len(encoded.held_out)
-        if min(training, held_out) < (longest := max(*settings.lengths, HeldOut.GROUP)):
-            raise InputError(
-                "data",
-                f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
-                f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
-            )
-    except InputError as error:
-        # Whoever gave a table gave no --data.
-        raise InputError("train" if table and error.field == "data" else error.field, error.reason) from None
+    settings, characters = job.settings, job.characters
+    text = Text(job.data, job.column)
+    if job.data:
+        progress.line(text.about_files)
+    text = text if characters is None else FirstPart(text, characters)
+    settings = replace(settings, text=text.fingerprint)
+    # Checked before anything in the folder changes.
+    CompareResults.earlier(folder, settings=settings)
+    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, settings.vocab_size))
+    training, held_out = len(encoded.training), len(encoded.held_out)
+    if min(training, held_out) < (longest := max(*settings.lengths, HeldOut.GROUP)):
+        raise InputError(
+            "data",
+            f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
+            f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
+        )
     write_atomically(folder / "tokenizer.json", encoded.tokenizer.backend_tokenizer.to_str())
-    if characters is not None and seen.summary.characters < characters:
+    if characters is not None and encoded.characters < characters:
         characters = None
     source = text.source if characters is None else f"the first {characters:,} characters of {text.source}"
-    facts = text_facts(source, seen.summary, encoded.counts)
-    if table is not None and loaded is not None:
-        rows = prepare_rows(table, loaded, encoded.tokenizer, settings, folder / "cache")
+    facts = replace(encoded.facts, source=source)
     return Material(
         settings,
         encoded.training,
         HeldOut(encoded.held_out, None if settings.causal else HELD_OUT_RATE, facts.vocabulary),
         CompareText(**vars(facts), data=list(text.paths), column=text.column),
         characters,
-        rows,
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
+from ...data.encode import TextFacts
 from ...errors import InputError
-from ...lab.json_files import check_heads, check_that
 from ...lab.score import Cannot
 from ...lab.store import RunResults
-from ...lab.training.text import TextFacts
 from .settings import CompareSettings
 
 if TYPE_CHECKING:
@@ -28,55 +27,6 @@ class CompareText(TextFacts):
 
     data: list[str]
     column: str | None
-
-
-@dataclass(frozen=True)
-class CompareTask:
-    """Facts about a labeled table.
-
-    Args:
-        train, validation: its files, as the user gave them.
-        text: its columns of text.
-        label: its column of labels.
-        classes: the classes; None for numbers.
-        metric: "accuracy", or "spearman" for numbers.
-        training_rows, validation_rows: number of rows.
-        cut_rows: number of rows that are longer than the training length, and are cut.
-        guessing: the score of always predicting the training rows' most frequent class; 0 for numbers.
-        whole_length: a length at which nine rows in ten are whole; None if no row is cut.
-    """
-
-    train: str
-    validation: str
-    text: list[str]
-    label: str
-    classes: list[str] | None
-    metric: Literal["accuracy", "spearman"]
-    training_rows: int
-    validation_rows: int
-    cut_rows: int
-    guessing: float
-    whole_length: int | None = None
-
-    def shown(self, score: float) -> str:
-        """Format a score."""
-        return f"{score:.1%}" if self.classes else f"{score:.3f}"
-
-    def about_cut(self, length: int) -> str:
-        """Return how many rows are cut and what to do about it, in a sentence; empty if none is."""
-        if not self.cut_rows:
-            return ""
-        rows = self.training_rows + self.validation_rows
-        advice = f"; --length {self.whole_length} reads nine in ten of them whole" if self.whole_length else ""
-        return f"{self.cut_rows:,} of {rows:,} rows were cut to {length} tokens{advice}."
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    """The score of a fine-tuned model, and each validation row's share of it: their mean is the score."""
-
-    score: float
-    rows: list[float]
 
 
 @dataclass(frozen=True)
@@ -120,7 +70,6 @@ class Run:
         positional_parameters, parameters: number of parameters, of position and in all.
         curves: what each head adds to scores, [layer][head][offset]; None if that is not a curve over offsets.
         attention: the mean attention weight, [layer][head][offset]; None for layers between pooled sequences.
-        task: the score of fine-tuning; None without a labeled table.
     """
 
     learning_rate: float
@@ -132,12 +81,6 @@ class Run:
     parameters: int
     curves: list[list[list[float]]] | None
     attention: list[list[list[float]] | None]
-    task: TaskScore | None = None
-
-    @property
-    def errors(self) -> list[float]:
-        """What a method is ranked by (lower is better): each window's loss, or each row's share of the task's error."""
-        return self.window_losses if self.task is None else [1 - share for share in self.task.rows]
 
 
 @dataclass(frozen=True)
@@ -162,11 +105,10 @@ class CompareResults(RunResults):
         speed: the speed of each method that has been measured.
         budget: what was chosen for a number of minutes; None if the steps were given.
         trials: the learning rates that were tried for each method.
-        dropped: the methods that successive halving left out, with the number of seeds that they were trained with.
         failed: the reason, for each method whose loss was not finite.
-        task: facts about a labeled table; None without one.
         characters: how many characters were read of a longer text; None if all of it was.
         plugin: the file that registered methods; None without one.
+        sources: the hash of the file of each method that a plugin registered.
     """
 
     FORMAT = 3
@@ -179,42 +121,18 @@ class CompareResults(RunResults):
     speed: dict[str, Speed] = field(default_factory=dict)
     budget: Budget | None = None
     trials: dict[str, list[Trial]] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    task: CompareTask | None = None
     characters: int | None = None
     plugin: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)
 
-    def check(self) -> None:
-        check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
-        check_that(all(self.runs.values()), "runs", "a run for a seed of each method")
-        first: Any = next((run for _, run in self.each()), None)
-        for (name, seed), run in self.each():
-            where = f"runs.{name}.{seed}"
-            check_that(bool(run.train_loss) and bool(run.window_losses), where, "losses, got none")
-            check_that(len(run.window_losses) == len(first.window_losses), where, "equal windows")
-            check_that(run.scores.keys() == first.scores.keys(), where, "a score at each length")
-            check_that(self.settings.length in run.scores, where, "a score at the length of training")
-            scores = [score for score in run.scores.values() if isinstance(score, Score)]
-            ok = min(run.scores) > 0 and all(score.loss >= 0 and 0 <= score.accuracy <= 1 for score in scores)
-            check_that(ok, f"{where}.scores", "losses of at least 0 and accuracies of 0 to 1")
-            check_heads(f"{where}.curves", run.curves or [])
-            check_heads(f"{where}.attention", run.attention)
-            shares = (share for layer in run.attention for head in layer or () for share in head)
-            check_that(all(0 <= share <= 1 for share in shares), f"{where}.attention", "shares from 0 to 1")
-            check_that((run.task is None) == (self.task is None), f"{where}.task", "a score if there is a table")
-            if run.task is not None and self.task is not None:
-                ok = len(run.task.rows) == self.task.validation_rows and -1 <= run.task.score <= 1
-                check_that(ok, f"{where}.task", "a score and a share of every row")
-            check_that(run.learning_rate > 0, f"{where}.learning_rate", "a positive number")
-        for name, trials in self.trials.items():
-            ok = bool(trials) and all(trial.rate > 0 and (trial.loss is None or trial.loss >= 0) for trial in trials)
-            check_that(ok, f"trials.{name}", "positive rates and losses")
-        if self.budget is not None:
-            check_that(min(vars(self.budget).values()) > 0, "budget", "positive numbers")
-        for name, speed in self.speed.items():
-            lowest = min(speed.relative_speed, speed.lowest, speed.highest)
-            check_that(lowest > 0 and speed.peak_memory > 0, f"speed.{name}", "positive numbers")
+    def without(self, names: Container[str]) -> Self:
+        """Return these results without all that is known of some methods."""
+
+        def left(of: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in of.items() if name not in names}
+
+        return replace(self, runs=left(self.runs), trials=left(self.trials), speed=left(self.speed))
 
     def sheets(self) -> Sequence[Sheet]:
         from .report import sheets

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...lab.json_files import check_that
 from ...lab.sheet import Column, Sheet
 from ...lab.store import Results
 from .settings import ExtendSettings
@@ -77,11 +76,6 @@ class ExtendResults(Results):
     curve: list[Judged]
     losses: dict[str, list[float]]
     cpu_seconds: float
-
-    def check(self) -> None:
-        check_that(bool(self.curve), "curve", "at least one row")
-        steps = all(len(values) == self.settings.steps for values in self.losses.values())
-        check_that(steps, "losses", f"{self.settings.steps} numbers each")
 
     def sheets(self) -> Sequence[Sheet]:
         columns = [

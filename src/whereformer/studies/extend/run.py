@@ -6,7 +6,6 @@ import hashlib
 import math
 import shutil
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,11 +15,11 @@ from torch import Tensor
 from ...data.corpus import Text
 from ...errors import InputError
 from ...files import new_folder
+from ...lab import manifest
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.store import FILE
-from ...lab.training import manifest
 from ...lab.training.card import write_changed_card
 from ...lab.training.trainer import quiet_transformers
 from .checkpoint import SentenceEncoder, extended, load_encoder, save_encoder
@@ -60,7 +59,7 @@ class ExtendJob:
         Raises:
             InputError: if the model or the text is not suitable, or the folder holds another extension.
         """
-        with nullcontext() if self.threads is None else threads(self.threads):
+        with threads(self.threads):
             return self._extend(folder, progress)
 
     def _extend(self, folder: Path, progress: Progress) -> ExtendResults:

@@ -10,13 +10,11 @@ import torch
 from safetensors.torch import load_model, save_model
 
 from ...files import new_folder
-from ...lab.json_files import check_that, from_json, read_json, write_json
+from ...lab import manifest
+from ...lab.json_files import from_json, read_json, write_json
 from ...lab.store import refuse_other_settings
-from ...lab.training import manifest
-from ...lab.training.loading import file_problem, optimizer_problem, weights_problem
 from .checkpoint import SentenceEncoder
 from .results import Judged
-from .training import optimizer_of
 
 WEIGHTS, OPTIMIZER, FACTS = "model.safetensors", "optimizer.pt", "state.json"
 
@@ -64,22 +62,8 @@ class TrainingState:
             return cls(), None
         if saved := manifest.facts(folder):
             refuse_other_settings(folder, saved, settings)
-        problem = (
-            manifest.problem(folder, settings)
-            or weights_problem(folder / WEIGHTS, student.model)
-            or optimizer_problem(folder / OPTIMIZER, optimizer_of(student))
-            or file_problem(folder / FACTS, cls._read)
-        )
-        if problem is not None:
+        if (problem := manifest.problem(folder, settings)) is not None:
             return cls(), problem
         load_model(student.model, folder / WEIGHTS)
         optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
-        return cls._read(folder / FACTS), None
-
-    @classmethod
-    def _read(cls, file: Path) -> TrainingState:
-        state = from_json(cls, read_json(file))
-        check_that(bool(state.curve) and state.curve[-1].step == state.step, "curve", f"one up to step {state.step}")
-        steps = all(len(values) == state.step for values in state.losses.values())
-        check_that(steps, "losses", f"{state.step} numbers each")
-        return state
+        return from_json(cls, read_json(folder / FACTS)), None

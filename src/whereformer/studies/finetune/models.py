@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +10,12 @@ from transformers import AutoTokenizer
 
 from ...errors import InputError
 from ...files import check_regular_in
-from ...lab.training.model_options import about_method
+from ...lab.methods import about_method
 from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForSequenceClassification, EncoderForTokenClassification, load_pretrained
-from ...models.checkpoints.files import check_has_config
+from ...models.checkpoints.files import find_config
 from ...positions import method_names
+from ..analyze.loading import named_errors
 from .variants import OWN, Variant
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer, or the one at ``path`` if that is given.
 
     Raises:
-        InputError: if no tokenizer can be read, or the model is a folder without a config.json.
+        InputError: if no tokenizer, or no configuration of the model can be read.
     """
     field, where = ("model", model) if path is None else ("tokenizer", path)
-    if Path(model).is_dir():
-        check_has_config("model", Path(model))
+    with named_errors(model):
+        find_config(model)  # which transformers would read whatever it holds
     check_regular_in(field, where)
     try:
         with quiet_transformers():

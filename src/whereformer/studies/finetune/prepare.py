@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,10 @@ import torch
 
 from ...data import glue, rows
 from ...data.glue import Data
-from ...data.rows import RowCache, Rows
+from ...data.rows import Rows, tokenized
 from ...errors import InputError
-from ...lab import ranks
 from ...lab.options import listed
+from ...lab.progress import Progress
 from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderConfig
 from ...positions import PositionRangeError
@@ -24,8 +23,6 @@ from .results import ParameterCounts, TaskFacts
 from .settings import DataSettings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from .run import FinetuneJob
 
 
@@ -68,35 +65,21 @@ class Encoded:
         )
 
 
-def encode(job: FinetuneJob, data: Data, config: EncoderConfig, cache: RowCache) -> Encoded:
-    """Open a task's tokenized rows, or tokenize them, for a model with this configuration."""
-    facts, columns = data.facts, len(data.task.texts)
-    train, *judged = cache.rows(
-        [facts.fingerprint, str([*facts.rows.values(), columns]), _described(job.tokenizer)],
-        [data.train, *data.judged.values()],
-        job.tokenizer,
-        job.tuning.max_length,
-        config,
-        regression=data.task.classes is None,
-        per_word=data.task.per_word,
+def encode(job: FinetuneJob, data: Data, config: EncoderConfig, progress: Progress) -> Encoded:
+    """Tokenize a task's rows for a model with this configuration."""
+    train, *judged = (
+        tokenized(
+            split,
+            job.tokenizer,
+            job.tuning.max_length,
+            config,
+            regression=data.task.classes is None,
+            per_word=data.task.per_word,
+            progress=progress,
+        )
+        for split in (data.train, *data.judged.values())
     )
     return Encoded(data, train, dict(zip(data.judged, judged, strict=True)))
-
-
-def _described(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return all that decides how a tokenizer encodes rows."""
-    options = [
-        type(tokenizer).__name__,
-        tokenizer.model_input_names,
-        tokenizer.truncation_side,
-        # The backend's JSON does not tell whether names of special tokens in text are plain text.
-        tokenizer.split_special_tokens,
-    ]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return json.dumps([*options, str(tokenizer.init_kwargs), sorted(tokenizer.get_vocab().items())])
-    # What an earlier call truncated or padded does not matter to the next.
-    return json.dumps([*options, {**json.loads(backend.to_str()), "truncation": None, "padding": None}])
 
 
 @dataclass(frozen=True)
@@ -110,8 +93,8 @@ class Checked:
 
 
 @torch.no_grad()
-def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
-    """Load all tasks, tokenize their text or find it in the cache, and let every model read the longest row.
+def prepare(job: FinetuneJob, progress: Progress) -> Checked:
+    """Load all tasks, tokenize their text, and let every model read the longest row.
 
     Raises:
         InputError: if a task can't be loaded, a model, method or tokenizer does not fit, or rows are too long.
@@ -128,8 +111,10 @@ def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
                 if job.tuning.packed and "-" in model.config.blocks:
                     raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
                 weights = fingerprint_of(model)
-                with ranks.main_first():
-                    tasks = [encode(job, data, model.config, cache) for data in loaded]
+                splits = [split for data in loaded for split in (data.train, *data.judged.values())]
+                progress.start(sum(len(split.labels) for split in splits))
+                progress.begin("tokenizing the rows")
+                tasks = [encode(job, data, model.config, progress) for data in loaded]
             _read_the_longest_row(model, tasks)
             parameters[variant.name] = _count_parameters(model)
     return Checked({task.data.task.name: task for task in tasks}, weights, parameters)

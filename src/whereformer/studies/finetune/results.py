@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from ...data.glue import RowFacts
-from ...lab.json_files import check_heads, check_that
 from ...lab.store import RunResults
 from ...lab.training.results import LossPoint
 from .settings import FinetuneSettings
@@ -89,20 +88,6 @@ class FinetuneResults(RunResults):
     parameters: dict[str, ParameterCounts]
     """The parameter counts of each variant."""
     shown: Shown
-
-    def check(self) -> None:
-        for task, facts in self.tasks.items():
-            check_that(bool(facts.judged and facts.metrics), f"tasks.{task}", "splits and metrics")
-            check_that(set(facts.subsets) <= facts.rows.keys(), f"tasks.{task}.subsets", "splits with rows")
-        for (task, variant, seed), run in self.each():
-            check_that(task in self.tasks, f"runs.{task}", "a task of the file")
-            facts = self.tasks[task]
-            scored = all(set(facts.metrics) <= run.scores.get(split, {}).keys() for split in facts.judged)
-            check_that(scored, f"runs.{task}.{variant}.{seed}", "each metric of each split")
-        for task, kept in self.curves.items():
-            for name, curves in kept.items():
-                check_heads(f"curves.{task}.{name}", curves.heads)
-        check_that(bool(self.shown.positions and self.shown.seeds), "shown", "positions and seeds")
 
     def by_seed(self, task: str, variant: str) -> list[TunedModel]:
         """Return the finished runs with the seeds that are shown."""

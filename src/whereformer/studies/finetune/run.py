@@ -8,15 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...data.fingerprint import fingerprint
-from ...data.rows import RowCache
 from ...errors import InputError
 from ...lab import ranks
+from ...lab.fingerprint import fingerprint
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
@@ -46,7 +44,6 @@ class FinetuneJob:
     """Seeds of the head, the new kernels, the order of rows and dropout."""
     tuning: TuningSettings
     device: torch.device
-    cache: Path | None = None
     jobs: int = 1
     threads: int | None = None
     report_to: str = "none"
@@ -67,7 +64,7 @@ class FinetuneJob:
             InputError: if something does not fit, the folder holds other results, or a loss is not finite.
         """
         with threads(self.threads):
-            checked, results = self._checked(folder, None, progress)
+            checked, results = self._checked(folder, progress)
             progress.line(plan(self, checked))
             for note in slow_dtype(self.tuning.dtype, self.device):
                 progress.line(note)
@@ -80,13 +77,13 @@ class FinetuneJob:
 
     def plan(self, folder: Path, progress: Progress) -> Plan:
         """Return what :meth:`run` would do; see there for errors."""
-        with threads(self.threads), TemporaryDirectory() as scratch:
-            checked, _ = self._checked(folder, Path(scratch), progress)
+        with threads(self.threads):
+            checked, _ = self._checked(folder, progress)
             return Plan(plan(self, checked), tuple(slow_dtype(self.tuning.dtype, self.device)))
 
-    def _checked(self, folder: Path, scratch: Path | None, progress: Progress) -> tuple[Checked, FinetuneResults]:
+    def _checked(self, folder: Path, progress: Progress) -> tuple[Checked, FinetuneResults]:
         progress.begin("reading rows and models")
-        checked = prepare(self, RowCache(self.cache or folder / "cache", scratch, progress))
+        checked = prepare(self, progress)
         return checked, ranks.from_main(lambda: self._before(checked, folder))
 
     def _before(self, checked: Checked, folder: Path) -> FinetuneResults:
@@ -118,9 +115,8 @@ class FinetuneJob:
         if earlier is None:
             return new
         for name in new.tasks.keys() & earlier.tasks.keys():
-            for fact, what in (("fingerprint", "rows"), ("classes", "classes"), ("metrics", "metrics")):
-                if getattr(earlier.tasks[name], fact) != getattr(new.tasks[name], fact):
-                    raise InputError("out", f"{folder} holds results for other {what} of {name}; choose another folder")
+            if earlier.tasks[name].fingerprint != new.tasks[name].fingerprint:
+                raise InputError("out", f"{folder} holds results for other rows of {name}; choose another folder")
         return replace(
             new,
             tasks={**earlier.tasks, **new.tasks},

@@ -25,7 +25,7 @@ from ...lab.options import (
     part,
 )
 from ...lab.study import Study
-from ..labeled import TableSettings
+from .table import TableSettings
 
 if TYPE_CHECKING:
     from ...data.words import WordTask
@@ -134,8 +134,7 @@ class Finetune(Jobs, Seeds, Threads, Tracked, DryRun, TuningSettings, DataSettin
     embeddings, and each model is fine-tuned on each task with several seeds. The table shows medians and ranges, the
     largest gain over the baseline, and the share of the baseline's errors that it removes.
 
-    The text may be larger than memory: it is tokenized once, into cache/, and read from there a row at a time. Also
-    writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
+    Writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
     same command then does the missing ones.
     """
 
@@ -160,9 +159,6 @@ class Finetune(Jobs, Seeds, Threads, Tracked, DryRun, TuningSettings, DataSettin
 
     out: Path = Path("runs/finetune")
     """Folder for the results."""
-
-    cache: Path | None = None
-    """Folder for the tokenized rows, which are made once and then read a row at a time. Default: cache/ in --out."""
 
     jobs: int | None = None
     """How many runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
@@ -200,7 +196,6 @@ class Finetune(Jobs, Seeds, Threads, Tracked, DryRun, TuningSettings, DataSettin
             list(self.all_seeds),
             part(self, TuningSettings),
             device,
-            cache=self.cache,
             jobs=1 if ranks.size() > 1 else number_of_jobs(self.jobs, device),
             threads=self.threads,
             report_to=self.report_to,

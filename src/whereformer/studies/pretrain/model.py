@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ...data.tokenizers import Vocabulary, trained_vocabulary
 from ...lab.options import parsed_options
-from ...lab.training.model_options import as_setting, check_position_options, parameters
+from ...lab.training.model_options import as_setting, parameters
 from ...models import Electra, ElectraPretrainingConfig, EncoderConfig, EncoderForMaskedLM
 from .settings import ModelSettings
 
@@ -32,7 +32,6 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
         kind = ElectraPretrainingConfig
         given |= {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
     try:
-        check_position_options(model.position, options)
         config = kind.preset(
             model.preset or "bert",
             vocab_size=vocabulary.size,

@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader
 from transformers import PreTrainedModel
 
 from ...analysis import cost
+from ...data.encode import EncodedText
 from ...data.masks import HELD_OUT_RATE, IGNORED
 from ...data.streams import Stream
 from ...data.windows import Windows, body_length, collate, end_padding
@@ -31,7 +32,6 @@ from .model import build_model, count_parameters
 from .results import PretrainPlan, PretrainResults
 from .schedule import Stage, StagedBatches
 from .settings import ModelSettings, PretrainTraining
-from .text import PretrainingText
 
 HELD_OUT_WINDOWS = 1024
 """The most held-out windows that are scored; more would only take time."""
@@ -47,7 +47,7 @@ class Pretraining(LongTraining[PretrainResults]):
 
     model: ModelSettings
     training: PretrainTraining
-    text: PretrainingText
+    text: EncodedText
     config: EncoderConfig
     device: torch.device
     every: int
@@ -140,8 +140,7 @@ class Pretraining(LongTraining[PretrainResults]):
                 judge = self.config.discriminator_config()
                 models = {"generator": (self.config.generator_config(), targets), "discriminator": (judge, 0)}
             for name, (config, predicted) in models.items():
-                device = self.device.type
-                batch = cost(config, stage.length, stage.batch_size, predictions=predicted, device=device)
+                batch = cost(config, stage.length, stage.batch_size, predictions=predicted)
                 found.append(f"\n{name}, a batch{length}{steps}:\n{batch}")
         return tuple(found)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...data.encode import TextFacts
 from ...lab.training.results import TrainingPlan, TrainingResults
-from ...lab.training.text import TextFacts
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 
 from ...data.corpus import Text, source_of
-from ...data.encode import TokenizerChoice
-from ...data.fingerprint import SeenText, look_at
+from ...data.encode import TokenizerChoice, open_or_encode
 from ...data.hub import fetched
 from ...lab import ranks
 from ...lab.progress import Progress
 from ...lab.training.long_run import LongJob
-from . import text as texts
 from .model import build_config
 from .pretraining import Pretraining
 from .results import PretrainResults
@@ -42,20 +40,20 @@ class PretrainJob(LongJob[PretrainResults]):
 
     RESULTS = PretrainResults
 
-    def read(self, cache: Path, scratch: Path | None, progress: Progress) -> tuple[Text, SeenText]:
+    def read(self, progress: Progress) -> Text:
         with ranks.main_first():
             paths = fetched(self.data, progress)
         text = Text(paths, self.column, progress, source_of(self.data))
         self.tokenizer.check()
         if self.data and ranks.is_main():
             progress.line(text.about_files)
-        return text, look_at(text, cache)
+        return text
 
     def settings(self, text: str) -> dict[str, Any]:
         decided = {"tokenizer": self.tokenizer.setting, "text": text, "device": self.device.type}
         return {**asdict(self.model), **asdict(self.training), **decided}
 
-    def prepared(self, text: Text, seen: SeenText, cache: Path, scratch: Path | None) -> Pretraining:
-        prepared = texts.prepare_text(text, seen, self.tokenizer, cache, scratch)
+    def prepared(self, text: Text, cache: Path) -> Pretraining:
+        prepared = open_or_encode(cache, text, self.tokenizer)
         config = build_config(self.model, self.training.longest, prepared.vocabulary)
         return Pretraining(self.model, self.training, prepared, config, self.device, self.every, self.keep)

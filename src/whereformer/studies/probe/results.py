@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...lab.json_files import check_that
 from ...lab.score import Cannot
 from ...lab.store import RunResults
 from .settings import ProbeSettings
-from .tasks import TASKS
 
 if TYPE_CHECKING:
     from ...lab.sheet import Sheet
@@ -58,22 +56,6 @@ class ProbeResults(RunResults):
     settings: ProbeSettings
     runs: dict[str, dict[str, dict[int, Run | Failed]]]
     guesses: dict[str, dict[int, float]]
-
-    def check(self) -> None:
-        lengths = next(iter(self.guesses.values()), {}).keys()
-        for task, guesses in self.guesses.items():
-            check_that(task in TASKS, f"guesses.{task}", f"a task out of {', '.join(TASKS)}")
-            check_that(guesses.keys() == lengths and 0 not in lengths, f"guesses.{task}", "a guess at each length")
-            check_that(self.settings.length in guesses, f"guesses.{task}", "a guess at the length of training")
-            check_that(all(0 <= guess <= 1 for guess in guesses.values()), f"guesses.{task}", "shares from 0 to 1")
-        check_that(self.runs.keys() <= self.guesses.keys(), "runs", "tasks with guesses")
-        for key, run in self.each():
-            if isinstance(run, Run):
-                where = f"runs.{'.'.join(map(str, key))}"
-                check_that(run.scores.keys() == lengths, where, "a score at each length")
-                scores = [score for score in run.scores.values() if isinstance(score, Score)]
-                ok = all(0 <= score.accuracy <= 1 and score.error >= 0 for score in scores)
-                check_that(ok, where, "accuracies from 0 to 1 and errors of at least 0")
 
     def sheets(self) -> Sequence[Sheet]:
         from .report import sheets

@@ -82,12 +82,12 @@ class Probe(Jobs, Seeds, Study):
         self.check_seeds()
         if self.length % 2:
             raise InputError("length", f"expected an even number, because some rows have two halves, got {self.length}")
-        usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
-        positions = listed("positions", usual if self.positions is None else self.positions)
+        from ...lab.methods import check_methods, known_methods
 
-        from ...lab.encoders import check_methods
+        usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
+        names = known_methods(usual if self.positions is None else self.positions)
+
         from ...lab.jobs import number_of_jobs
-        from ...positions import position_names
         from .run import ProbeJob
         from .tasks import TASKS
 
@@ -99,8 +99,8 @@ class Probe(Jobs, Seeds, Study):
         device = find_device(self.device)
         steps = self.steps or (QUICK_STEPS if self.quick else DEFAULT_STEPS)
         settings = ProbeSettings(self.length, steps, device=device.type)
-        names = check_methods(
-            position_names(for_text=True) if positions == ("all",) else positions,
+        check_methods(
+            names,
             hidden_size=settings.hidden_size,
             num_heads=settings.num_heads,
             num_layers=settings.layers,

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...data import subwords
-from ...data.fingerprint import SeenText
 from ...data.streams import RowFile
 from ...errors import InputError
 from ...models.seq2seq.smoothed import IGNORED
@@ -51,23 +50,19 @@ class TranslationText:
     facts: TranslationFacts
 
 
-def prepare(
-    text: ParallelText, seen: SeenText, vocab_size: int, max_length: int, cache: Path, scratch: Path | None = None
-) -> TranslationText:
+def prepare(text: ParallelText, vocab_size: int, max_length: int, cache: Path) -> TranslationText:
     """Open the encoded pairs or encode them, and leave those with an empty or too long line out.
 
     Args:
         text: the text.
-        seen: the same text, as it was read before.
         vocab_size: size of the vocabulary, which is learned from the training pairs.
         max_length: the most tokens in a line.
         cache: the folder of encoded texts.
-        scratch: the folder to encode into; by default the cache.
 
     Raises:
         InputError: if no pair is left, and as :func:`whereformer.studies.translate.parallel.open_or_encode` does.
     """
-    encoded = open_or_encode(cache, text, seen, vocab_size, scratch)
+    encoded = open_or_encode(cache, text, vocab_size)
     found: dict[str, RowFile] = {}
     facts: dict[str, PairFacts] = {}
     for name, source, rows in zip(PARTS, text.sources, (encoded.training, encoded.held_out), strict=True):

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...data import subwords
-from ...data.encode import Cache, Facts
-from ...data.fingerprint import SeenText, Summary, TextHash, check_unchanged, remember
+from ...data.encode import Facts, cached
 from ...data.read import check_once, open_table, read_lines
 from ...data.streams import RowFile, in_lots, open_rows, width_of, write_rows
 from ...errors import InputError, shown, some_of
 from ...files import check_regular, write_atomically
+from ...lab.fingerprint import fingerprint_of_files
 from ...lab.progress import Progress
 
 if TYPE_CHECKING:
@@ -36,21 +36,6 @@ Pair = tuple[str, str]
 """A line and its translation."""
 Pick = Callable[[Sequence[str]], tuple[str, str]]
 """Returns the columns to read, source first, from the names of all."""
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs that fit in memory: the source lines, their translations, and where they come from, for people to read."""
-
-    source: list[str]
-    target: list[str]
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __iter__(self) -> Iterator[Pair]:
-        return zip(self.source, self.target, strict=True)
 
 
 @dataclass(frozen=True)
@@ -152,12 +137,6 @@ def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targ
         yield one, other
 
 
-def check_aligned(field: str, source: Path, sources: Sequence[str], target: Path, targets: Sequence[str]) -> None:
-    """Check that two files have the same number of lines; the errors are those of :func:`aligned`."""
-    for _ in aligned(field, source, sources, target, targets):
-        pass
-
-
 def table_pairs(field: str, columns_field: str, file: Path, named: tuple[str, str] | None) -> Iterator[Pair]:
     """Yield the source and target columns of a table, row by row. Empty cells become empty lines.
 
@@ -245,10 +224,16 @@ class ParallelText:
         """The files, in the order in which they are read."""
         return [*self.pairs.files, *(self.validation.files if self.validation else ())]
 
-    @property
-    def names(self) -> list[str]:
-        """What decides, besides the files, which text it is."""
-        return ["pairs", self.pairs.columns or "", *self.sources]
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the text as it was when it was looked at first."""
+        return self.hashed()
+
+    def hashed(self) -> str:
+        """Return a hash of the text as it is now: of the bytes of its files, and of what each file is."""
+        validation = self.validation.fields if self.validation else None
+        names = ["pairs", self.pairs.columns or "", str(self.pairs.fields), str(validation)]
+        return fingerprint_of_files(self.files, names)
 
     @property
     def sources(self) -> list[str]:
@@ -262,23 +247,6 @@ class ParallelText:
             return self.pairs, self.validation
         self.progress.begin("holding pairs out")
         return hold_out(self.field, self.pairs)
-
-    def summarize(self) -> Summary:
-        """Read all of it and summarize it: the hash of each part's sources, their number, its targets and theirs."""
-        found, counts, characters = TextHash(), [], 0
-        size = sum(file.stat().st_size for file in self.files)
-        self.progress.start(size * (4 if self.validation is None else 2))
-        parts = self.parts
-        self.progress.begin("reading the text")
-        for part in parts:
-            for side in (0, 1):
-                count = 0
-                for pair in part:
-                    characters += found.add([pair[side]])
-                    count += 1
-                found.add([str(count)])
-            counts.append(count)
-        return Summary(found.short(), counts[0], characters)
 
 
 @dataclass(frozen=True)
@@ -295,28 +263,24 @@ class EncodedPairs:
     tokenizer: PreTrainedTokenizerFast
 
 
-def open_or_encode(
-    cache: Path, text: ParallelText, seen: SeenText, vocab_size: int, scratch: Path | None = None
-) -> EncodedPairs:
-    """Open the encoded pairs if the cache has them, else encode them there, or in ``scratch`` if it is given.
+def open_or_encode(cache: Path, text: ParallelText, vocab_size: int) -> EncodedPairs:
+    """Open the encoded pairs if the cache has them, else encode them there.
 
     The vocabulary is learned from the training pairs. Only one process may encode at a time.
 
     Args:
         cache: the folder of all caches.
         text: the text; its progress is told what happens.
-        seen: the same text, as it was read before.
         vocab_size: size of the vocabulary.
-        scratch: a folder to encode into, if the cache is not to change.
 
     Raises:
-        InputError: if the text changes meanwhile, the folder can't be written, or another process is writing to it.
+        InputError: if the text changes meanwhile, or another process is writing to the cache.
     """
 
     def fill(folder: Path) -> Facts:
         parts = text.parts
         # Once to learn the vocabulary, and once to encode.
-        text.progress.start(2 * seen.summary.characters)
+        text.progress.start(2 * sum(file.stat().st_size for file in text.files))
         text.progress.begin("learning the vocabulary")
         lines = (line for pair in parts[0] if has_text(*pair) for line in pair)
         tokenizer = subwords.fit(lines, vocab_size)
@@ -324,20 +288,16 @@ def open_or_encode(
         text.progress.begin("encoding the text")
         for name, pairs in zip(PARTS, parts, strict=True):
             write_rows(folder, name, width_of(len(tokenizer)), _encoded(tokenizer, pairs))
-        check_unchanged(text, seen)
+        if text.hashed() != text.fingerprint:
+            raise InputError(text.field, "the text changed while it was read; run the same command again")
         return {}
 
-    key = [seen.summary.fingerprint, str(seen.summary.documents), str(vocab_size)]
-    found = Cache(cache, scratch, text.progress).entry("pairs", key, fill, _open)
-    if scratch is None:
-        remember(text, seen, cache)
-    return found
+    return cached(cache, "pairs", [text.fingerprint, str(vocab_size)], fill, _open, text.progress)
 
 
 def _open(folder: Path, facts: Facts) -> EncodedPairs:
     tokenizer = subwords.load(folder / "tokenizer.json")
-    lines = [(0, len(tokenizer))] * 2
-    training, held_out = (open_rows(folder, name, width_of(len(tokenizer)), *lines) for name in PARTS)
+    training, held_out = (open_rows(folder, name, width_of(len(tokenizer)), 2) for name in PARTS)
     return EncodedPairs(training, held_out, tokenizer)
 
 

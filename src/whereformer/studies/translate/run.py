@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ...data.fingerprint import SeenText, look_at
 from ...lab.progress import Progress
 from ...lab.training.long_run import LongJob
 from .examples import prepare
@@ -46,14 +45,13 @@ class TranslateJob(LongJob[TranslationResults]):
 
     RESULTS = TranslationResults
 
-    def read(self, cache: Path, scratch: Path | None, progress: Progress) -> tuple[ParallelText, SeenText]:
-        text = open_text(self.data, self.validation, progress)
-        return text, look_at(text, cache)
+    def read(self, progress: Progress) -> ParallelText:
+        return open_text(self.data, self.validation, progress)
 
     def settings(self, text: str) -> dict[str, Any]:
         return {**asdict(self.chosen), "text": text, "device": self.device.type}
 
-    def prepared(self, text: ParallelText, seen: SeenText, cache: Path, scratch: Path | None) -> TranslatorTraining:
-        prepared = prepare(text, seen, self.chosen.vocab_size, self.chosen.max_length, cache, scratch)
+    def prepared(self, text: ParallelText, cache: Path) -> TranslatorTraining:
+        prepared = prepare(text, self.chosen.vocab_size, self.chosen.max_length, cache)
         config = build_config(self.chosen, prepared.facts.vocabulary)
         return TranslatorTraining(self.chosen, prepared, config, self.device)
