@@ -184,6 +184,10 @@ def test_floater_in_half_precision_does_not_lose_its_small_steps():
     assert (trajectory - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
+PROJECT = {"transformer_xl", "enformer", "deberta", "tupe", "inkling"}
+"""Methods whose terms come from products with trained matrices, which autocast rounds like those of a linear layer."""
+
+
 @each_method
 def test_autocast_does_not_round_positions(method):
     position, at = make(method, dtype=torch.float32), Positions(0, 1, 9)
@@ -193,7 +197,7 @@ def test_autocast_does_not_round_positions(method):
         under_autocast = hooks(position, at, hidden, heads)
         out = attend(position, hidden)
     for ours, exact in zip(under_autocast, expected, strict=True):
-        if position.projects:
+        if parts_of(method) & PROJECT or "dense" in method:
             assert (ours.float() - exact).abs().max() <= 0.02 * exact.abs().max()
         else:
             assert torch.equal(ours, exact)

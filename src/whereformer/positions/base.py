@@ -269,9 +269,6 @@ class Position(nn.Module):
     """Whether positions count the tokens of a text or a sound. If not, they are the cells of an image, and the method
     needs ``rows`` and ``columns`` as options."""
 
-    projects: bool = False
-    """Whether terms come from products with trained matrices, which autocast rounds like those of a linear layer."""
-
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
 
@@ -750,7 +747,6 @@ class Several(Position):
         self.extrapolates = all(part.extrapolates for part in self)
         self.fractional = all(part.fractional for part in self)
         self.shift_invariant = all(part.shift_invariant for part in self)
-        self.projects = any(part.projects for part in self)
 
     def __iter__(self) -> Any:
         return iter(self.parts)

@@ -104,7 +104,6 @@ class Synthesizer(Position):
         elif near_size < 1 or n % near_size:
             raise InputError("near_size", f"expected a divisor of `max_length` {n}, got {near_size}")
         self.near_size, self.far_size = near_size, n // near_size
-        self.projects = any("dense" in part for part in self.variants)
         self.mode = content
         self.tiling = tiling
         self.content = content != "none"
