@@ -243,8 +243,6 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         check_range(self, seeds=(2 if table else 1, MOST_SEEDS))
         check_range(self, seed=(0, MOST_SEED + 1 - self._seeds))
         check_positive(self, "minutes", "learning_rate")
-        if self.hidden_size % self.num_heads:
-            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         if self.causal and table:
             raise InputError("causal", "only without `train`, since classifiers read in both directions")
         if not 0 < self.mask_rate < 1:
