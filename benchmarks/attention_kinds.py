@@ -1,27 +1,140 @@
-"""More kinds of terms for the benchmarks of attention, which importing this adds to those of ``whereformer bench``.
-
-Two add what positions seldom do. The others are what attention offers besides positions.
-"""
+"""What benchmarks of attention time: kinds of terms, and the random tensors of each case."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whereformer.kernels import DenseBias, Positions, attention, attention_varlen
-from whereformer.studies.bench.cases import DTYPES, FREE, KINDS, BenchProblem, Case, Kind, lengths
-from whereformer.studies.bench.ways import DENSE, Way
+from whereformer.kernels import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+    Term,
+    attention,
+    attention_varlen,
+)
+from whereformer.positions.deberta import table_row
+from whereformer.positions.t5 import buckets
 
+T5_REACH = 91
+"""From this distance on, every offset is in T5's last bucket, with 32 buckets up to a distance of 128."""
+
+TISA_REACH = 30
+TISA_KERNELS = 5
+SHAW_CLIP = 16
+INKLING_EXTENT = 512
+INKLING_RANK = 16
+DEBERTA_REACH = 512
+DEBERTA_BUCKETS = 256
+FACTOR_RANK = 66
 WINDOW = 128
 SOFTCAP = 50.0
-POSITIONS = ",".join((*KINDS, "dense", "funnel"))
-"""All kinds that are about positions."""
+SHORTEST = 0.4
+"""The length of the shortest of sequences that differ in length, as a share of the longest; others lie between."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Parameters = dict[str, Tensor]
+Terms = tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case to compute: a kind of terms in :data:`KINDS`, ``n`` keys, sizes, a name in :data:`DTYPES`, a direction.
+
+    "training" is forward and backward with all gradients, "forward" has no gradients.
+    """
+
+    terms: str
+    n: int
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+    direction: str
+
+
+@dataclass(frozen=True)
+class BenchProblem:
+    """A case's tensors.
+
+    Args:
+        case: the case.
+        query, key, value: (batch, heads, n, head_dim) each.
+        parameters: what training needs the gradients of besides. Tables are always float32, because their gradients
+            are sums over very many pairs.
+        make_terms: makes the terms from the parameters.
+        options: further arguments of :func:`whereformer.attention`.
+    """
+
+    case: Case
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    parameters: Parameters
+    make_terms: Callable[[Parameters], Terms]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def terms(self) -> Terms:
+        """The terms, made anew from the parameters as a model does in each forward."""
+        return self.make_terms(self.parameters)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Query, key, value and all parameters."""
+        return [self.query, self.key, self.value, *self.parameters.values()]
+
+    def attend(self, backend: str) -> Tensor:
+        """Compute attention with a backend of this library."""
+        return attention(self.query, self.key, self.value, self.terms, **self.options, backend=backend)
+
+    def sdpa(self, bias: Tensor | None = None) -> Tensor:
+        """Compute torch's attention, with a bias instead of what the options say about masks."""
+        mask = self.options.get("key_mask")
+        return functional.scaled_dot_product_attention(
+            self.query,
+            self.key,
+            self.value,
+            attn_mask=bias if bias is not None or mask is None else mask[:, None, None, :],
+            is_causal=bias is None and self.options.get("causal", False),
+            enable_gqa=self.query.shape[1] != self.key.shape[1],
+        )
+
+    def offsets(self) -> Tensor:
+        """Return all offsets, (n_q, n)."""
+        keys = torch.arange(self.case.n, device=self.query.device)
+        queries = self.options["query_positions"].values(keys.device) if "query_positions" in self.options else keys
+        return keys - queries.unsqueeze(-1)
+
+    def without_terms(self) -> Self:
+        """Return the same content without terms; masks stay."""
+        return replace(self, parameters={}, make_terms=KINDS["none"].terms)
+
+    def plain(self) -> Self:
+        """Return the same content without terms, causality and other options; padding stays."""
+        kept = {name: value for name, value in self.options.items() if name == "key_mask"}
+        return replace(self.without_terms(), options=kept)
+
+    def exact(self) -> Self:
+        """Return the same problem in float64."""
+
+        def exact(tensor: Tensor) -> Tensor:
+            return tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+        parameters = {name: exact(each) for name, each in self.parameters.items()}
+        query, key, value = map(exact, (self.query, self.key, self.value))
+        return replace(self, query=query, key=key, value=value, parameters=parameters)
 
 
 @dataclass(frozen=True)
@@ -60,6 +173,68 @@ class Packed(BenchProblem):
         return torch.cat([functional.scaled_dot_product_attention(*sequence) for sequence in sequences], 2)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of terms.
+
+    Args:
+        draw: draws a case's random parameters.
+        terms: makes the terms from such parameters.
+        adapt: changes a problem, for what is not a term.
+    """
+
+    draw: Callable[[Case], Parameters] = lambda case: {}
+    terms: Callable[[Parameters], Terms] = lambda parameters: ()
+    adapt: Callable[[BenchProblem], BenchProblem] = lambda problem: problem
+
+
+@cache
+def _t5_buckets(device: torch.device) -> Tensor:
+    return torch.tensor(buckets(32, 128, True)[128 - T5_REACH : 128 + T5_REACH + 1], device=device)
+
+
+def tisa_curve(parameters: Parameters, reach: int) -> Tensor:
+    """Return the values of TISA's kernels at offsets -reach to reach, (heads, 2 * reach + 1)."""
+    amplitude, sharpness, center = (parameters[name].unsqueeze(1) for name in ("amplitude", "sharpness", "center"))
+    offsets = torch.arange(-reach, reach + 1, device=center.device, dtype=center.dtype).unsqueeze(-1)
+    return (amplitude * torch.exp(-sharpness.abs() * (offsets - center) ** 2)).sum(-1)
+
+
+def _draw_inkling(case: Case) -> Parameters:
+    factors = torch.randn(case.batch, case.heads, case.n, INKLING_RANK) * INKLING_RANK**-0.5
+    return {"profiles": torch.randn(1, INKLING_EXTENT, INKLING_RANK), "query_factors": factors.to(DTYPES[case.dtype])}
+
+
+def _inkling(parameters: Parameters) -> Terms:
+    # Keys to the right and those that are farther get nothing.
+    table = functional.pad(parameters["profiles"], (0, 0, 1, 1))
+    return (OffsetKeys(table, -INKLING_EXTENT, query_factors=parameters["query_factors"]),)
+
+
+def _deberta(parameters: Parameters) -> Terms:
+    rows = _deberta_rows(parameters["keys"].device)
+    # The gradient of an index would take longer than attention.
+    keys, queries = (parameters[name].index_select(1, rows) for name in ("keys", "queries"))
+    return OffsetKeys(keys, -DEBERTA_REACH), OffsetQueries(queries, -DEBERTA_REACH)
+
+
+@cache
+def _deberta_rows(device: torch.device) -> Tensor:
+    offsets = range(-DEBERTA_REACH, DEBERTA_REACH + 1)
+    return torch.tensor([table_row(offset, DEBERTA_BUCKETS, DEBERTA_REACH) for offset in offsets], device=device)
+
+
+def lengths(case: Case) -> Tensor:
+    """Return the lengths of sequences that differ in length, (batch,)."""
+    shares = torch.linspace(1, SHORTEST, case.batch) if case.batch > 1 else torch.tensor([(1 + SHORTEST) / 2])
+    return (shares * case.n).ceil().long()
+
+
+def _pad(problem: BenchProblem) -> BenchProblem:
+    mask = torch.arange(problem.case.n) < lengths(problem.case).unsqueeze(-1)
+    return replace(problem, options={"key_mask": mask.to(problem.query.device)})
+
+
 def _with(kind: type[BenchProblem], problem: BenchProblem, **more: Any) -> BenchProblem:
     return kind(**{**vars(problem), **more})
 
@@ -90,7 +265,51 @@ def _draw_dense(case: Case) -> dict[str, Tensor]:
     return {"scores": torch.randn(1, case.heads, case.n, case.n, dtype=DTYPES[case.dtype])}
 
 
-KINDS |= {
+FREE = Kind(
+    lambda case: {"table": torch.randn(case.heads, 2 * case.n - 1)},
+    lambda given: (OffsetBias(given["table"], -(given["table"].shape[1] // 2)),),
+)
+"""A number for each head and offset."""
+
+KINDS = {
+    "none": Kind(),
+    "bias": FREE,
+    "t5": Kind(
+        lambda case: {"weight": torch.randn(case.heads, 32)},
+        lambda given: (OffsetBias(given["weight"][:, _t5_buckets(given["weight"].device)], -T5_REACH),),
+    ),
+    "tisa": Kind(
+        lambda case: {
+            "amplitude": torch.randn(case.heads, TISA_KERNELS),
+            "sharpness": 0.1 + torch.rand(case.heads, TISA_KERNELS),
+            "center": 5 * torch.randn(case.heads, TISA_KERNELS).tanh(),
+        },
+        lambda given: (OffsetBias(tisa_curve(given, TISA_REACH), -TISA_REACH),),
+    ),
+    "shaw": Kind(
+        lambda case: {name: torch.randn(1, 2 * SHAW_CLIP + 1, case.head_dim) for name in ("keys", "values")},
+        lambda given: (OffsetKeys(given["keys"], -SHAW_CLIP), OffsetValues(given["values"], -SHAW_CLIP)),
+    ),
+    "factors": Kind(
+        lambda case: {
+            name: (FACTOR_RANK**-0.25 * torch.randn(1, case.heads, case.n, FACTOR_RANK)).to(DTYPES[case.dtype])
+            for name in ("query_factors", "key_factors")
+        },
+        lambda given: (FactorPair(**given),),
+    ),
+    "padded": replace(FREE, adapt=_pad),
+    "causal": Kind(
+        lambda case: {"table": torch.randn(case.heads, case.n)},
+        lambda given: (OffsetBias(given["table"], 1 - given["table"].shape[1]),),
+        partial(replace, options={"causal": True}),
+    ),
+    "inkling": Kind(_draw_inkling, _inkling),
+    "deberta": Kind(
+        lambda case: {
+            name: torch.randn(case.heads, 2 * DEBERTA_BUCKETS, case.head_dim) for name in ("keys", "queries")
+        },
+        _deberta,
+    ),
     "dense": Kind(_draw_dense, lambda given: (DenseBias(given["scores"]),)),
     "funnel": replace(FREE, adapt=_pool),
     "window": Kind(adapt=partial(replace, options={"window": WINDOW})),
@@ -100,17 +319,21 @@ KINDS |= {
     "sinks": Kind(lambda case: {"sinks": torch.randn(case.heads)}, adapt=partial(_with, WithSinks)),
     "varlen": replace(FREE, adapt=_pack),
 }
+"""The kinds of terms by name: what positions add, and, from "window" on, what attention offers besides."""
+
+POSITIONS = list(KINDS)[: list(KINDS).index("window")]
+"""The kinds that are about positions."""
 
 
-def _window_bias(problem: BenchProblem) -> Callable[[], Tensor]:
-    far = problem.offsets().abs() > WINDOW
-    bias = torch.zeros_like(far, dtype=problem.query.dtype).masked_fill_(far, -torch.inf)
-    return lambda: problem.sdpa(bias)
-
-
-MORE_WAYS = (
-    replace(DENSE, kinds=("funnel", "grouped")),
-    Way(DENSE.name, lambda problem: lambda: problem.sdpa(problem.parameters["scores"]), ("dense",)),
-    Way(DENSE.name, _window_bias, ("window",)),
-)
-"""Torch's attention with these terms, or the window, as a dense bias."""
+def make_problem(case: Case, device: torch.device) -> BenchProblem:
+    """Make the random tensors of a case, always the same ones."""
+    kind = KINDS[case.terms]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        size = (case.batch, case.heads, case.n, case.head_dim)
+        query, key, value = (torch.randn(size).to(device, DTYPES[case.dtype]) for _ in range(3))
+        parameters = {name: tensor.to(device) for name, tensor in kind.draw(case).items()}
+    problem = kind.adapt(BenchProblem(case, query, key, value, parameters, kind.terms))
+    for tensor in problem.inputs:
+        tensor.requires_grad_(case.direction == "training")
+    return problem

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from attention_ways import DENSE, Row, shown_backend
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from whereformer.lab.report import figures
-from whereformer.studies.bench.report import shown_backend
-from whereformer.studies.bench.results import BenchRow
-from whereformer.studies.bench.ways import DENSE
 
 READABLE = 5
 """The most kinds of terms whose lines can be told apart in a plot."""
@@ -20,7 +18,7 @@ FOREMOST = ("bias", "t5", "shaw", "padded")
 TICKS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def plot(rows: Sequence[BenchRow]) -> dict[str, bytes]:
+def plot(rows: Sequence[Row]) -> dict[str, bytes]:
     """Draw a backend next to a dense bias, which is what most code does today.
 
     If more kinds of terms were measured than a plot can show, only the most important are drawn.
@@ -54,7 +52,7 @@ def plot(rows: Sequence[BenchRow]) -> dict[str, bytes]:
     return figures.printed("plot", 600, 60 + 195 * len(dtypes), paint)
 
 
-def _panel(axes: Axes, lines: Mapping[str, Sequence[BenchRow]], dtype: str, direction: str) -> None:
+def _panel(axes: Axes, lines: Mapping[str, Sequence[Row]], dtype: str, direction: str) -> None:
     """Draw medians over lengths, with the range of the rounds."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

@@ -3,9 +3,9 @@
 Run: .venv/bin/python benchmarks/distilled.py --models runs/learned/0/model runs/learned/1/model --data 'text/*.parquet'
 
 The models are encoders with position embeddings and a masked-LM head, such as `whereformer pretrain --position learned`
-makes; several of them, which differ in their seed, give the spread. In each, TISA's kernels replace the embeddings, as
-`whereformer distill-positions` does it, with each number of kernels. It is judged on held-out text as it is, then after
-a short training of the kernels alone, and after one of all weights. The same trainings of the model as it was, without
+makes; several of them, which differ in their seed, give the spread. In each, `whereformer.analysis.distill_positions`
+replaces the embeddings by TISA's kernels, with each number of them. It is judged on held-out text as it is, after a
+short training of the kernels alone, and after one of all weights. The same trainings of the model as it was, without
 any positions, and with kernels that were not fitted say what the positions, the fit and the training are worth.
 Kernels have no longest position, so fitted ones are also judged, without any training, on longer windows.
 
@@ -29,28 +29,29 @@ from parts import kept, spread
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from whereformer.analysis.distilling import distill_positions
+from whereformer import EncoderForMaskedLM, load_pretrained
+from whereformer.analysis import distill_positions
 from whereformer.cli.main import execute
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
+from whereformer.data.masks import HELD_OUT_RATE, mask_tokens
 from whereformer.data.streams import Stream
+from whereformer.data.tokenizers import Vocabulary
 from whereformer.data.windows import Windows, collate
 from whereformer.errors import InputError
 from whereformer.lab.options import listed_numbers
 from whereformer.lab.provenance import write_results
+from whereformer.lab.score import lm_score
 from whereformer.lab.training.optimizer import build_optimizer, build_schedule
+from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.models import Encoder
-from whereformer.studies.analyze.loading import tokenizer_of
-from whereformer.studies.distill.judge import (
-    load_with_head,
-    make_judge,
-    masked_lm_scores,
-    masked_windows,
-    rows_of_a_batch,
-)
+
+BATCH_TOKENS = 2048
+"""About this number of tokens is read at a time in judging."""
 
 TRAINED, DROPPED = "as trained", "without positions"
 STAGES = {"at once": "#d55e00", "positions trained": "#0072b2", "all trained": "#009e73"}
@@ -141,18 +142,15 @@ class Distilled:
 
     def _scores(self, path: Path, variant: str) -> dict[str, Any]:
         """Return a variant's scores before any training and after both, and how many numbers its positions have."""
-        text, tokenizer, teacher, length = self._opened(path)
-        judge = make_judge(
-            str(path), teacher, tokenizer, _spread_windows(text.held_out, text, length, self.held_out_tokens), None
-        )
-        if judge.masked is None:
-            raise InputError("models", f"{path} has no masked-LM head")
+        text, teacher, length = self._opened(path)
+        windows = _spread_windows(text.held_out, text, length, self.held_out_tokens)
+        states = _states(teacher, windows)
         position, sizes, fitted = self._variants[variant]
         scores: dict[str, dict[str, float]] = {}
         explained: list[list[float]] = []
         kernels: dict[str, Tensor] = {}
         for stage in STAGES:
-            model, encoder = load_with_head(str(path), position, sizes)
+            model, encoder = _loaded(path, position, sizes)
             if fitted and not kernels:
                 explained = self._fit(teacher, encoder, text, length)
                 kernels = {name: tensor.clone() for name, tensor in encoder.position.state_dict().items()}
@@ -163,33 +161,31 @@ class Distilled:
                 continue
             if stage != "at once":
                 self._train(model, encoder, text, length, alone=stage == "positions trained")
-            scores[stage] = judge(model, encoder)
+            similar = functional.cosine_similarity(_states(encoder, windows), states, -1).mean()
+            scores[stage] = {"similarity": float(similar), **_masked_lm_scores(model, windows, text.vocabulary)}
         return {"numbers": sum(parameter.numel() for parameter in own), "scores": scores, "explained": explained}
 
     def _by_length(self, path: Path, variant: str, longer: Sequence[int]) -> dict[str, Any]:
         """Return the loss of a variant as it is fitted, in windows of the trained length and in longer ones."""
-        text, tokenizer, teacher, length = self._opened(path)
+        text, teacher, length = self._opened(path)
         position, sizes, _ = self._variants[variant]
-        model, encoder = load_with_head(str(path), position, sizes)
+        model, encoder = _loaded(path, position, sizes)
         self._fit(teacher, encoder, text, length)
         losses = {}
         for each in (length, *longer):
             windows = _spread_windows(text.held_out, text, each, self.held_out_tokens)
-            losses[each] = masked_lm_scores(model, *masked_windows(windows, tokenizer))["masked_lm_loss"]
+            losses[each] = _masked_lm_scores(model, windows, text.vocabulary)["masked_lm_loss"]
         return {"losses": losses}
 
-    def _opened(self, path: Path) -> tuple[EncodedText, PreTrainedTokenizerBase, Encoder, int]:
-        """Return the text in tokens of a model, its tokenizer, its encoder, and the number of tokens in a window."""
-        tokenizer, why_not = tokenizer_of(str(path))
-        if tokenizer is None:
-            raise InputError("models", why_not)
-        _, teacher = load_with_head(str(path), None, {})
-        return self._text(path), tokenizer, teacher, self.length or teacher.config.max_position_embeddings
+    def _opened(self, path: Path) -> tuple[EncodedText, Encoder, int]:
+        """Return the text in tokens of a model, its encoder, and the number of tokens in a window."""
+        _, teacher = _loaded(path, None, {})
+        return self._text(path), teacher, self.length or teacher.config.max_position_embeddings
 
     def _fit(self, teacher: Encoder, encoder: Encoder, text: EncodedText, length: int) -> list[list[float]]:
         """Fit an encoder's kernels to the teacher's embeddings, and return how much of them each head explains."""
         windows = _spread_windows(text.training, text, length, self.fit_tokens)
-        return distill_positions(teacher, encoder, windows, rows_of_a_batch(windows)).explained.tolist()
+        return distill_positions(teacher, encoder, windows, _rows_of_a_batch(windows)).explained.tolist()
 
     def _train(self, model: PreTrainedModel, encoder: Encoder, text: EncodedText, length: int, *, alone: bool) -> None:
         """Train a model, or its positions alone, on the same masked windows in the same order as all others."""
@@ -285,6 +281,31 @@ def _fingerprint(path: Path) -> str:
     if not file.exists():
         raise InputError("models", f"expected a folder with model.safetensors, got {path}")
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def _loaded(path: Path, position: str | None, sizes: dict[str, int]) -> tuple[EncoderForMaskedLM, Encoder]:
+    with quiet_transformers():
+        model = load_pretrained(path, position, **sizes)
+    if not isinstance(model, EncoderForMaskedLM):
+        raise InputError("models", f"{path} has no masked-LM head")
+    return model, model.encoder
+
+
+@torch.no_grad()
+def _states(encoder: Encoder, windows: Tensor) -> Tensor:
+    return torch.cat([encoder(rows).last_hidden_state for rows in windows.split(_rows_of_a_batch(windows))])
+
+
+def _masked_lm_scores(model: EncoderForMaskedLM, windows: Tensor, vocabulary: Vocabulary) -> dict[str, float]:
+    """Return the mean loss and the accuracy at masked tokens, with the same masks for every model."""
+    inputs, labels = mask_tokens(windows, HELD_OUT_RATE, vocabulary, torch.Generator().manual_seed(0))
+    parts = (part.split(_rows_of_a_batch(windows)) for part in (inputs, labels, torch.ones_like(inputs)))
+    found = lm_score(model, zip(*parts, strict=True))
+    return {"masked_lm_loss": found.loss, "masked_lm_accuracy": found.accuracy}
+
+
+def _rows_of_a_batch(windows: Tensor) -> int:
+    return max(1, BATCH_TOKENS // windows.shape[1])
 
 
 def _spread_windows(stream: Stream, text: EncodedText, length: int, tokens: int) -> Tensor:

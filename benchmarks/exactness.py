@@ -15,13 +15,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import attention_kinds  # noqa: F401  # adds its kinds of terms to KINDS
 import torch
+from attention_kinds import KINDS, Case, make_problem
+from attention_ways import FLOOR, Way, backend, make_step
 from torch import Tensor
 
 from whereformer.lab.provenance import write_results
-from whereformer.studies.bench.cases import KINDS, Case, make_problem
-from whereformer.studies.bench.ways import FLOOR, Way, backend, make_step
 
 GOALS = {"float32": 2.0, "bfloat16": 1.25}
 CONTENT = ("output", "query", "key", "value")

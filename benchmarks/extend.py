@@ -33,10 +33,10 @@ from torch import Tensor
 
 from whereformer.cli.main import execute
 from whereformer.data.corpus import Text
+from whereformer.data.read import open_table
 from whereformer.errors import InputError
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.metrics import METRICS
-from whereformer.studies.distill.pairs import read_pairs
 from whereformer.studies.extend.checkpoint import SentenceEncoder, extended, load_encoder
 from whereformer.studies.extend.training import chunk_means
 
@@ -158,9 +158,12 @@ class Extended:
         return _vectors(self._teacher, parts).view(len(self._rows), self.places, -1)
 
     def _spearman(self, encoder: SentenceEncoder) -> float:
-        pairs = read_pairs(self.pairs, "sentence1,sentence2", "label")
-        one, other = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in side]) for side in pairs.texts)
-        return METRICS["spearman"](np.asarray(pairs.likeness), (one * other).sum(-1).double().numpy())
+        names = ["sentence1", "sentence2"]
+        table = open_table("pairs", self.pairs, names)
+        one, other = (
+            _vectors(encoder, [torch.tensor(self._ids(text)) for text in table.column(name)]) for name in names
+        )
+        return METRICS["spearman"](np.asarray(table.column("label")), (one * other).sum(-1).double().numpy())
 
     def _ids(self, text: str) -> list[int]:
         found: list[int] = self._teacher.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)[

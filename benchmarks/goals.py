@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from attention_ways import Row
+
 from whereformer.files import write_atomically
 from whereformer.kernels.native.library import level
-from whereformer.studies.bench.results import BenchRow
 
 LENGTHS = 128, 512, 2048
 AVX512, AMX = "AMD with AVX-512", "Intel with AMX"
@@ -52,7 +53,7 @@ def goal(kind: str, dtype: str, direction: str) -> tuple[float, ...] | None:
     return (1.15,) * 3 if (dtype, direction) == ("float32", "training") else None
 
 
-def write_goals(rows: Sequence[BenchRow], path: Path) -> str:
+def write_goals(rows: Sequence[Row], path: Path) -> str:
     """Write and return the table, as Markdown: the ratios of "auto" at each length, the goal, and the others."""
     ratios: dict[tuple[str, str, str], dict[str, dict[int, float | None]]] = {}
     for row in rows:

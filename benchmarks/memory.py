@@ -21,12 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from attention_kinds import Case, make_problem
+from attention_ways import FLOOR, backend, make_step
 from transformers import BertConfig, BertForMaskedLM
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.lab.provenance import write_results
-from whereformer.studies.bench.cases import Case, make_problem
-from whereformer.studies.bench.ways import FLOOR, backend, make_step
 
 DTYPES = "float32", "bfloat16"
 WAYS = {"torch": (FLOOR, "none")} | {kind: (backend("auto"), kind) for kind in ("none", "bias", "t5", "shaw")}

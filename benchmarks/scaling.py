@@ -1,11 +1,10 @@
-"""Measure how training scales from one process to two, and how well the cost model of many devices predicts it.
+"""Measure how training scales from one process to two.
 
 Run: .venv/bin/python benchmarks/scaling.py [--rounds 9]
 
 Two processes use one thread and the same number of rows each, and gloo as commands do on the CPU. In every round, the
 first process trains alone, then both train without exchanging anything, then both train one model with DDP, and then
-they only add up tensors of the size of the gradients. The cost model gets the speed of arithmetic from the second of
-these and the bandwidth from the fourth; it predicts the third. Writes a JSON file.
+they only add up tensors of the size of the gradients. Writes a JSON file.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
-from whereformer.analysis import cost
-from whereformer.analysis.costs import Hardware, ways
+from whereformer.analysis import count_parameters
 from whereformer.cli.main import execute
 from whereformer.lab import ranks
 from whereformer.lab.provenance import write_results
@@ -83,43 +81,23 @@ class Scaling:
         middle = {name: statistics.median(found[1:]) for name, found in seconds.items()}
         tokens = self.batch_size * self.length
         speedups = [2 * alone / two for alone, two in zip(seconds["alone"], seconds["together"], strict=True)][1:]
-        found = cost(self.config, self.length, self.batch_size)
-        hardware = Hardware(
-            name="CPU core",
-            flops=found.flops.training / middle["side by side"],
-            efficiency=1.0,
-            # A ring of two sends as many bytes as there are.
-            link=found.memory.weights / middle["adding up"],
-            latency=0.0,
-            overlap=False,
-        )
-        predicted = ways(found, self.config, PROCESSES, hardware)[0].seconds
-        errors = [
-            (apart + adding) / both - 1
-            for apart, adding, both in zip(
-                seconds["side by side"], seconds["adding up"], seconds["together"], strict=True
-            )
-        ][1:]
+        parameters = count_parameters(self.config).total
         results = {
             "settings": {name: value for name, value in vars(self).items() if name != "out"},
-            "parameters": found.parameters.total,
+            "parameters": parameters,
             "seconds": seconds,
             "tokens_per_second": {"one": tokens / middle["alone"], "two": 2 * tokens / middle["together"]},
             "speedup": {"median": statistics.median(speedups), "low": min(speedups), "high": max(speedups)},
-            "bandwidth": hardware.link,
-            "flops": hardware.flops,
-            "predicted_seconds": predicted,
-            "measured_seconds": middle["together"],
-            "error": {"median": statistics.median(errors), "low": min(errors), "high": max(errors)},
+            # A ring of two sends as many bytes as there are.
+            "bandwidth": 4 * parameters / middle["adding up"],
         }
         write_results(self.out, results)
         speed = results["tokens_per_second"]
         console.print(
             f"one process: {speed['one']:,.0f} tokens/s; two: {speed['two']:,.0f}, "
             f"{results['speedup']['median']:.2f} times ({min(speedups):.2f}-{max(speedups):.2f} over rounds)\n"
-            f"a step of two: {1e3 * middle['together']:.0f} ms, predicted {1e3 * predicted:.0f} ms; "
-            f"error in a round {results['error']['median']:+.1%} ({min(errors):+.1%} to {max(errors):+.1%})\n"
-            f"arithmetic {hardware.flops / 1e9:.1f} GFLOP/s, gloo {hardware.link / 1e9:.2f} GB/s\nwrote {self.out}",
+            f"a step of two: {1e3 * middle['together']:.0f} ms, {1e3 * middle['side by side']:.0f} ms without DDP; "
+            f"gloo {results['bandwidth'] / 1e9:.2f} GB/s\nwrote {self.out}",
             highlight=False,
         )
 
@@ -140,7 +118,7 @@ def _seconds(settings: Scaling) -> dict[str, list[float]]:
     """Return the seconds of a step in each part, one number per round."""
     rank = ranks.rank()
     alone, shared = (_step(settings, rank, ddp=ddp) for ddp in (False, True))
-    gradients = torch.zeros(cost(settings.config, settings.length).parameters.total)
+    gradients = torch.zeros(count_parameters(settings.config).total)
     parts: dict[str, Callable[[], Any]] = {
         "alone": alone if rank == 0 else lambda: None,
         "side by side": alone,

@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,14 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from whereformer.lab.memory import peak_memory
 from whereformer.lab.provenance import write_results
-from whereformer.studies.bench.timing import memory_of
+
+
+def memory_of(step: Callable[[], object], device: torch.device) -> int:
+    """Return a call's peak memory in bytes. It runs in a new thread, so that memory kept for later calls counts too."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(peak_memory, step, device).result()
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ translation_speed.py; here, runs in parallel disturb each other.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +23,8 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 from translation_speed import BASELINE, VARIANTS
 
 import whereformer
@@ -31,10 +35,9 @@ from whereformer.lab.json_files import write_json
 from whereformer.lab.options import find_device, listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
-from whereformer.studies.translate.pairs import load_pairs
-from whereformer.studies.translate.scoring import score
-from whereformer.studies.translate.settings import Decoding, ParallelData
-from whereformer.studies.translate.translating import load
+from whereformer.studies.translate.pairs import pair_files
+from whereformer.studies.translate.settings import ParallelData
+from whereformer.studies.translate.translating import load, translate_lines
 
 LANGUAGES = {"de": "German", "fr": "French"}
 METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
@@ -120,10 +123,11 @@ class Translation:
                 threads=1,
                 quiet=True,
             )
-            pairs = load_pairs(ParallelData(data=(self.data / self.test,), columns=columns))
+            test = ParallelData(data=(self.data / self.test,), columns=columns)
+            sources, targets = zip(*pair_files(test, Progress()), strict=True)
             with threads(1):
-                written = load(str(folder), Decoding(), find_device("auto")).translate(pairs.source)
-            write_json(file, score(written, pairs.target, pairs.source, edges=[8, 12, 16, 24]))
+                written = translate_lines(*load(str(folder / "model"), find_device("auto")), sources)
+            write_json(file, score(written, targets, sources))
         scores: dict[str, Any] = json.loads(file.read_text())
         return scores
 
@@ -218,6 +222,25 @@ class Translation:
             axes.legend(frameon=False, fontsize=8)
             axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(self.out / "loss.svg", metadata={"Date": None})
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
+    """Return BLEU and chrF by sacrebleu, and BLEU of the lines whose sources have up to 8, 12, 16 and 24 words."""
+    bleu, chrf = BLEU(), CHRF()
+    words = [len(line.split()) for line in sources]
+    parts = []
+    for low, high in itertools.pairwise((0, 8, 12, 16, 24, None)):
+        rows = [row for row, count in enumerate(words) if (low or 0) < count + (low == 0) and count <= (high or count)]
+        if rows:
+            part = BLEU().corpus_score([hypotheses[row] for row in rows], [[references[row] for row in rows]])
+            parts.append({"from": low + 1 if low else 0, "to": high, "lines": len(rows), "bleu": round(part.score, 2)})
+    return {
+        "lines": len(references),
+        "bleu": round(bleu.corpus_score(hypotheses, [references]).score, 2),
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf": round(chrf.corpus_score(hypotheses, [references]).score, 2),
+        "bleu_by_words": parts,
+    }
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from whereformer.errors import InputError
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer
+from whereformer.models.inputs import CACHE
 from whereformer.studies.translate.examples import collate
 
 BASELINE = "sinusoidal"
@@ -66,7 +67,7 @@ class Speed:
 
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)
-        known = [*VARIANTS, *(name for name in position_names() if name not in VARIANTS)]
+        known = [*VARIANTS, *(name for name in position_names(for_text=True) if name not in VARIANTS)]
         names = known if self.methods == "all" else listed("methods", self.methods, known, spaces=True)
         names = [BASELINE, *(name for name in names if name != BASELINE)]
         lengths, written = self._numbers("lengths"), self._numbers("written")
@@ -145,14 +146,14 @@ class Speed:
         source, target = (torch.randint(3, self.vocab_size, (4, n), generator=generator) for n in (16, written))
         cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
         with torch.no_grad():
-            read = model(input_ids=source, decoder_input_ids=target, past_key_values=cache, use_cache=True)
+            read = model(input_ids=source, decoder_input_ids=target, **{CACHE: cache}, use_cache=True)
 
         @torch.no_grad()
         def step() -> None:
             model(
                 encoder_outputs=(read.encoder_last_hidden_state,),
                 decoder_input_ids=target[:, -1:],
-                past_key_values=cache,
+                **{CACHE: cache},
                 use_cache=True,
             )
             cache.self_attention_cache.crop(-1)

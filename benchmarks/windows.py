@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention_kinds import WINDOW
+from attention_kinds import WINDOW, BenchProblem, Case, make_problem
+from attention_ways import FLOOR, Clock, Way, backend, make_step
 
 from whereformer.kernels import attention
 from whereformer.lab.provenance import write_results
-from whereformer.studies.bench.cases import BenchProblem, Case, make_problem
-from whereformer.studies.bench.timing import Clock
-from whereformer.studies.bench.ways import FLOOR, Way, backend, make_step
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,7 @@
 """Decodes one token at a time with a cache of keys and values, with the same results as for the whole sequence at once.
 
 Positions are values: a new query starts where the cache ends, so most position methods need no code for caching. Those
-that read all keys (``position.reads_keys``, such as cope and fox) need a cache of keys as they are before ``act``.
+that read all keys (``position.reads_keys``, such as fox) need a cache of keys as they are before ``act``.
 """
 
 import time

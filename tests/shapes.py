@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float, jaxtyped
 from torch import Tensor
 
-from whereformer import build_position, position_names
+from whereformer import position_names
 from whereformer.kernels.terms import Positions, Term
+from whereformer.positions import method_class
 from whereformer.positions.base import Position
 
 KINDS = {name: getattr(jaxtyping, name) for name in ("Bool", "Float", "Integer", "Real", "Shaped")}
@@ -70,8 +71,6 @@ def bind(**axes: int) -> None:
 
 
 def check_call(shapes: dict[str, Any], given: dict[str, Any], result: Any) -> None:
-    if any(isinstance(value, Tensor) and value.is_nested for value in given.values()):
-        return  # Jaxtyping knows no ragged axis.
     with jaxtyped("context"):
         position = given.get("self")
         if isinstance(position, Position):
@@ -131,7 +130,7 @@ def _is_hook(owner: Any, name: str) -> bool:
 def install() -> None:
     """Check all of them from now on, in the modules that are imported."""
     for method in position_names():
-        build_position(method, hidden_size=8, num_heads=2)
+        method_class(method)
     for owner, name, function, shapes in list(functions_with_shapes()):
         if function is Position.attend:
             continue  # It warns at the line that calls it; what it calls is checked.

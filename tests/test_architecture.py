@@ -14,7 +14,7 @@ LAYERS = (
     {"positions"},
     {"testing"},
     {"models"},
-    {"analysis", "exporting"},
+    {"analysis"},
     {"lab"},
     {"data"},
     {"lab.training"},
@@ -33,11 +33,10 @@ LIBRARIES = {
     "testing": {"torch"},
     "models": {"torch", *HUGGING_FACE},
     "analysis": {"torch", *HUGGING_FACE},
-    "exporting": {"torch", "onnx", "onnxruntime", *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
-    "lab": {"torch", "psutil", "rich", *DRAWING},
+    "lab": {"torch", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "seqeval", "sklearn", *HUGGING_FACE},
-    "studies": {"torch", "psutil", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
+    "studies": {"torch", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", "tyro", *HUGGING_FACE},
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""

@@ -26,7 +26,7 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
     text = help_of(capsys)
     for name in COMMANDS:
         assert f"• {name} " in text
-    assert "What does an encoder cost? FLOPs, parameters and memory, counted without building it. • positions" in text
+    assert "What does an encoder cost? FLOPs, parameters and memory, measured without data. • positions" in text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -36,6 +36,9 @@ def test_a_command_says_all_of_itself(name, capsys):
 
 
 def test_positions_lists_methods_by_name_and_property(capsys):
+    main(["positions"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*position_names(), "none or nope", "num_kernels=5"))
     main(["positions", "t*", "--extrapolates", "--acts-on", "scores"])
     listed = re.findall(r"^ (\w+) +│", capsys.readouterr().out, re.MULTILINE)
     assert listed == position_names("t*", acts_on="scores", extrapolates=True) == ["t5", "tisa", "transformer_xl"]
@@ -115,4 +118,4 @@ def test_no_command_or_an_unknown_one_is_an_error_that_lists_them(given, capsys)
     with pytest.raises(SystemExit) as stopped:
         main(given)
     assert stopped.value.code == 2
-    assert "compare, probe, bench" in capsys.readouterr().err
+    assert "compare, probe, pretrain" in capsys.readouterr().err

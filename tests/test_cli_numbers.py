@@ -18,41 +18,29 @@ from tests.failing import fails, refusals
 from tests.studies import finetuning, parallel_text
 from whereformer.cli.flags import METAVARS, flag
 from whereformer.cli.main import COMMANDS, command_class, main
-from whereformer.cli.translate import TranslateRun, TranslateScore, TranslateTrain
+from whereformer.cli.translate import TranslateRun, TranslateTrain
+from whereformer.lab.study import Study
 
 resource = pytest.importorskip("resource", reason="this system does not tell how much memory was used")
 
 GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 """In the unit in which the system tells how much memory was used."""
 
-EXPERIMENTS = "whereformer.studies"
-PLACES = {
-    "bench": (f"{EXPERIMENTS}.bench.run", "BenchJob.run"),
-    "pretrain": ("whereformer.lab.training.long_run", "train"),
-    "compare": (f"{EXPERIMENTS}.compare.run", "CompareJob.run"),
-    "finetune": (f"{EXPERIMENTS}.finetune.run", "FinetuneJob.run"),
-    "translate train": ("whereformer.lab.training.long_run", "train"),
-    "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
-    "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
-    "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
-    "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
-    "properties": (f"{EXPERIMENTS}.properties.run", "PropertiesJob.run"),
-    "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
-    "extend": (f"{EXPERIMENTS}.extend.run", "ExtendJob.run"),
-    "cost": None,
+BEGINS = {
+    **dict.fromkeys(("pretrain", "translate train"), "whereformer.lab.training.long_run.train"),
+    "translate run": "whereformer.studies.translate.translating.load",
 }
-"""Where each command begins its work, once all checks are done. ``cost`` works for an instant and is not stopped."""
+"""Where some commands begin their work, once all checks are done. Other studies are stopped once their job is made."""
 
 KINDS = {
-    **{name: command_class(name) for name in COMMANDS},
+    **{name: command_class(name) for name in COMMANDS if name not in ("positions", "translate")},
     "translate train": TranslateTrain,
     "translate run": TranslateRun,
-    "translate score": TranslateScore,
 }
 
 LISTS = ("N,N", "LAYERS", "A,B,C", "JSON")
 """The placeholders of text that holds numbers."""
-NAMES = ("task", "tasks", "terms")
+NAMES = ("task", "tasks")
 """Options with such a placeholder that hold none."""
 NUMBERS = [
     *("0", "-1", "1", "7", "3.5", "1e3", "1e400", "-1e400", "5e-324", "1e308", "nan", "inf", "-inf", "", "x", "1_000"),
@@ -88,13 +76,10 @@ def options(kind):
             yield flag(field.name), True
 
 
-OPTIONS = [(name, *each) for name in PLACES for each in options(KINDS[name])]
-
-
 def test_options_are_found():
-    assert {("pretrain", "--learning-rate", False), ("bench", "--lengths", True)} < set(OPTIONS)
-    assert {name for name, *_ in OPTIONS} == set(PLACES)
-    assert len(OPTIONS) > 90
+    found = {name: set(options(kind)) for name, kind in KINDS.items()}
+    assert {("--learning-rate", False), ("--lengths", True)} < found["pretrain"]
+    assert all(found.values())
 
 
 class Begun(SystemExit):
@@ -120,14 +105,13 @@ def test_a_folder_without_a_name_is_refused(words, capsys):
         compare --seed {2**64} => --seed: expected 0 to 4294967295, got 18446744073709551616
         probe --length 1048576 => --length: expected 4 to 512, got 1048576
         probe --seed -1 => --seed: expected 0 to 4294967295, got -1
-        properties --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
+        compare --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
         pretrain --steps {2**63 - 1} => --steps: expected at most 2147483647, got 9223372036854775807
         pretrain --lengths {10**19}:1 => --lengths: expected lengths of 8 to 1048576 and shares above 0
         pretrain --learning-rate 1e308 => --learning-rate: expected at most 1e+06, got 1e+308
         translate train --source a --target b --threads 1048576 => --threads: expected 1 to 1024, got 1048576
-        distill-positions x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000
+        analyze x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000
         finetune --model x --task rte --kernels {10**9} => --kernels: expected numbers from 0 to 1024 separated by
-        cost --devices 8 --flops 5e-324 => --flops: expected 1 to 1e+30, got 5e-324
     """),
 )
 def test_the_error_says_what_would_fit(arguments, expected, tmp_path, capsys, monkeypatch):
@@ -136,7 +120,9 @@ def test_the_error_says_what_would_fit(arguments, expected, tmp_path, capsys, mo
     assert not list(tmp_path.iterdir())
 
 
-def begin(*arguments, **options):
+def begin(study=None, *others, **options):
+    if isinstance(study, Study):
+        study.job()
     raise Begun(0)
 
 
@@ -153,19 +139,15 @@ def commands(tmp_path_factory):
     text = ["--data", str(place / "text.txt")]
     small = ["--vocab-size=64", "--hidden-size=16", "--num-heads=2", "--blocks=1", "--length=8"]
     return {
-        "bench": ["--quick"],
         "pretrain": [*text, *small, "--steps=10", "--cache", str(place / "cache")],
         "compare": [*text, *small, "--quick", "--positions=none,learned"],
         "finetune": ["--model", model, "--task=rte", "--data", str(place / "glue"), "--kernels=1"],
         "translate train": [*pairs, *parallel_text.TINY],
         "translate run": [model],
-        "translate score": ["--hypotheses", pairs[3], "--references", pairs[3]],
         "analyze": [model, *text],
         "probe": ["--positions=learned", "--tasks=copy"],
-        "properties": [*text, "--length=8", "--positions=learned"],
-        "distill-positions": [model, *text],
         "extend": [model, *text],
-        "cost": ["--devices=8"],
+        "cost": [],
     }
 
 
@@ -175,15 +157,13 @@ def outcome(command, given, *more):
     with ExitStack() as stack:
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         patched.setattr(torch, "set_num_threads", lambda number: None)
-        if PLACES[command] is not None:
-            place, name = PLACES[command]
-            patched.setattr(f"{place}.{name}", begin)
+        patched.setattr(BEGINS.get(command, "whereformer.lab.study.do"), begin)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(said))
-        to = [] if command in ("cost", "translate run", "translate score") else ["--out", str(folder / "out")]
+        to = ["--out", str(folder / "out")] if issubclass(KINDS[command], Study) else []
         try:
-            main([*command.split(), *given, *to, *more])
+            main([*command.split(), *given.get(command, []), *to, *more])
         except SystemExit as stop:
             return stop.code, said.getvalue()
     return 0, ""
@@ -200,12 +180,14 @@ def values(option, holds_several):
     return st.one_of(several, number.map(lambda each: f'{{"num_kernels": {each}}}'), st.sampled_from(NESTED))
 
 
-def check(commands, data):
-    command = data.draw(st.sampled_from(list(PLACES)))
+@settings(max_examples=400 if EVERY else 60)
+@given(st.data())
+def test_a_number_is_refused_in_a_line_or_passes(commands, data):
+    command = data.draw(st.sampled_from(list(KINDS)))
     chosen = data.draw(st.lists(st.sampled_from(list(options(KINDS[command]))), min_size=1, max_size=2, unique=True))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     words = [f"{option}={data.draw(values(option, several))}" for option, several in chosen]
-    code, said = outcome(command, commands[command], *words)
+    code, said = outcome(command, commands, *words)
     assert code in (0, 2), said
     if code == 2:
         assert "--" in said, said
@@ -215,16 +197,3 @@ def check(commands, data):
         one_line = said.startswith("whereformer: ") and said.count("\n") == 1
         assert one_line or any(f"Error parsing {option}:" in said for option, _ in chosen), said
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + GIGABYTE, "it took a gigabyte"
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_a_number_is_refused_in_a_line_or_passes(commands, data):
-    check(commands, data)
-
-
-@pytest.mark.slow
-@settings(max_examples=400 if EVERY else 120)
-@given(st.data())
-def test_many_numbers_are_refused_in_a_line_or_pass(commands, data):
-    check(commands, data)

@@ -9,7 +9,6 @@ import pytest
 
 import whereformer
 import whereformer.analysis
-import whereformer.exporting
 import whereformer.models
 import whereformer.positions
 
@@ -29,8 +28,8 @@ def extension(name):
 
 
 MARKS = {
-    # This page exports a model, as tests of export do every day.
-    "export.md": pytest.mark.slow,
+    # This page exports models, as tests of export do every day; the warnings are torch's own.
+    "export.md": [pytest.mark.slow, pytest.mark.filterwarnings("ignore")],
     # The programs' own warnings.
     "other-programs.md": pytest.mark.filterwarnings("ignore"),
 }
@@ -111,10 +110,19 @@ def test_links_lead_somewhere_in_a_repository_browser_too(page):
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_rows_of_tables_are_as_wide_as_their_headers(page):
+    width = None
+    for line in page.read_text(encoding="utf-8").splitlines():
+        bars = len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) if line.startswith("|") else None
+        assert width is None or bars in (None, width), line
+        width = bars
+
+
 def test_the_reference_lists_every_public_name():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = {name.rpartition(".")[2] for name in re.findall(r"auto\w+:: ([\w.]+)", text)}
-    modules = whereformer, whereformer.positions, whereformer.models, whereformer.analysis, whereformer.exporting
+    modules = whereformer, whereformer.positions, whereformer.models, whereformer.analysis
     assert {name for module in modules for name in module.__all__} - listed == set()
 
 

@@ -139,12 +139,3 @@ def test_other_errors_are_not_about_the_disk(tmp_path):
         assert files.full_disk(error) is None
         with pytest.raises(type(error)), files.naming(tmp_path):
             raise error
-
-
-def test_one_file_under_two_names(tmp_path):
-    (tmp_path / "a").write_text("x")
-    os.link(tmp_path / "a", tmp_path / "b")
-    (tmp_path / "c").write_text("x")
-    assert files.is_same_file(tmp_path / "a", tmp_path / "b")
-    assert not files.is_same_file(tmp_path / "a", tmp_path / "c")
-    assert not files.is_same_file(tmp_path / "a", tmp_path / "none")

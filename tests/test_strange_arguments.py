@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 import whereformer
-from whereformer import GridPositions, Positions, attention
+from whereformer import Positions, attention
 from whereformer.errors import InputError
 from whereformer.lab import study
 from whereformer.studies import STUDIES, options
@@ -52,7 +52,6 @@ def saved(tmp_path_factory):
 
 CONTENT = {name: lambda: heads(N, D) for name in ("query", "key", "value")}
 ROWS = {name: lambda: torch.randn(N, H, D) for name in ("query", "key", "value")}
-GRIDS = {name: lambda: GridPositions(2, 2) for name in ("queries", "keys")}
 TABLE = {"table": lambda: torch.randn(H, 5), "first": lambda: -2, "step": lambda: 1}
 WIDE = {**TABLE, "table": lambda: torch.randn(1, 5, D)}
 CALLS = {
@@ -61,21 +60,11 @@ CALLS = {
     "explain": CONTENT,
     "attention_varlen": {**ROWS, "cu_seqlens_q": lambda: torch.tensor([0, 2, N], dtype=torch.int32)},
     "merge_attention": {"outputs": lambda: [heads(N, D)] * 2, "lses": lambda: [heads(N)] * 2},
-    "index_bias": {"table": lambda: torch.randn(H, 5), "index": lambda: torch.zeros(N, N, dtype=torch.long)},
-    "decomposed_offset_keys": {
-        **GRIDS,
-        "query": lambda: heads(N, D),
-        "row_table": lambda: torch.randn(H, 3, D),
-        "column_table": lambda: torch.randn(H, 3, D),
-        "first": lambda: (-1, -1),
-    },
     "Positions": {"start": lambda: 0, "stride": lambda: 1, "length": lambda: N},
-    "GridPositions": {"rows": lambda: 2, "columns": lambda: 2},
     "Place": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
     "DenseBias": {"scores": lambda: heads(N, N)},
     "DistanceDecay": {"query_levels": lambda: heads(N), "key_levels": lambda: heads(N)},
     "OffsetBias": TABLE,
-    "OffsetBias2d": {**GRIDS, "table": lambda: torch.randn(H, 3, 3), "first": lambda: (-1, -1)},
     "OffsetKeys": WIDE,
     "OffsetQueries": WIDE,
     "OffsetValues": WIDE,
@@ -139,7 +128,7 @@ def test_a_strange_option_of_a_study_is_refused_by_name(name, option, saved, tmp
         raise CheckedError
 
     monkeypatch.setattr(study, "do", check)
-    given = {"model": str(saved)} if name in ("distill_positions", "extend", "finetune") else {}
+    given = {"model": str(saved)} if name in ("extend", "finetune") else {}
     for value in STRANGE:
         with contextlib.suppress(InputError, CheckedError):
             getattr(whereformer, name)(**{**given, option: value}, out=tmp_path / "out", quiet=True)

@@ -24,7 +24,6 @@ from tables import as_table, parameters
 
 from whereformer import Encoder, EncoderConfig, PositionRangeError
 from whereformer.positions import describe, method_class, position_names
-from whereformer.positions.grids import GridFunction
 
 HEADS, LENGTH = 4, 64
 """The sizes of the models that are drawn; their tokens have positions 0 .. LENGTH - 1."""
@@ -45,6 +44,7 @@ def encoder(name, length=LENGTH):
         num_attention_heads=HEADS,
         blocks="1",
         position=name,
+        position_options={} if method_class(name).for_text else {"rows": 8, "columns": 8},
         max_position_embeddings=LENGTH,
         type_vocab_size=0,
         hidden_dropout_prob=0.0,
@@ -94,35 +94,9 @@ def facts(name):
     ]
 
 
-@torch.no_grad()
-def surfaces(name):
-    """The number that each head adds at each offset in rows and columns; None if the method is not for grids."""
-    position = encoder(name)[0].position
-    return position.surface().double().numpy() if isinstance(position, GridFunction) else None
-
-
-def draw_surfaces(surface, figure, place):
-    """Draw heat maps over offsets of four heads."""
-    largest = max(np.abs(surface).max(), 1e-12)
-    rows, columns = (side // 2 for side in surface.shape[1:])
-    for head, part in enumerate(place.subgridspec(2, 2)):
-        axes = figure.add_subplot(part)
-        axes.imshow(
-            surface[head],
-            cmap="RdBu_r",
-            vmin=-largest,
-            vmax=largest,
-            interpolation="nearest",
-            extent=(-columns - 0.5, columns + 0.5, rows + 0.5, -rows - 0.5),
-        )
-        axes.set_title(f"head {head + 1}", fontsize=8)
-        axes.set_xlabel("column offset" if head > 1 else "")
-        axes.set_ylabel("" if head % 2 else "row offset")
-
-
 def draw(name, folder):
     """Write the drawing in the colors of both themes."""
-    matrix, curve, surface = scores(name), curves(name), surfaces(name)
+    matrix, curve = scores(name), curves(name)
     offsets = np.arange(1 - LENGTH, LENGTH)
     middle = LENGTH // 2
     for theme, (ink, line) in THEMES.items():
@@ -138,22 +112,19 @@ def draw(name, folder):
             figure = Figure(figsize=(8.4, 3.1), layout="constrained", facecolor="none")
             places = figure.add_gridspec(1, 2, width_ratios=(1.55, 1))
             right = figure.add_subplot(places[1])
-            if surface is None:
-                left = figure.add_subplot(places[0])
-                left.set_facecolor("none")
-                left.axvline(0, color=line, linewidth=0.8)
-                for head in range(HEADS):
-                    if curve is None:
-                        left.plot(np.arange(LENGTH) - middle, matrix[head, middle], label=f"head {head + 1}")
-                    else:
-                        left.plot(offsets, curve[head], label=f"head {head + 1}")
-                left.set_xlabel("offset = key position - query position, in tokens")
-                left.set_ylabel("added to the score")
-                left.legend(
-                    frameon=False, fontsize=8, ncols=4, labelcolor=ink, loc="lower center", bbox_to_anchor=(0.5, 1.0)
-                )
-            else:
-                draw_surfaces(surface, figure, places[0])
+            left = figure.add_subplot(places[0])
+            left.set_facecolor("none")
+            left.axvline(0, color=line, linewidth=0.8)
+            for head in range(HEADS):
+                if curve is None:
+                    left.plot(np.arange(LENGTH) - middle, matrix[head, middle], label=f"head {head + 1}")
+                else:
+                    left.plot(offsets, curve[head], label=f"head {head + 1}")
+            left.set_xlabel("offset = key position - query position, in tokens")
+            left.set_ylabel("added to the score")
+            left.legend(
+                frameon=False, fontsize=8, ncols=4, labelcolor=ink, loc="lower center", bbox_to_anchor=(0.5, 1.0)
+            )
             largest = max(np.abs(matrix[0]).max(), 1e-12)
             image = right.imshow(matrix[0], cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest")
             right.set_xlabel("key position")
@@ -233,9 +204,7 @@ class MethodDrawing(MethodDirective):
         folder = Path(self.env.srcdir) / "_generated"
         folder.mkdir(exist_ok=True)
         draw(name, folder)
-        if surfaces(name) is not None:
-            what = "`position.surface()` of a newly initialized layer, over offsets in rows and columns"
-        elif describe(name) and curves(name) is None:
+        if describe(name) and curves(name) is None:
             what = (
                 "A newly initialized layer with the same token at every position: the scores of the query at "
                 f"{LENGTH // 2} over the offset"

@@ -7,18 +7,17 @@ It takes some minutes. With names it only prints their rows.
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from tables import as_table
+from torch.export import Dim
+from torch.onnx import OnnxExporterError
 
 from whereformer import EncoderConfig, EncoderForMaskedLM, Place, Positions, build_position, explain, position_names
-from whereformer.exporting import to_onnx, to_torch
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
 from whereformer.positions import method_class
-from whereformer.positions.grids import GridMethod
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "methods" / "support.md"
@@ -38,8 +37,8 @@ compiles
 : `torch.compile(fullgraph=True)` takes attention with the method as one graph, which gives the same output.
 
 exports
-: `whereformer export` writes a model with the method as a `torch.export` program and as an ONNX file, which give the
-  same outputs at other batches and lengths: any length, or as far as `max_length`.
+: `torch.export.export` and `torch.onnx.export` [make a program](../guides/export.md) of a model with the method, which
+  gives the same outputs at other batches and lengths: any length, or as far as `max_length`.
 
 O(n)
 : what a training step keeps for its backward pass grows with the number of tokens, not with its square, where positions
@@ -48,7 +47,7 @@ O(n)
 
 repeats
 : the output and all gradients are the same bits from run to run, on the CPU. On a GPU, Triton's kernels add in the same
-  order from run to run, too ([why](../architecture/decisions.md#gradients-are-deterministic-by-default)).
+  order from run to run, too ([why](../architecture/decisions.md#gradients-are-deterministic)).
 
 CPU, GPU
 : the backend that `auto` takes there ([what they are](../architecture/speed.md)). "triton" needs an NVIDIA GPU of
@@ -132,8 +131,8 @@ def compiles(position):
     return torch.allclose(out, position.attend(*given), atol=1e-5)
 
 
-def exported(name, write, file):
-    """How far an exported model goes."""
+def exports(name):
+    """How far exported programs go."""
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=50,
@@ -142,12 +141,23 @@ def exported(name, write, file):
         intermediate_size=32,
         blocks="2",
         position=name,
-        position_options=QUICK.get(name, {}),
+        position_options=QUICK.get(name, {} if method_class(name).for_text else {"rows": 5, "columns": 8}),
         max_position_embeddings=40,
+        type_vocab_size=0,
     )
-    found = write(EncoderForMaskedLM(config).eval(), file)
-    assert found.error < 1e-4
-    return "any length" if found.max_length is None else "max_length"
+    model = EncoderForMaskedLM(config).eval()
+    ids = torch.randint(50, (2, 24))
+    other = torch.randint(50, (3, 17))
+    program = torch.export.export(model, (ids,), dynamic_shapes=[{0: Dim.DYNAMIC, 1: Dim.DYNAMIC}], strict=False)
+    assert torch.allclose(program.module()(other).logits, model(other).logits, atol=1e-5)
+    length = program.graph_module.graph.find_nodes(op="placeholder")[-1].meta["val"].shape[1].node.expr
+    found = "max_length" if program.range_constraints[length].upper <= 40 else "any length"
+    try:
+        onnx = torch.onnx.export(model, (ids,), dynamo=True, dynamic_shapes=[{0: "batch", 1: "length"}], verbose=False)
+    except OnnxExporterError:
+        return f"{found}, no ONNX"
+    assert torch.allclose(onnx(other)[0], model(other).logits, atol=1e-5)
+    return found
 
 
 def longer(name):
@@ -161,17 +171,12 @@ def longer(name):
 def row(name):
     """A method's row of the table."""
     torch.manual_seed(0)
-    # Grids are whole at the lengths that are compared.
-    sides = {"columns": 16} if issubclass(method_class(name), GridMethod) else {}
+    sides = {} if method_class(name).for_text else {"rows": 32, "columns": 16}
     position = build_position(name, **SIZES, **QUICK.get(name, {}), **sides)
     marks = {True: "yes", False: "no"}
-    with tempfile.TemporaryDirectory() as folder:
-        files = [
-            exported(name, write, Path(folder) / file) for write, file in ((to_torch, "m.pt2"), (to_onnx, "m.onnx"))
-        ]
     linear = [is_linear(position, explicit) for explicit in (False, True)]
     memory = "yes" if all(linear) else "no" if not linear[0] else "not with tensors"
-    cells = [marks[compiles(position)], " / ".join(dict.fromkeys(files)), memory, marks[repeats(position)]]
+    cells = [marks[compiles(position)], exports(name), memory, marks[repeats(position)]]
     label = f"`{name}`" if name == "none" else f"[`{name}`]({name}.md)"
     found = [label, *cells, *backends(position), longer(name)]
     print(*found, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Writes the tables of methods in README.md and docs/methods/index.md from the attributes of their classes.
+"""Writes the tables and the number of methods in README.md and docs/methods/index.md from their classes.
 
 Run: python docs/_ext/tables.py
 """
@@ -11,7 +11,6 @@ import torch
 from whereformer import build_position, position_names
 from whereformer.positions import ALIASES, describe, method_class
 from whereformer.positions.base import ACTS_ON
-from whereformer.positions.grids import GridMethod
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- table of methods, by docs/_ext/tables.py -->\n", "<!-- end of the table -->\n"
@@ -26,8 +25,9 @@ def as_table(header, rows):
 
 def parameters(name):
     """The number of a method's parameters at BERT-base's sizes."""
+    options = {} if method_class(name).for_text else {"rows": 16, "columns": 32}
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_position(name, **BERT_BASE).parameters())
+        return sum(parameter.numel() for parameter in build_position(name, **BERT_BASE, **options).parameters())
 
 
 def facts():
@@ -38,19 +38,20 @@ def facts():
         aliases = "".join(f" or `{alias}`" for alias, other in ALIASES.items() if other == name)
         link = f"`{name}`" if name == "none" else f"[`{name}`](docs/methods/{name}.md)"
         acts_on = ", ".join(on for on in ACTS_ON if on in method.acts_on) or "nothing"
-        images = " (of images)" if issubclass(method, GridMethod) else ""
+        images = "" if method.for_text else " (of images)"
         beyond = "yes" if method.extrapolates else "no"
         rows.append(
             [link + aliases, acts_on + images, f"{parameters(name):,}", beyond, f"{method.paper} {method.year}"]
         )
-    return as_table(["name", "acts on", "parameters in BERT-base", "beyond max_length", "paper"], rows)
+    header = ["name", "acts on", "parameters in BERT-base", "beyond max_length", "paper"]
+    return [f"There are {len(rows)} of them:", "", *as_table(header, rows)]
 
 
 def summaries():
     """The table in docs/methods/index.md: the first line of each class."""
     names = [name for name in position_names() if name != "none"]
     rows = [[f"[`{name}`]({name}.md)", describe(name)[0].replace("``", "`")] for name in names]
-    return as_table(["Method", "What it does"], rows)
+    return [f"There are {len(rows)} methods, besides `none`:", "", *as_table(["Method", "What it does"], rows)]
 
 
 TABLES = {"README.md": facts, "docs/methods/index.md": summaries}

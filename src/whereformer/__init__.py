@@ -16,18 +16,14 @@ if TYPE_CHECKING:
         attention,
         attention_varlen,
         attention_weights,
-        decomposed_offset_keys,
         explain,
-        index_bias,
         merge_attention,
     )
     from .kernels.terms import (
         DenseBias,
         DistanceDecay,
         FactorPair,
-        GridPositions,
         OffsetBias,
-        OffsetBias2d,
         OffsetKeys,
         OffsetQueries,
         OffsetValues,
@@ -55,26 +51,20 @@ if TYPE_CHECKING:
     )
     from .positions import Place, PositionRangeError, build_position, position_names
     from .studies.analyze.results import AnalyzeResults
-    from .studies.bench.results import BenchResults
     from .studies.compare.results import CompareResults
-    from .studies.distill.results import DistillResults
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
-    from .studies.properties.results import PropertiesResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
-    bench: Callable[..., BenchResults]
     compare: Callable[..., CompareResults]
-    distill_positions: Callable[..., DistillResults]
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
     translate: Callable[..., TranslationResults]
-    properties: Callable[..., PropertiesResults]
 
 __version__ = "0.1.0"
 
@@ -92,9 +82,7 @@ __all__ = [
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
     "FactorPair",
-    "GridPositions",
     "OffsetBias",
-    "OffsetBias2d",
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
@@ -108,24 +96,19 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
-    "bench",
     "build_position",
     "compare",
-    "decomposed_offset_keys",
     "detach",
-    "distill_positions",
     "explain",
     "extend",
     "finetune",
     "from_authors_weights",
-    "index_bias",
     "load_attached",
     "load_pretrained",
     "merge_attention",
     "position_names",
     "pretrain",
     "probe",
-    "properties",
     "to_transformers",
     "translate",
 ]
@@ -135,20 +118,15 @@ _KERNELS = {
     "attention",
     "attention_varlen",
     "attention_weights",
-    "decomposed_offset_keys",
     "explain",
-    "index_bias",
     "merge_attention",
 }
 _TERMS = {
-    *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetQueries"),
-    *("OffsetValues", "GridPositions", "Positions"),
+    *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetQueries", "OffsetValues"),
+    "Positions",
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {
-    *("analyze", "bench", "compare", "distill_positions", "extend", "finetune", "pretrain", "probe", "properties"),
-    "translate",
-}
+_STUDIES = {"analyze", "compare", "extend", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

@@ -13,8 +13,8 @@ def main() -> None:
         try:
             require(
                 "train",
-                *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "psutil", "transformers"),
-                *("accelerate", "datasets", "sklearn", "scipy", "sacrebleu"),
+                *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "transformers", "accelerate"),
+                *("datasets", "sklearn", "scipy", "sacrebleu"),
             )
         except ImportError as error:
             print(f"whereformer: {error}", file=sys.stderr)

@@ -18,5 +18,6 @@ def require(extra: str, *modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise ImportError(
-            f"this needs {', '.join(missing)}, which is not installed; run: pip install 'whereformer[{extra}]'"
+            f"this needs {', '.join(missing)}, which is not installed; in whereformer's clone run: "
+            f'pip install ".[{extra}]"'
         )

@@ -139,14 +139,6 @@ def check_regular_in(field: str | None, folder: str | Path) -> None:
     check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
 
 
-def is_same_file(one: Path, other: Path) -> bool:
-    """Return whether two names are those of one file, be it by links; a name without a file is like no other."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn the errors of a full disk, whichever library raises them, into one line that names ``path``.

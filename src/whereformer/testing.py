@@ -137,10 +137,6 @@ class _Case:
         """Build the method with its own initial values."""
         return build_position(self.method, **self.options)
 
-    def run(self, position: Position, words: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Run :func:`attend`, causal if the method was built for it."""
-        return attend(position, words, *args, causal=position.model.causal, **options)
-
 
 def _words(length: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(batch, length, WIDTH, dtype=dtype)
@@ -210,7 +206,7 @@ def _keeps_shapes(case: _Case) -> None:
             for term in found:
                 _demand(isinstance(term, Term), f"{name} returned a {type(term).__name__} among its terms")
                 term.check(2, HEADS, 3, 7, WIDTH // HEADS)
-        _demand_finite(case.run(position, words), f"attention in {dtype}")
+        _demand_finite(attend(position, words), f"attention in {dtype}")
 
 
 def _leaves_its_input(case: _Case) -> None:
@@ -236,7 +232,7 @@ def _needs_nothing_shared(case: _Case) -> None:
 def _repeats_itself(case: _Case) -> None:
     """Evaluation is repeatable, and so is building."""
     position, words = case.build().eval(), _words(7)
-    _demand(torch.equal(case.run(position, words), case.run(position, words)), "two runs in evaluation mode differ")
+    _demand(torch.equal(attend(position, words), attend(position, words)), "two runs in evaluation mode differ")
     states = []
     for _ in range(2):
         torch.manual_seed(5)
@@ -258,7 +254,7 @@ def _trains(case: _Case) -> None:
     found = torch.autograd.grad(total, list(named.values()), allow_unused=True) if named else ()
     for name, gradient in zip(named, found, strict=True):
         _demand(gradient is not None and bool((gradient != 0).any()), f"{name} has no gradient in any layer")
-    out = sum(case.run(position, words, layer=layer).square().sum() for layer in range(LAYERS))
+    out = sum(attend(position, words, layer=layer).square().sum() for layer in range(LAYERS))
     assert isinstance(out, Tensor)
     gradients = torch.autograd.grad(out, [words, *named.values()], allow_unused=True)
     for name, gradient in zip(("the hidden states", *named), gradients, strict=True):
@@ -272,7 +268,7 @@ def _is_saved(case: _Case) -> None:
     """A state dict holds everything that is trained."""
     words, saved, loaded = _words(8), case.build().eval(), case.build().eval()
     loaded.load_state_dict(saved.state_dict())
-    _demand_close(case.run(loaded, words), case.run(saved, words), "loaded from the other's state dict", 0.0)
+    _demand_close(attend(loaded, words), attend(saved, words), "loaded from the other's state dict", 0.0)
     missing = {name for name, _ in saved.named_parameters()} - saved.state_dict().keys()
     _demand(not missing, f"the state dict lacks {', '.join(sorted(missing))}")
 
@@ -287,17 +283,17 @@ def _resets(case: _Case) -> None:
             module.reset_parameters()
     for name, parameter in position.named_parameters():
         _demand_finite(parameter, f"{name} after reset_parameters")
-    _demand_finite(case.run(position, _words(8)), "attention after reset_parameters")
+    _demand_finite(attend(position, _words(8)), "attention after reset_parameters")
 
 
 def _takes_part_of_the_queries(case: _Case) -> None:
     """Queries may be any evenly spaced part of the sequence."""
     position, words = case.build().eval(), _words(9)
-    whole = case.run(position, words, layer=1)
+    whole = attend(position, words, layer=1)
     for start, stride in ((6, 1), (8, 1), (0, 1), (1, 3), (0, 2), (3, 5)):
         rows = slice(start, None, stride)
         at = Positions(start, stride, len(range(9)[rows]))
-        found = case.run(position, words, at, rows=rows, layer=1)
+        found = attend(position, words, at, rows=rows, layer=1)
         _demand_close(found, whole[:, rows], f"queries at {start}, {start + stride}, ... of 9 tokens")
 
 
@@ -306,22 +302,22 @@ def _takes_explicit_positions(case: _Case) -> None:
     position = case.build().eval()
     for at in (Positions(0, 1, 9), Positions(5, 1, 9), Positions(3, 2, 9)):
         words, ids = _words(9), at.values()
-        expected = case.run(position, words, at, at)
+        expected = attend(position, words, at, at)
         for explicit in (ids, ids.unsqueeze(0), ids.expand(2, -1), ids.int()):
-            found = case.run(position, words, explicit, explicit)
+            found = attend(position, words, explicit, explicit)
             _demand_close(found, expected, f"explicit positions {tuple(explicit.shape)} in place of {at}")
-        _demand_close(case.run(position, words, at, ids), expected, f"explicit keys in place of {at}")
+        _demand_close(attend(position, words, at, ids), expected, f"explicit keys in place of {at}")
     places = [Positions(0, 1, 9), Positions(6, 1, 9), Positions(1, 2, 9)]
     words, rows = _words(9, batch=3), torch.stack([place.values() for place in places])
-    together = case.run(position, words, rows, rows)
+    together = attend(position, words, rows, rows)
     for row, place in enumerate(places):
-        alone = case.run(position, words[row : row + 1], place, place)
+        alone = attend(position, words[row : row + 1], place, place)
         _demand_close(together[row : row + 1], alone, f"a row of a batch at {place}")
     lengths = [4, 1, 5]
     words, ids = _words(10), torch.cat([torch.arange(length) for length in lengths])
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).expand(2, -1)
-    packed = case.run(position, words, ids, ids, query_documents=documents, key_documents=documents)
-    parts = [case.run(position, document) for document in words.split(lengths, 1)]
+    packed = attend(position, words, ids, ids, query_documents=documents, key_documents=documents)
+    parts = [attend(position, document) for document in words.split(lengths, 1)]
     _demand_close(packed, torch.cat(parts, 1), "documents packed into one row")
 
 
@@ -330,15 +326,15 @@ def _takes_any_length(case: _Case) -> None:
     position = case.build()
     for length in (1, 2):
         words = _words(length).requires_grad_()
-        out = case.run(position, words)
+        out = attend(position, words)
         out.square().sum().backward()
         _demand_finite(out, f"attention among {length} tokens")
         for name, tensor in (("the hidden states", words), *position.named_parameters()):
             if tensor.grad is not None:
                 _demand_finite(tensor.grad, f"gradient of {name} among {length} tokens")
-    found = case.run(position, _words(5, batch=0)).shape
+    found = attend(position, _words(5, batch=0)).shape
     _demand(found == (0, 5, WIDTH), f"an empty batch gave shape {tuple(found)}")
-    found = case.run(position, _words(5), Positions(5, 1, 0), rows=slice(5, None)).shape
+    found = attend(position, _words(5), Positions(5, 1, 0), rows=slice(5, None)).shape
     _demand(found == (2, 0, WIDTH), f"no queries gave shape {tuple(found)}")
 
 
@@ -350,7 +346,7 @@ def _knows_its_range(case: _Case) -> None:
         words = _words(at.length)
         for places in (at, at.values(), at.values().expand(2, -1)):
             try:
-                out = case.run(position, words, places, places)
+                out = attend(position, words, places, places)
             except PositionRangeError:
                 _demand(
                     at is before or not position.extrapolates or isinstance(places, Tensor),
@@ -363,7 +359,7 @@ def _knows_its_range(case: _Case) -> None:
             _demand_finite(out, f"attention at positions {what}")
             if at is beyond:
                 last = Positions(at.last, 1, 1)
-                end = case.run(position, words, last, at, rows=slice(at.last, None))
+                end = attend(position, words, last, at, rows=slice(at.last, None))
                 _demand_close(end, out[:, -1:], f"the last query alone, {what}")
 
 
@@ -372,14 +368,14 @@ def _takes_or_refuses_fractions(case: _Case) -> None:
     position, words = case.build().eval(), _words(5)
     fractions = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
     try:
-        out = case.run(position, words, fractions, fractions)
+        out = attend(position, words, fractions, fractions)
     except TypeError as error:
         if position.fractional:
             raise AssertionError(f"the method takes fractional positions, but raised {error}") from error
         return
     _demand_finite(out, "attention at fractional positions")
     whole = torch.arange(5.0)
-    _demand_close(case.run(position, words, whole, whole), case.run(position, words), "whole positions as float32")
+    _demand_close(attend(position, words, whole, whole), attend(position, words), "whole positions as float32")
 
 
 def _is_shift_invariant(case: _Case) -> None:
@@ -388,10 +384,10 @@ def _is_shift_invariant(case: _Case) -> None:
     if not position.shift_invariant:
         return
     # Position 0 may be [CLS]'s.
-    expected = case.run(position, words, Positions(1, 1, 9), Positions(1, 1, 9), layer=1)
+    expected = attend(position, words, Positions(1, 1, 9), Positions(1, 1, 9), layer=1)
     for start in (3, 11):
         at = Positions(start, 1, 9)
-        _demand_close(case.run(position, words, at, at, layer=1), expected, f"positions from {start} instead of 1")
+        _demand_close(attend(position, words, at, at, layer=1), expected, f"positions from {start} instead of 1")
 
 
 def _has_the_curve_that_it_adds(case: _Case) -> None:
@@ -421,8 +417,8 @@ def _has_the_curve_that_it_adds(case: _Case) -> None:
 def _is_exact_in_bfloat16(case: _Case) -> None:
     """bfloat16 rounds the output, never the positions."""
     position, words = case.build(torch.bfloat16).eval(), _words(8, dtype=torch.bfloat16)
-    out = case.run(position, words)
-    exact = case.run(position.double(), words.double())
+    out = attend(position, words)
+    exact = attend(position.double(), words.double())
     _demand_close(out, exact, "attention in bfloat16", _BFLOAT16_ERROR)
     # There bfloat16 has every fourth whole number.
     at = Positions(513, 1, 50)
@@ -442,11 +438,8 @@ def _is_exact_in_bfloat16(case: _Case) -> None:
 def _has_shapes_without_data(case: _Case) -> None:
     """On the meta device the method computes shapes, as counting its cost does."""
     position = case.build().to("meta")
-    shape = case.run(position, _words(5).to("meta")).shape
+    shape = attend(position, _words(5).to("meta")).shape
     _demand(shape == (2, 5, WIDTH), f"attention of (2, 5, {WIDTH}) gave shape {tuple(shape)}")
-    at = Positions(0, 1, 5)
-    work = position.uncounted_work([(at, at)] * LAYERS)
-    _demand(work.flops >= 0 and work.kept >= 0, f"uncounted_work returned {work}")
 
 
 def _compiles(case: _Case) -> None:
@@ -454,7 +447,7 @@ def _compiles(case: _Case) -> None:
     position, words = case.build().eval(), _words(6)
 
     def forward(words: Tensor) -> Tensor:
-        return case.run(position, words, layer=1)
+        return attend(position, words, layer=1)
 
     torch.compiler.reset()
     compiled = torch.compile(forward, fullgraph=True, backend="aot_eager")

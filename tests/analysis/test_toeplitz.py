@@ -204,5 +204,5 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "1.0 1",
-        "this needs transformers, which is not installed; run: pip install 'whereformer[hf]'",
+        'this needs transformers, which is not installed; in whereformer\'s clone run: pip install ".[hf]"',
     ]

@@ -10,6 +10,7 @@ import torch
 from pyarrow import parquet
 
 from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
+from tests.data.token_streams import token_stream
 from tests.data.told import Told
 from whereformer import files
 from whereformer.data import corpus, encode
@@ -17,7 +18,7 @@ from whereformer.data.corpus import Pages, Text
 from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.hub import fetched
 from whereformer.data.streams import TokenFile, packed, width_of
-from whereformer.data.tokenizers import fit_tokenizer, token_stream
+from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.lab import fingerprint
 from whereformer.lab.folder import open_folder

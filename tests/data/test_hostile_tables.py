@@ -9,8 +9,8 @@ from pyarrow import parquet
 from whereformer.data import corpus, glue
 from whereformer.data import read as tables
 from whereformer.errors import InputError, one_line
-from whereformer.studies.distill.pairs import read_pairs
-from whereformer.studies.translate.pairs import load_pairs
+from whereformer.lab.progress import Progress
+from whereformer.studies.translate.pairs import pair_files
 from whereformer.studies.translate.settings import ParallelData
 
 READ = {
@@ -48,7 +48,6 @@ def readers(file, good):
         glue.OwnTask(file, good, ("a", "b"), "label", regression=False).load,
         glue.OwnTask(file, good, ("a", "b"), "label", regression=True).load,
         glue.OwnTask(good, file, ("a", "b"), "label", regression=False).load,
-        lambda: read_pairs(file, "a,b", "label"),
     ]
 
 
@@ -78,7 +77,7 @@ def test_what_cannot_be_read_is_one_short_line(content, suffix, tmp_path, good):
     for read in readers(written(tmp_path, content, suffix), good):
         with pytest.raises(InputError) as error:
             read()
-        assert error.value.field in ("train", "validation", "label", "pairs", "text")
+        assert error.value.field in ("train", "validation", "label", "text")
         assert len(str(error.value)) < 1200
         assert len(one_line(str(error.value))) <= 1003
 
@@ -120,8 +119,7 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
         ("data", lambda: corpus.load_documents([file], "text")),
         ("train", glue.OwnTask(file, file, ("text",), "label", regression=False).load),
         ("data", lambda: glue.load_glue(["cola"], folder.parent)),
-        ("pairs", lambda: read_pairs(file, "text,x", "label")),
-        ("data", lambda: load_pairs(ParallelData(data=(file,), columns="text,x"))),
+        ("data", lambda: [*pair_files(ParallelData(data=(file,), columns="text,x"), Progress())]),
     ):
         with pytest.raises(InputError, match=f"^{field}: .*has more than one column 'x'"):
             read()
@@ -139,8 +137,7 @@ def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
         ("train", glue.OwnTask(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False).load),
         ("train", glue.OwnTask(good, good, (name,), "label", regression=False).load),
         ("column", lambda: corpus.load_documents([lines], name)),
-        ("columns", lambda: load_pairs(ParallelData(data=(good,), columns=f"{name},b"))),
-        ("text", lambda: read_pairs(good, f"{name},b", "label")),
+        ("columns", lambda: [*pair_files(ParallelData(data=(good,), columns=f"{name},b"), Progress())]),
     ):
         with pytest.raises(InputError) as error:
             read()

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from tests.data.token_streams import token_stream
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from whereformer.data import corpus, masks
 from whereformer.data.encode import unigram_entropy
@@ -20,7 +21,6 @@ from whereformer.data.tokenizers import (
     SEP,
     SPECIAL_TOKENS,
     Vocabulary,
-    token_stream,
     train_tokenizer,
     trained_vocabulary,
 )

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from tests.data.token_streams import token_stream
 from whereformer.data.masks import IGNORED
 from whereformer.data.tokenizers import (
     CLS,
     Vocabulary,
     fit_tokenizer,
     load_tokenizer,
-    token_stream,
     train_tokenizer,
     trained_vocabulary,
     vocabulary_of,

@@ -8,9 +8,7 @@ from whereformer import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -54,18 +52,6 @@ def random(*shape):
     return torch.randn(shape, dtype=torch.float64, device=DEVICE)
 
 
-def grid_of(n, prefix=0, start=(0, 0), columns=(5, 4, 3, 2, 1)):
-    """n tokens, of which some are a prefix, on a grid with one of these numbers of columns."""
-    prefix = min(prefix, n - 1)
-    columns = next(number for number in columns if (n - prefix) % number == 0)
-    return GridPositions((n - prefix) // columns, columns, prefix, start)
-
-
-def on_grids(first, queries, keys):
-    """What builds an ``OffsetBias2d`` of its tensors."""
-    return lambda table, prefix=None: OffsetBias2d(table, first, queries, keys, prefix)
-
-
 def with_factors(kind, first):
     """What builds an ``OffsetKeys`` or ``OffsetQueries`` of its table and factors."""
     return lambda table, factors: kind(table, first, 1, factors)
@@ -80,22 +66,6 @@ TERMS = {
     "bias_right_of_all_offsets": lambda n_q, n_k: (OffsetBias, [random(HEADS, 7)], 90),
     "bias_with_a_tail_on_the_left_alone": lambda n_q, n_k: (OffsetBias, [random(HEADS, 60)], -3),
     "bias_for_all_offsets": lambda n_q, n_k: (OffsetBias, [random(HEADS, n_q + n_k)], -n_q),
-    "grid": lambda n_q, n_k: (on_grids((-9, -4), grid_of(n_q), grid_of(n_k)), [random(HEADS, 18, 9)], None),
-    "grid_after_a_prefix": lambda n_q, n_k: (
-        on_grids((-2, -1), grid_of(n_q, 5, (1, 2)), grid_of(n_k, 1, (-1, 4))),
-        [random(HEADS, 4, 3), random(HEADS, 3)],
-        None,
-    ),
-    "grid_of_one_row": lambda n_q, n_k: (
-        on_grids((-3, -7), grid_of(n_q, columns=[n_q]), grid_of(n_k, columns=[n_k])),
-        [random(HEADS, 1, 12)],
-        None,
-    ),
-    "grid_of_one_column": lambda n_q, n_k: (
-        on_grids((0, 90), grid_of(n_q, columns=[1]), grid_of(n_k, columns=[1])),
-        [random(HEADS, 7, 2)],
-        None,
-    ),
     "keys": lambda n_q, n_k: (OffsetKeys, [random(1, 9, DIM)], -5),
     "keys_per_head": lambda n_q, n_k: (OffsetKeys, [random(HEADS, 2, DIM)], 0),
     "keys_with_factors": lambda n_q, n_k: (

@@ -25,9 +25,7 @@ from whereformer import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -89,11 +87,8 @@ class Case:
     block_scores: int = blockwise.BLOCK_SCORES  # few make a short sequence as a long one is
     sharing: int = 1  # query heads for each head of keys
     window: tuple[int | None, int | None] | None = None
-    sink_tokens: int = 0
     softcap: float | None = None
-    softcap_terms: bool = False
     lse: bool = False
-    deterministic: bool = True
 
 
 # --- from a seed to a case
@@ -111,8 +106,6 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         return rng.random() < probability
 
     batch, heads = one_of(1, 1, 2, 3), rng.randint(1, 4)
-    if batch == 2 and seed % 3 == 0:
-        batch = 4  # so that items may share a matrix two by two
     lengths = one_of((1, 24), (1, 24), (1, 24), (20, 100), (20, 100), (85, 420))
     if triton:
         batch, heads, lengths = one_of(1, 2), rng.randint(1, 2), one_of((1, 20), (20, 40))
@@ -149,7 +142,6 @@ def draw(seed: int, kind: str = "cpu") -> Case:
     if not head_dim and not positions and not any(term.has_rows for term in terms):
         n_q = n_k
     causal = chance(0.35)
-    terms += _draw_grids(seed, kind, n_q, n_k, tables or causal)
     count = 4 + 2 * len(terms)
     layouts = ("plain",) if chance(0.5) else tuple(_draw_layout(rng) for _ in range(count))
     needs = () if chance(0.7) else tuple(index for index in range(count) if chance(0.6))
@@ -176,12 +168,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         autocast=chance(0.12),
         block_scores=one_of(blockwise.BLOCK_SCORES, 2**12, 1),
     )
-    case = _draw_options(rng, case)
-    if triton and any(term.kind == "OffsetBias2d" for term in terms):
-        # It takes tables between grids, but not beside windows.
-        case = replace(case, window=None, sink_tokens=0)
-    # Only "triton" has a way to compute that is not deterministic.
-    return replace(case, deterministic=not triton or seed % 2 == 0)
+    return _draw_options(rng, case)
 
 
 def _draw_options(rng: random.Random, case: Case) -> Case:
@@ -189,16 +176,12 @@ def _draw_options(rng: random.Random, case: Case) -> Case:
     sides = [None, 0, 1, 5, case.n_k // 3, case.n_k, rng.randint(0, case.n_k + 3)]
     window = (rng.choice(sides), rng.choice(sides)) if rng.random() < 0.35 else None
     sharing = rng.choice([2, 3]) if case.head_dim and case.heads <= 2 and rng.random() < 0.3 else 1
-    sink_tokens = rng.choice([0, 0, 1, 4]) if window else 0
-    more = random.Random(f"options {case.seed}")
     softcap = rng.choice([0.5, 3.0, 30.0]) if case.head_dim and rng.random() < 0.2 else None
     return replace(
         case,
         sharing=sharing,
         window=window,
-        sink_tokens=sink_tokens if window != (None, None) else 0,
         softcap=softcap,
-        softcap_terms=softcap is not None and more.random() < 0.5,
         lse=rng.random() < 0.3,
     )
 
@@ -266,25 +249,6 @@ def _draw_mirrors(seed: int, kind: str, n_q: int, n_k: int, content: bool, dtype
     return terms
 
 
-def _draw_grids(seed: int, kind: str, n_q: int, n_k: int, positions: bool) -> list[TermCase]:
-    """Terms between grids, in some cases; ``positions`` says whether the call looks at positions in a row."""
-    rng = random.Random(f"grids {kind} {seed}")
-    # The oracle goes from pair to pair.
-    if not 0 < n_q * n_k <= 20000 or (kind == "triton" and positions) or rng.random() < 0.7:
-        return []
-    styles = ["plain", "plain", "forbidden window", "without a prefix"]
-    return [
-        TermCase(
-            "OffsetBias2d",
-            style=rng.choice(styles),
-            size=rng.choice([1.0, 1.0, 1e2]),
-            length=rng.randint(1, 9),
-            first=rng.randint(-6, 2),
-        )
-        for _ in range(rng.choice([1, 1, 2]))
-    ]
-
-
 def _draw_layout(rng: random.Random) -> str:
     return rng.choice(["plain", "heads inside", "transposed", "sliced", "one for all heads", "one for all items"])
 
@@ -309,13 +273,11 @@ class Built:
             self.query = self.tensor("query", self.normal(batch, self.heads, case.n_q, case.head_dim) * case.size)
             self.key = self.tensor("key", self.normal(batch, heads, case.n_k, case.head_dim) * case.size)
         self.terms: list[Any] = []
-        self.numbers: list[oracle.Table | oracle.Table2d | oracle.Factors | oracle.Decay | oracle.Dense] = []
+        self.numbers: list[oracle.Table | oracle.Factors | oracle.Decay | oracle.Dense] = []
         for index, term in enumerate(case.terms):
             self.add_term(f"terms[{index}]", term)
         self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale, "softcap": case.softcap}
-        self.options["softcap_terms"] = case.softcap_terms
-        self.options |= {"window": case.window, "sink_tokens": case.sink_tokens, "return_lse": case.lse}
-        self.options["deterministic"] = case.deterministic
+        self.options |= {"window": case.window, "return_lse": case.lse}
         self.add_positions()
         self.add_masks()
         self.d_out = self.normal(batch, self.heads, case.n_q, case.value_dim)
@@ -386,8 +348,6 @@ class Built:
             self.numbers.append(oracle.Table(term.kind, _numbers(table), term.first * step, step, drawn))
         elif term.kind == "DistanceDecay":
             self.add_decay(name, term)
-        elif term.kind == "OffsetBias2d":
-            self.add_grid(name, term)
         elif term.kind == "FactorPair":
             # Of products as large as a number of the normal distribution.
             size = max(1, term.rank) ** -0.25
@@ -406,8 +366,6 @@ class Built:
             self.numbers.append(oracle.Factors(_numbers(query), _numbers(key)))
         else:
             items = 1 if term.shared else batch
-            if term.shared and case.seed % 3 == 0:
-                items = max(number for number in range(1, max(batch, 2)) if batch % number == 0)
             numbers = self.normal(items, heads, case.n_q, case.n_k) * term.size
             some = torch.rand(numbers.shape, generator=self.random)
             match term.style:
@@ -436,33 +394,6 @@ class Built:
             levels.append(self.tensor(f"{name}.{which}_levels", numbers, term.dtype))
         self.terms.append(DistanceDecay(*levels))
         self.numbers.append(oracle.Decay(*map(_numbers, levels)))
-
-    def add_grid(self, name: str, term: TermCase) -> None:
-        """A table between grids, which are the same for all terms of a case up to their origins."""
-        rng = random.Random(f"sides {self.case.seed}")
-        with_prefix = any(each.style == "with a prefix" for each in self.case.terms)
-        sides = []
-        for n in (self.case.n_q, self.case.n_k):
-            prefix = min(rng.choice([1] if with_prefix else [0, 0, 1, 5]), n - 1)
-            columns = rng.choice([number for number in range(1, n + 1) if (n - prefix) % number == 0])
-            sides.append(((n - prefix) // columns, columns, prefix))
-        starts = [(self.choice.randint(-2, 2), self.choice.randint(-2, 2)) for _ in sides]
-        first, width = (term.first, self.choice.randint(-5, 2)), self.choice.randint(1, 9)
-        if with_prefix:
-            first, width = (term.first, -1), 3
-        numbers = self.normal(self.heads, term.length, width) * term.size
-        if term.style == "forbidden window":
-            numbers[:, 0] = float("-inf")
-        table = self.tensor(f"{name}.table", numbers)
-        prefix = None
-        if term.style != "without a prefix":
-            prefix = self.tensor(f"{name}.prefix", self.normal(self.heads, 3) * term.size)
-        grids = [GridPositions(*each, start) for each, start in zip(sides, starts, strict=True)]
-        self.terms.append(OffsetBias2d(table, first, *grids, prefix))
-        drawn = (oracle.Grid(*each, start) for each, start in zip(sides, starts, strict=True))
-        self.numbers.append(
-            oracle.Table2d(_numbers(table), None if prefix is None else _numbers(prefix), first, *drawn)
-        )
 
     def add_positions(self) -> None:
         case, choice = self.case, self.choice
@@ -535,9 +466,7 @@ class Built:
             key_mask,
             tuple(documents) or None,
             case.window or (None, None),
-            case.sink_tokens,
             case.softcap,
-            case.softcap_terms and len(case.terms) > 0,
         )
 
 

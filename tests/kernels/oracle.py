@@ -88,42 +88,6 @@ class Dense(NamedTuple):
     scores: Array
 
 
-class Grid(NamedTuple):
-    """Where tokens are: those of a prefix are nowhere, the others on a grid, row by row from ``start`` on."""
-
-    rows: int
-    columns: int
-    prefix: int
-    start: tuple[int, int]
-
-
-class Table2d(NamedTuple):
-    """``OffsetBias2d``: (heads, rows, columns), and (heads, 3) for pairs with the prefix, None for zeros."""
-
-    table: Array
-    prefix: Array | None
-    first: tuple[int, int]
-    queries: Grid
-    keys: Grid
-
-    def entry(self, query: int, key: int) -> tuple[int, ...]:
-        """Which number a pair reads: (row, column) of the table, or (kind,) of the prefix's numbers."""
-        i, j = query - self.queries.prefix, key - self.keys.prefix
-        if i < 0 or j < 0:
-            return (2 if i < 0 and j < 0 else 0 if i < 0 else 1,)
-        places = []
-        for axis in (0, 1):
-            at = [
-                (number // grid.columns if axis == 0 else number % grid.columns) + grid.start[axis]
-                for number, grid in ((i, self.queries), (j, self.keys))
-            ]
-            places.append(min(max(at[1] - at[0] - self.first[axis], 0), self.table.shape[1 + axis] - 1))
-        return tuple(places)
-
-    def entries(self, n_q: int, n_k: int) -> list[list[tuple[int, ...]]]:
-        return [[self.entry(query, key) for key in range(n_k)] for query in range(n_q)]
-
-
 @dataclass(frozen=True)
 class Inputs:
     """A call, as float64; positions (1 or batch, n), the mask and the ids of queries and keys (batch, n).
@@ -134,7 +98,7 @@ class Inputs:
     query: Array | None
     key: Array | None
     value: Array
-    terms: list[Table | Table2d | Factors | Decay | Dense]
+    terms: list[Table | Factors | Decay | Dense]
     scale: float
     causal: bool
     query_positions: Array
@@ -142,9 +106,7 @@ class Inputs:
     key_mask: Array | None = None
     documents: tuple[Array, Array] | None = None
     window: tuple[int | None, int | None] = (None, None)
-    sink_tokens: int = 0
     softcap: float | None = None
-    softcap_terms: bool = False
 
 
 @dataclass
@@ -191,7 +153,6 @@ class Oracle:
             self.results[name] = Bounded.zeros(*array.shape)
         self.mass = Bounded.zeros(batch, heads, self.value_dim)
         self.balance = Bounded.zeros(batch, heads, self.n_q)
-        self.entries: dict[int, list[list[tuple[int, ...]]]] = {}
         with np.errstate(all="ignore"):
             for item in range(batch):
                 for head in range(heads * bool(self.n_q and self.n_k)):
@@ -208,18 +169,12 @@ class Oracle:
                     named += [(f"terms[{index}].table", term.table), (f"terms[{index}].{which}_factors", term.factors)]
                 case Decay():
                     named += [(f"terms[{index}].{which}_levels", each) for which, each in term._asdict().items()]
-                case Table2d():
-                    named += [(f"terms[{index}].table", term.table), (f"terms[{index}].prefix", term.prefix)]
                 case Factors():
                     named.append((f"terms[{index}].query_factors", term.query))
                     named.append((f"terms[{index}].key_factors", term.key))
                 case Dense():
                     named.append((f"terms[{index}].scores", term.scores))
         return [(name, array) for name, array in named if array is not None]
-
-    def matrix_of(self, term: Dense, item: int) -> int:
-        """The matrix that a batch item reads: neighboring items may share one."""
-        return item * len(term.scores) // len(self.d_out)
 
     def offsets(self, item: int) -> Array:
         queries, keys = self.inputs.query_positions, self.inputs.key_positions
@@ -241,9 +196,6 @@ class Oracle:
         near = np.ones_like(allowed)
         if before is not None:
             near &= offsets >= -before
-            # Sink tokens are exempt from this limit alone.
-            keys = inputs.key_positions[item % len(inputs.key_positions)]
-            near |= ((keys >= 0) & (keys < inputs.sink_tokens))[None, :]
         if after is not None:
             near &= offsets <= after
         allowed &= near
@@ -269,7 +221,7 @@ class Oracle:
             inner += query.shape[1]
             products = inputs.scale * (query @ key.T)
             parts += abs(inputs.scale) * (abs(query) @ abs(key).T)
-            if inputs.softcap is not None and not inputs.softcap_terms:
+            if inputs.softcap is not None:
                 tangents = np.tanh(products / inputs.softcap)
                 products = inputs.softcap * tangents
                 rounding = (unit * (terms_in_a_sum(inner) + 6) + 4 * precision.narrow_scores) * parts
@@ -282,15 +234,6 @@ class Oracle:
                 case Table(kind="OffsetBias"):
                     columns[index] = self.columns(term, item)
                     biases.append(term.table[head % len(term.table)][columns[index]])
-                case Table2d():
-                    entries = self.entries[index] = self.entries.get(index) or term.entries(self.n_q, self.n_k)
-                    bias = np.zeros((self.n_q, self.n_k))
-                    for i, j in np.ndindex(self.n_q, self.n_k):
-                        if len(entries[i][j]) == 2:
-                            bias[i, j] = term.table[head][entries[i][j]]
-                        elif term.prefix is not None:
-                            bias[i, j] = term.prefix[head][entries[i][j]]
-                    biases.append(bias)
                 case Table(kind="OffsetKeys"):
                     columns[index] = self.columns(term, item)
                     vectors = term.table[head % len(term.table)]
@@ -321,20 +264,11 @@ class Oracle:
                     scores += query_factors @ key_factors.T
                     parts += abs(query_factors) @ abs(key_factors).T
                 case Dense():
-                    biases.append(term.scores[self.matrix_of(term, item), head])
+                    biases.append(term.scores[item % len(term.scores), head])
         for bias in biases:
             allowed &= bias != -np.inf
         some = allowed.any(1)
         biases = [np.where(allowed, bias, 0.0) for bias in biases]
-        cap = inputs.softcap if inputs.softcap_terms else None
-        term_slope = Bounded(np.ones_like(scores), np.zeros_like(scores))
-        if cap is not None:
-            total, parts = scores + sum(biases), parts + 6 * sum(map(abs, biases))
-            rounding = (unit * (terms_in_a_sum(inner) + 6) + 4 * precision.narrow_scores) * parts
-            tangents = np.tanh(total / cap)
-            term_slope = Bounded(1 - tangents**2, np.minimum(1.0, 0.77 / cap * rounding + 8 * unit))
-            # What is rounded before the cap makes no larger difference behind it, and the cap rounds too.
-            scores, parts, biases = cap * tangents, np.minimum(parts, 2 * cap / unit) + cap, []
         weights, weights_error, again, lse = self.softmax(scores, parts, inner, biases, allowed)
         self.results["lse"].number[item, head], self.results["lse"].error[item, head] = lse.number, lse.error
 
@@ -386,9 +320,6 @@ class Oracle:
             + lost * allowed * (1 + d_weights_size + delta_size)
         )
 
-        # What must hold whatever the scores are is about scores behind the cap.
-        d_scores_error = d_scores_error * term_slope.number + abs(d_scores) * term_slope.error
-        d_scores = d_scores * term_slope.number
         self.gradients(
             *(item, head, query, key, d_out, columns, slope),
             Bounded(weights, weights_error + again + lost * allowed * (1 + self.n_k * weights)),
@@ -537,15 +468,6 @@ class Oracle:
                     sums = by_column(weights, columns[index], term.table.shape[1])
                     found = product(transposed(sums), d_out, all_rows)
                     results[f"{name}.table"].add(head % len(term.table), *found)
-                case Table2d():
-                    unit = precision.unit * (terms_in_a_sum(self.n_k + all_rows) + 20) + rough
-                    for i, j in np.ndindex(self.n_q, self.n_k):
-                        entry = self.entries[index][i][j]
-                        what = "table" if len(entry) == 2 else "prefix"
-                        if what == "table" or term.prefix is not None:
-                            number = d_scores.number[i, j]
-                            error = d_scores.error[i, j] + unit * abs(number)
-                            results[f"{name}.{what}"].add((head, *entry), number, error)
                 case Factors():
                     query_factors = term.query[item % len(term.query), head]
                     key_factors = term.key[item % len(term.key), head]
@@ -555,7 +477,7 @@ class Oracle:
                     results[f"{name}.key_factors"].add((item % len(term.key), head), *found)
                 case Dense():
                     error = d_scores.error + precision.unit * batch * abs(d_scores.number)
-                    results[f"{name}.scores"].add((self.matrix_of(term, item), head), d_scores.number, error)
+                    results[f"{name}.scores"].add((item % len(term.scores), head), d_scores.number, error)
 
     def sums(self, name: str, found: Array, narrow: float) -> list[tuple[str, Array, Array, Array]]:
         """Sums over a gradient that scores' errors leave alone: what of, what it is, should be, and how far it may be.
@@ -574,7 +496,7 @@ class Oracle:
             return []
         term = self.inputs.terms[int(name[6 : name.index("]")])]
         match term:
-            case Table(kind="OffsetBias") if not self.inputs.softcap_terms:
+            case Table(kind="OffsetBias"):
                 number, error = (each.sum((0, 2)) for each in (self.balance.number, self.balance.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
@@ -583,7 +505,7 @@ class Oracle:
                 number, error = (each.sum(over).reshape(len(found), -1) for each in (mass.number, mass.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
-            case Dense() if not self.inputs.softcap_terms and len(found):
+            case Dense() if len(found):
                 number, error = (
                     each.reshape(len(found), len(each) // len(found), *each.shape[1:]).sum(1)
                     for each in (self.balance.number, self.balance.error)

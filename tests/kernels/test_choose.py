@@ -145,12 +145,12 @@ def test_refuses_unknown_backends_and_bad_input_as_attention_does():
         explain(*inputs(4), TERM[0])
 
 
-def test_what_is_chosen_runs():
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 2, 100, 8) for _ in range(3))
-    mask = torch.arange(100).unsqueeze(0) < 60
-    expected = attention(query, key, value, key_mask=mask, backend="reference")
-    torch.testing.assert_close(attention(query, key, value, key_mask=mask), expected)
+@pytest.mark.parametrize("window", [20, (19, None), (None, 19)])
+def test_a_window_wider_than_the_sequence_is_none(window):
+    tensors = inputs(20)
+    assert str(explain(*tensors, window=window)) == str(explain(*tensors))
+    assert torch.equal(attention(*tensors, window=window), attention(*tensors))
+    assert explain(*tensors, window=18).backend != "fused"
 
 
 def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():

@@ -152,11 +152,11 @@ def test_export_with_two_dynamic_lengths(backend, kinds):
         torch.testing.assert_close(program(*inputs), model(*inputs))
 
 
-OPTIONS = {"window": 7, "sink_tokens": 2, "softcap": 2.0, "softcap_terms": True, "causal": True}
+OPTIONS = {"window": 7, "softcap": 2.0, "causal": True}
 
 
 class Optional(nn.Module):
-    """Attention with what few calls ask for, heads that share keys among it."""
+    """Attention with what few calls ask for: heads that share keys, and sinks for each query."""
 
     def __init__(self):
         super().__init__()
@@ -164,7 +164,8 @@ class Optional(nn.Module):
 
     def forward(self, query, key, value):
         query = torch.cat([query, -query], 1)
-        return attention(query, key, value, [OffsetBias(self.bias, -4)], sinks=self.sinks, return_lse=True, **OPTIONS)
+        options = {**OPTIONS, "sinks": self.sinks.unsqueeze(-1) + query[..., 0]}
+        return attention(query, key, value, [OffsetBias(self.bias, -4)], return_lse=True, **options)
 
 
 def test_what_few_calls_ask_for_is_exported():
@@ -252,7 +253,6 @@ def test_compiled_func_grad():
 @pytest.mark.parametrize("terms", [False, True])
 @pytest.mark.parametrize("length", [30, 120])
 @pytest.mark.parametrize("second", [torch.func.jacfwd, torch.func.jacrev])
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch's own jvp
 def test_func_has_second_derivatives(second, length, terms):
     query, *others = (*content(length, batch=1), torch.randn(HEADS, 9))
     query, scale = query.double(), torch.ones((), dtype=torch.float64)

@@ -1,6 +1,10 @@
-"""Errors for input that does not fit: messages name the argument, what it got and what it takes."""
+"""Errors for input that does not fit: messages name the argument, what it got and what it takes.
+
+More of what is of another type altogether is in tests/test_strange_arguments.py.
+"""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -25,13 +29,13 @@ def zeros(*shape, dtype=torch.float32):
 
 
 FITTING = {"query": zeros(B, H, N_Q, D), "key": zeros(B, H, N_K, D), "value": zeros(B, H, N_K, D)}
+with warnings.catch_warnings(action="ignore"):  # Torch warns of strided ones.
+    NESTED = [torch.nested.nested_tensor([zeros(H, N_K, D)] * B, layout=of) for of in (torch.strided, torch.jagged)]
 NO_CONTENT = {"query": None, "key": None}
 
 CASES = [
     # query, key and value
     ({"value": [[1.0]]}, TypeError, r"value: expected a tensor, got list"),
-    ({"value": None}, TypeError, r"value: expected a tensor, got NoneType"),
-    ({"query": 1.0}, TypeError, r"query: expected a tensor, got float"),
     ({"key": (1.0,)}, TypeError, r"key: expected a tensor, got tuple"),
     ({"value": zeros(B, N_K, D)}, ValueError, r"value: expected \(batch, heads, length, head_dim\), .* \(2, 6, 8\)"),
     ({"query": zeros(N_Q, D)}, ValueError, r"query: expected \(batch, heads, length, head_dim\), .* \(4, 8\)"),
@@ -48,57 +52,29 @@ CASES = [
     ({"key": zeros(B, H, N_K, D).to("meta")}, ValueError, r"key: expected the query's device cpu, got meta"),
     ({"query": None}, ValueError, r"query and key: give both, or neither"),
     ({"key": None}, ValueError, r"query and key: give both, or neither"),
+    *(
+        ({"value": nested}, TypeError, r"value: expected a dense tensor, got a nested one; attention_varlen takes seq")
+        for nested in NESTED
+    ),
     # options
-    ({"key_mask": [[True] * N_K] * B}, TypeError, r"key_mask: expected a bool tensor.*, got list"),
     ({"key_mask": zeros(B, N_K)}, TypeError, r"key_mask: expected .*bool.* True = may be attended, got torch.float32"),
-    ({"key_mask": zeros(B, N_K).long()}, TypeError, r"key_mask: expected .*bool.*, got torch.int64"),
     ({"key_mask": zeros(N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)"),
     ({"key_mask": zeros(B, N_Q).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(2, 4\)"),
     ({"key_mask": zeros(1, N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(1, 6\)"),
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: expected a number in \[0, 1\), got -0.1"),
     ({"dropout_p": math.nan}, ValueError, r"dropout_p: expected a number in \[0, 1\), got nan"),
-    ({"dropout_p": "0.1"}, TypeError, r"dropout_p: expected a number in \[0, 1\), got str"),
-    ({"dropout_p": None}, TypeError, r"dropout_p: expected a number in \[0, 1\), got NoneType"),
-    (
-        {"window": -1},
-        ValueError,
-        r"window: expected a whole number of at least 0, or two \(before, after\), where None is no limit, got -1",
-    ),
+    ({"window": -1}, ValueError, r"window: expected a whole number .* got -1"),
     ({"window": (3, -2)}, ValueError, r"window: expected a whole number of at least 0, .* got \(3, -2\)"),
     ({"window": 1.5}, TypeError, r"window: expected a whole number of at least 0, .* got 1.5"),
     ({"window": True}, TypeError, r"window: expected a whole number of at least 0, .* got True"),
-    ({"window": "3"}, TypeError, r"window: expected a whole number of at least 0, .* got '3'"),
-    ({"window": torch.tensor(3)}, TypeError, r"window: expected a whole number of at least 0, .* got tensor\(3\)"),
     ({"window": (3,)}, ValueError, r"window: expected one number, or two for the sides \(before, after\), got \(3,\)"),
-    ({"window": (1, 2, 3)}, ValueError, r"window: expected one number, or two .*, got \(1, 2, 3\)"),
-    ({"sink_tokens": 3}, ValueError, r"sink_tokens: needs a window, got sink_tokens=3 with window=None"),
-    (
-        {"sink_tokens": 3, "window": (None, None)},
-        ValueError,
-        r"sink_tokens: needs a window, got sink_tokens=3 with window=\(None, None\)",
-    ),
-    ({"sink_tokens": -1, "window": 3}, ValueError, r"sink_tokens: expected a whole number of at least 0, got -1"),
-    ({"sink_tokens": 1.5, "window": 3}, TypeError, r"sink_tokens: expected a whole number of at least 0, got 1.5"),
-    ({"sink_tokens": True, "window": 3}, TypeError, r"sink_tokens: expected a whole number of at least 0, got True"),
-    ({"sink_tokens": False, "window": 3}, TypeError, r"sink_tokens: expected a whole number of at least 0, got False"),
-    ({"sink_tokens": 0.0}, TypeError, r"sink_tokens: expected a whole number of at least 0, got 0.0"),
     ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
-    ({"return_lse": None}, TypeError, r"return_lse: expected True or False, got None"),
-    ({"deterministic": 0}, TypeError, r"deterministic: expected True or False, got 0"),
-    ({"deterministic": None}, TypeError, r"deterministic: expected True or False, got None"),
     ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
     ({"softcap": 0}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+30, or None for no cap, got 0.0"),
-    ({"softcap": -30.0}, ValueError, r"softcap: expected a number from 1e-30 .* got -30.0"),
     ({"softcap": math.nan}, ValueError, r"softcap: expected a number from 1e-30 .* got nan"),
-    ({"softcap": math.inf}, ValueError, r"softcap: expected a number from 1e-30 .* got inf"),
-    ({"softcap": 1e-40}, ValueError, r"softcap: expected a number from 1e-30 .* got 1e-40"),
     ({"softcap": 1e300}, ValueError, r"softcap: expected a number from 1e-30 .* got 1e\+300"),
-    ({"softcap": 10**400}, ValueError, r"softcap: expected a number from 1e-30 .* got inf"),
     ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
-    ({"softcap": True}, TypeError, r"softcap: expected a number, got bool"),
-    ({"softcap_terms": True}, ValueError, r"softcap_terms: needs a softcap, got softcap=None"),
-    ({"softcap": 3.0, "softcap_terms": 1}, TypeError, r"softcap_terms: expected True or False, got 1"),
     ({**NO_CONTENT, "softcap": 3.0}, ValueError, r"softcap: needs a query, got query=None"),
     ({"scale": -1e39}, ValueError, r"scale: expected a finite number in float32, got -1e\+39"),
     ({"scale": 10**400}, ValueError, r"scale: expected a finite number in float32, got inf"),
@@ -106,23 +82,18 @@ CASES = [
     ({"scale": True}, TypeError, r"scale: expected a number, got bool; multiply the query by a tensor"),
     ({"dropout_p": False}, TypeError, r"dropout_p: expected a number in \[0, 1\), got bool"),
     ({**NO_CONTENT, "scale": 1.0}, ValueError, r"scale: needs a query, got query=None"),
-    ({"sinks": [0.0] * H}, TypeError, r"sinks: expected a floating-point tensor, got list"),
     ({"sinks": zeros(H).long()}, TypeError, r"sinks: expected a floating-point tensor, got torch.int64"),
-    ({"sinks": zeros(H + 1)}, ValueError, r"sinks: expected shape \(heads 3,\), got \(4,\)"),
+    (
+        {"sinks": zeros(H + 1)},
+        ValueError,
+        r"sinks: expected shape \(heads 3,\) or \(batch 2, heads 3, n_q 4\), got \(4,\)",
+    ),
+    ({"sinks": zeros(B, H, N_Q, 1)}, ValueError, r"sinks: expected shape .*, got \(2, 3, 4, 1\)"),
     ({"sinks": zeros(H).to("meta")}, ValueError, r"sinks: expected the value's device cpu, got meta"),
-    (
-        {"query": zeros(B, 4, N_Q, D)},
-        ValueError,
-        r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 4, 4",
-    ),
-    (
-        {"query": zeros(B, 0, N_Q, D)},
-        ValueError,
-        r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 0, 4",
-    ),
+    ({"query": zeros(B, 4, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 4, 4"),
+    ({"query": zeros(B, 0, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 0, 4"),
     # positions
     ({"query_positions": [0, 1, 2, 3]}, TypeError, r"query_positions: expected Positions or a tensor, got list"),
-    ({"key_positions": 6}, TypeError, r"key_positions: expected Positions or a tensor, got int"),
     ({"query_positions": Positions(0, 1, 6)}, ValueError, r"query_positions: expected length 4, got Positions\(.*h=6"),
     ({"key_positions": Positions(0, 1, 4)}, ValueError, r"key_positions: expected length 6, got Positions\(.*length=4"),
     ({"query_positions": zeros(6)}, ValueError, r"query_positions: expected shape \(4,\) or \(2, 4\), got \(6,\)"),
@@ -132,17 +103,17 @@ CASES = [
     (
         {"key_positions": zeros(6), "terms": [OffsetBias(zeros(H, 1), 0)]},
         TypeError,
-        r"key_positions: offset tables need whole positions, got torch.float32",
+        r"key_positions: .*whole positions, got torch.float32",
     ),
     (
         {"query_positions": zeros(4), "terms": [OffsetKeys(zeros(1, 1, D), 0)]},
         TypeError,
-        r"query_positions: offset tables need whole positions, got torch.float32",
+        r"query_positions: .*whole positions",
     ),
     (
         {"query_positions": zeros(4), "terms": [OffsetValues(zeros(1, 1, D), 0)]},
         TypeError,
-        r"query_positions: offset tables need whole positions, got torch.float32",
+        r"query_positions: .*whole positions",
     ),
     # documents
     ({"query_documents": zeros(B, N_Q).long()}, ValueError, r"query_documents and key_documents: give both or neither"),
@@ -164,154 +135,20 @@ CASES = [
     ),
     # the sequence of terms
     ({"terms": OffsetBias(zeros(H, 1), 0)}, TypeError, r"terms: expected a sequence of terms, got a single OffsetBias"),
-    ({"terms": None}, TypeError, r"terms: expected a sequence of terms, got NoneType"),
-    ({"terms": 3}, TypeError, r"terms: expected a sequence of terms, got int"),
-    ({"terms": [zeros(H, 3)]}, TypeError, r"terms: expected OffsetBias, .*DenseBias, got Tensor"),
-    ({"terms": [OffsetBias]}, TypeError, r"terms: expected OffsetBias, .*DenseBias, got type"),
     (
         {**NO_CONTENT, "terms": [OffsetKeys(zeros(1, 3, D), -1)]},
         ValueError,
         r"OffsetKeys: needs a query, got query=None",
     ),
-    # offset tables
-    ({"terms": [OffsetBias(zeros(3), 0)]}, ValueError, r"OffsetBias.table: expected shape \(heads 3, T\), got \(3,\)"),
-    ({"terms": [OffsetBias(zeros(1, 5), 0)]}, ValueError, r"OffsetBias.table: .*\(heads 3, T\), got \(1, 5\)"),
-    ({"terms": [OffsetBias(zeros(H, 0), 0)]}, ValueError, r"OffsetBias.table: needs at least one offset, got none"),
-    ({"terms": [OffsetBias([[0.0]] * H, 0)]}, TypeError, r"OffsetBias.table: expected a floating-point .*, got list"),
-    ({"terms": [OffsetBias(zeros(H, 2).int(), 0)]}, TypeError, r"OffsetBias.table: .*floating-point.*got torch.int32"),
-    ({"terms": [OffsetBias(zeros(H, 2), 0.0)]}, TypeError, r"OffsetBias.first: expected an int, got float"),
-    ({"terms": [OffsetBias(zeros(H, 2), True)]}, TypeError, r"OffsetBias.first: expected an int, got bool"),
-    ({"terms": [OffsetBias(zeros(H, 2), 0, True)]}, ValueError, r"OffsetBias.step: expected an int .*, got True"),
-    ({"terms": [OffsetKeys(zeros(2, 5, D), 0)]}, ValueError, r"OffsetKeys.table: .*heads 1 or 3, T, head_dim 8\), got"),
-    ({"terms": [OffsetKeys(zeros(1, 5, 4), 0)]}, ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(1, 5, 4\)"),
-    ({"terms": [OffsetKeys(zeros(5, D), 0)]}, ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(5, 8\)"),
-    ({"terms": [OffsetKeys(zeros(1, 0, D), 0)]}, ValueError, r"OffsetKeys.table: needs at least one offset"),
-    ({"terms": [OffsetKeys(zeros(1, 5, D), None)]}, TypeError, r"OffsetKeys.first: expected an int, got NoneType"),
-    # their factors
     (
         {**NO_CONTENT, "terms": [OffsetQueries(zeros(1, 3, D), -1)]},
         ValueError,
         r"OffsetQueries: needs a key, got key=None",
     ),
-    ({"terms": [OffsetQueries(zeros(2, 5, D), 0)]}, ValueError, r"OffsetQueries.table: .*heads 1 or 3, T, head_dim 8"),
-    (
-        {"terms": [OffsetQueries(zeros(1, 5, 4), 0)]},
-        ValueError,
-        r"OffsetQueries.table: .*head_dim 8\), got \(1, 5, 4\)",
-    ),
-    ({"terms": [OffsetQueries(zeros(1, 0, D), 0)]}, ValueError, r"OffsetQueries.table: needs at least one offset"),
-    (
-        {"terms": [OffsetKeys(zeros(1, 5, D), 0, query_factors=zeros(1, H, N_Q, 2))]},
-        ValueError,
-        r"OffsetKeys.table: expected shape \(heads 1 or 3, T, r 2\), got \(1, 5, 8\)",
-    ),
-    (
-        {"terms": [OffsetKeys(zeros(1, 5, 2), 0, query_factors=zeros(1, H, N_K, 2))]},
-        ValueError,
-        r"OffsetKeys.query_factors: .*batch 1 or 2, heads 3, n_q 4, r\), got \(1, 3, 6, 2\)",
-    ),
-    (
-        {"terms": [OffsetQueries(zeros(1, 5, 2), 0, key_factors=zeros(1, 1, N_K, 2))]},
-        ValueError,
-        r"OffsetQueries.key_factors: .*batch 1 or 2, heads 3, n_k 6, r\), got \(1, 1, 6, 2\)",
-    ),
-    (
-        {"terms": [OffsetQueries(zeros(1, 5, 0), 0, key_factors=zeros(1, H, N_K, 0))]},
-        ValueError,
-        r"OffsetQueries.key_factors: needs at least one number, got shape \(1, 3, 6, 0\)",
-    ),
-    (
-        {"terms": [OffsetKeys(zeros(1, 5, 2), 0, query_factors=[1.0])]},
-        TypeError,
-        r"OffsetKeys.query_factors: expected a floating-point tensor, got list",
-    ),
-    (
-        {"terms": [OffsetKeys(zeros(1, 5, D), 0, zeros(1, H, N_Q, D))]},
-        ValueError,
-        r"OffsetKeys.step: expected an int of at least 1, got tensor",
-    ),
-    # levels
-    (
-        {"terms": [DistanceDecay(zeros(1, 1, N_Q), zeros(1, H, N_K))]},
-        ValueError,
-        r"DistanceDecay.query_levels: .*batch 1 or 2, heads 3, n_q 4\), got \(1, 1, 4\)",
-    ),
-    (
-        {"terms": [DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_Q))]},
-        ValueError,
-        r"DistanceDecay.key_levels: .*n_k 6\), got \(1, 3, 4\)",
-    ),
-    (
-        {"terms": [DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_K).long())]},
-        TypeError,
-        r"DistanceDecay.key_levels: expected a floating-point tensor, got torch.int64",
-    ),
-    ({"terms": [OffsetValues(zeros(2, 5, D), 0)]}, ValueError, r"OffsetValues.table: .*heads 1 or 3, T, head_dim 8\)"),
     (
         {"value": zeros(B, H, N_K, 5), "terms": [OffsetValues(zeros(1, 5, D), 0)]},
         ValueError,
         r"OffsetValues.table: .*head_dim 5\), got \(1, 5, 8\)",
-    ),
-    ({"terms": [OffsetValues(zeros(1, 0, D), 0)]}, ValueError, r"OffsetValues.table: needs at least one offset"),
-    ({"terms": [OffsetValues(zeros(1, 5, D), "0")]}, TypeError, r"OffsetValues.first: expected an int, got str"),
-    # factors
-    (
-        {"terms": [FactorPair(zeros(3, H, N_Q, 2), zeros(1, H, N_K, 2))]},
-        ValueError,
-        r"FactorPair.query_factors: .*batch 1 or 2, heads 3, n_q 4, r\), got \(3, 3, 4, 2\)",
-    ),
-    (
-        {"terms": [FactorPair(zeros(1, 1, N_Q, 2), zeros(1, H, N_K, 2))]},
-        ValueError,
-        r"FactorPair.query_factors: .*heads 3.*, got \(1, 1, 4, 2\)",
-    ),
-    (
-        {"terms": [FactorPair(zeros(1, H, N_Q, 2), zeros(1, H, N_Q, 2))]},
-        ValueError,
-        r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 4, 2\)",
-    ),
-    (
-        {"terms": [FactorPair(zeros(1, H, N_Q, 2), zeros(1, H, N_K, 3))]},
-        ValueError,
-        r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 6, 3\)",
-    ),
-    (
-        {"terms": [FactorPair(zeros(H, N_Q, 2), zeros(H, N_K, 2))]},
-        ValueError,
-        r"FactorPair.query_factors: .*, got \(3, 4, 2\)",
-    ),
-    (
-        {"terms": [FactorPair(None, zeros(1, H, N_K, 2))]},
-        TypeError,
-        r"FactorPair.query_factors: expected a floating-point tensor, got NoneType",
-    ),
-    (
-        {"terms": [FactorPair(zeros(1, H, N_Q, 2), [1.0])]},
-        TypeError,
-        r"FactorPair.key_factors: expected a floating-point tensor, got list",
-    ),
-    (
-        {"terms": [FactorPair(zeros(1, H, N_Q, 2), zeros(1, H, N_K, 2).long())]},
-        TypeError,
-        r"FactorPair.key_factors: expected a floating-point tensor, got torch.int64",
-    ),
-    # dense scores
-    (
-        {"terms": [DenseBias(zeros(B, 2, N_Q, N_K))]},
-        ValueError,
-        r"DenseBias.scores: .*batch 2, heads 1 or 3, n_q 4, n_k 6\), got \(2, 2, 4, 6\)",
-    ),
-    (
-        {"terms": [DenseBias(zeros(4, H, N_Q, N_K))]},
-        ValueError,
-        r"DenseBias.scores: expected shape \(batch or a divisor of it, 1 or 2, heads 1 or 3, .*, got \(4, 3, 4, 6\)",
-    ),
-    ({"terms": [DenseBias(zeros(N_Q, N_K))]}, ValueError, r"DenseBias.scores: .*, got \(4, 6\)"),
-    ({"terms": [DenseBias(zeros(1, H, N_K, N_Q))]}, ValueError, r"DenseBias.scores: .*, got \(1, 3, 6, 4\)"),
-    (
-        {"terms": [DenseBias(zeros(1, H, N_Q, N_K).bool())]},
-        TypeError,
-        r"DenseBias.scores: expected a floating-point tensor, got torch.bool",
     ),
     # without content, where n_q has to be found in what may not fit either
     (
@@ -321,7 +158,6 @@ CASES = [
     ),
     ({**NO_CONTENT, "query_positions": zeros()}, ValueError, r"query_positions: expected shape .*, got \(\)"),
     ({**NO_CONTENT, "terms": [DenseBias(zeros(3))]}, ValueError, r"DenseBias.scores: .*, got \(3,\)"),
-    ({**NO_CONTENT, "terms": [DenseBias(3.0)]}, TypeError, r"DenseBias.scores: .*, got float"),
     ({**NO_CONTENT, "terms": [FactorPair(None, None)]}, TypeError, r"FactorPair.query_factors: .*, got NoneType"),
     ({**NO_CONTENT, "terms": [FactorPair(zeros(1), zeros(1))]}, ValueError, r"FactorPair.query_factors: .*got \(1,\)"),
     (
@@ -330,12 +166,115 @@ CASES = [
         r"DenseBias.scores: .*n_q 4, n_k 6\), got \(1, 3, 5, 6\)",
     ),
 ]
+PER_QUERY, PER_KEY = zeros(1, H, N_Q, 2), zeros(1, H, N_K, 2)
+TERMS = [
+    (zeros(H, 3), TypeError, r"terms: expected OffsetBias, .*DenseBias, got Tensor"),
+    # offset tables
+    (OffsetBias(zeros(3), 0), ValueError, r"OffsetBias.table: expected shape \(heads 3, T\), got \(3,\)"),
+    (OffsetBias(zeros(1, 5), 0), ValueError, r"OffsetBias.table: .*\(heads 3, T\), got \(1, 5\)"),
+    (OffsetBias(zeros(H, 0), 0), ValueError, r"OffsetBias.table: needs at least one offset, got none"),
+    (OffsetBias(zeros(H, 2).int(), 0), TypeError, r"OffsetBias.table: .*floating-point.*got torch.int32"),
+    (OffsetBias(zeros(H, 2), True), TypeError, r"OffsetBias.first: expected an int, got bool"),
+    (OffsetBias(zeros(H, 2), 0, True), ValueError, r"OffsetBias.step: expected an int .*, got True"),
+    (OffsetKeys(zeros(2, 5, D), 0), ValueError, r"OffsetKeys.table: .*heads 1 or 3, T, head_dim 8\), got"),
+    (OffsetKeys(zeros(1, 5, 4), 0), ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(1, 5, 4\)"),
+    (OffsetKeys(zeros(5, D), 0), ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(5, 8\)"),
+    (OffsetKeys(zeros(1, 0, D), 0), ValueError, r"OffsetKeys.table: needs at least one offset"),
+    (OffsetQueries(zeros(2, 5, D), 0), ValueError, r"OffsetQueries.table: .*heads 1 or 3, T, head_dim 8"),
+    (OffsetQueries(zeros(1, 5, 4), 0), ValueError, r"OffsetQueries.table: .*head_dim 8\), got \(1, 5, 4\)"),
+    (OffsetQueries(zeros(1, 0, D), 0), ValueError, r"OffsetQueries.table: needs at least one offset"),
+    (
+        OffsetKeys(zeros(1, 5, D), 0, query_factors=PER_QUERY),
+        ValueError,
+        r"OffsetKeys.table: .*heads 1 or 3, T, r 2\), got \(1, 5, 8\)",
+    ),
+    (
+        OffsetKeys(zeros(1, 5, 2), 0, query_factors=PER_KEY),
+        ValueError,
+        r"OffsetKeys.query_factors: .*heads 3, n_q 4, r\), got \(1, 3, 6, 2\)",
+    ),
+    (
+        OffsetQueries(zeros(1, 5, 2), 0, key_factors=zeros(1, 1, N_K, 2)),
+        ValueError,
+        r"OffsetQueries.key_factors: .*heads 3, n_k 6, r\), got \(1, 1, 6, 2\)",
+    ),
+    (
+        OffsetQueries(zeros(1, 5, 0), 0, key_factors=zeros(1, H, N_K, 0)),
+        ValueError,
+        r"OffsetQueries.key_factors: needs at least one number",
+    ),
+    (
+        OffsetKeys(zeros(1, 5, 2), 0, query_factors=[1.0]),
+        TypeError,
+        r"OffsetKeys.query_factors: expected a float.* got list",
+    ),
+    (
+        OffsetKeys(zeros(1, 5, D), 0, zeros(1, H, N_Q, D)),
+        ValueError,
+        r"OffsetKeys.step: expected an int .*, got tensor",
+    ),
+    # levels
+    (
+        DistanceDecay(zeros(1, 1, N_Q), zeros(1, H, N_K)),
+        ValueError,
+        r"DistanceDecay.query_levels: .*heads 3, n_q 4\), got \(1, 1, 4\)",
+    ),
+    (
+        DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_Q)),
+        ValueError,
+        r"DistanceDecay.key_levels: .*n_k 6\), got \(1, 3, 4\)",
+    ),
+    (
+        DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_K).long()),
+        TypeError,
+        r"DistanceDecay.key_levels: expected a float.* got torch.int64",
+    ),
+    (OffsetValues(zeros(2, 5, D), 0), ValueError, r"OffsetValues.table: .*heads 1 or 3, T, head_dim 8\)"),
+    (OffsetValues(zeros(1, 0, D), 0), ValueError, r"OffsetValues.table: needs at least one offset"),
+    # factors
+    (
+        FactorPair(zeros(3, H, N_Q, 2), PER_KEY),
+        ValueError,
+        r"FactorPair.query_factors: .*heads 3, n_q 4, r\), got \(3, 3, 4, 2\)",
+    ),
+    (
+        FactorPair(zeros(1, 1, N_Q, 2), PER_KEY),
+        ValueError,
+        r"FactorPair.query_factors: .*heads 3.*, got \(1, 1, 4, 2\)",
+    ),
+    (FactorPair(PER_QUERY, PER_QUERY), ValueError, r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 4, 2\)"),
+    (
+        FactorPair(PER_QUERY, zeros(1, H, N_K, 3)),
+        ValueError,
+        r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 6, 3\)",
+    ),
+    (FactorPair(zeros(H, N_Q, 2), zeros(H, N_K, 2)), ValueError, r"FactorPair.query_factors: .*, got \(3, 4, 2\)"),
+    (FactorPair(None, PER_KEY), TypeError, r"FactorPair.query_factors: expected a float.* got NoneType"),
+    (FactorPair(PER_QUERY, [1.0]), TypeError, r"FactorPair.key_factors: expected a float.* got list"),
+    (FactorPair(PER_QUERY, PER_KEY.long()), TypeError, r"FactorPair.key_factors: expected a float.* got torch.int64"),
+    # dense scores
+    (
+        DenseBias(zeros(B, 2, N_Q, N_K)),
+        ValueError,
+        r"DenseBias.scores: .*heads 1 or 3, n_q 4, n_k 6\), got \(2, 2, 4, 6\)",
+    ),
+    (DenseBias(zeros(4, H, N_Q, N_K)), ValueError, r"DenseBias.scores: .*batch 1 or 2, .*, got \(4, 3, 4, 6\)"),
+    (DenseBias(zeros(N_Q, N_K)), ValueError, r"DenseBias.scores: .*, got \(4, 6\)"),
+    (DenseBias(zeros(1, H, N_K, N_Q)), ValueError, r"DenseBias.scores: .*, got \(1, 3, 6, 4\)"),
+    (DenseBias(zeros(1, H, N_Q, N_K).bool()), TypeError, r"DenseBias.scores: expected a float.* got torch.bool"),
+]
 
 
 @pytest.mark.parametrize(("given", "error", "message"), CASES, ids=[case[2] for case in CASES])
 def test_message(given, error, message):
     with pytest.raises(error, match=f"^{message}"):
         attention(**{**FITTING, **given})
+
+
+@pytest.mark.parametrize(("term", "error", "message"), TERMS, ids=[case[2] for case in TERMS])
+def test_message_about_a_term(term, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        attention(**FITTING, terms=[term])
 
 
 def test_what_the_cases_start_from_fits():
@@ -348,7 +287,7 @@ def test_weights_check_their_input_too():
 
 
 @pytest.mark.parametrize("function", [attention_weights, explain])
-@pytest.mark.parametrize("name", ["softcaps", "always_within"])
+@pytest.mark.parametrize("name", ["softcaps", "sink_tokens"])
 def test_functions_with_the_same_options_refuse_others(function, name):
     with pytest.raises(TypeError, match=rf"^{name}: {function.__name__} has no such argument"):
         function(**FITTING, **{name: 3})

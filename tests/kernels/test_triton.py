@@ -20,17 +20,15 @@ from tests.kernels.cases import (
     random,
     terms_of,
 )
+from tests.kernels.test_backends import with_log_sums
 from whereformer import (
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
     Positions,
     attention,
     explain,
-    merge_attention,
 )
 from whereformer.kernels.call import make_call
 from whereformer.kernels.problem import GRADIENTS
@@ -78,17 +76,6 @@ def test_a_table_for_all_offsets_beside_one_with_few():
     check("triton", content(48, 48), [few, for_all])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch's autocast on the CPU refuses what is tested")
-def test_grids_in_float16_under_autocast():
-    query, key, value = (tensor.half() for tensor in content(9, 9))
-    grid, table, prefix = GridPositions(2, 4, 1), random(HEADS, 3, 7).half(), random(HEADS, 3).half()
-    term = OffsetBias2d(table, (-1, -3), grid, grid, prefix)
-    expected = attention(query, key, value, [term], backend="triton")
-    with torch.autocast("cpu", torch.bfloat16):
-        found = attention(query, key, value, [term], backend="triton")
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, monkeypatch):
@@ -114,11 +101,10 @@ def test_long_tables_go_in_parts(explicit, monkeypatch):
     [
         ([], {}),
         (["bias"], {"return_lse": True}),
-        pytest.param(["bias"], {"deterministic": False}, marks=pytest.mark.slow),
         pytest.param(EVERY_KIND, {}, marks=pytest.mark.slow),
         pytest.param(EVERY_KIND, {"query_positions": torch.arange(7, device=DEVICE)}, marks=pytest.mark.slow),
     ],
-    ids=["plain", "bias", "one pass", "every kind", "every kind at positions"],
+    ids=["plain", "bias", "every kind", "every kind at positions"],
 )
 def test_contract_of_operators(names, options, monkeypatch):
     built = [
@@ -146,8 +132,24 @@ def test_contract_of_operators(names, options, monkeypatch):
 # test_backends asks all of it at length.
 
 
-def test_windows():
-    check("triton", content(20, 33), terms_of(TABLES, 20, 33), window=(9, 3))
+@pytest.mark.parametrize(
+    ("key_heads", "options"), [(HEADS, {"window": (9, 3)}), (1, {"causal": True}), (HEADS, {"softcap": 0.5})]
+)
+def test_windows_shared_keys_and_soft_caps(key_heads, options):
+    check("triton", content(20, 33, key_heads=key_heads), terms_of(TABLES, 20, 33), **options)
+
+
+def test_logs_of_sums():
+    key_mask = torch.ones(BATCH, 33, dtype=torch.bool, device=DEVICE)
+    key_mask[1] = False
+    call = content(20, 33), terms_of(["bias"], 20, 33)
+    expected, found = (
+        with_log_sums(name, dtype, *call, window=(5, 5), key_mask=key_mask)
+        for name, dtype in (("reference", torch.float64), ("triton", torch.float32))
+    )
+    assert found[1][1].isneginf().all()
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
 
 
 def leaves_of(*tensors):
@@ -164,56 +166,24 @@ def assert_same(found, expected, leaves):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_heads_share_keys():
-    query, key, value = content(20, 33)
-    key, value = leaves_of(key[:, :1], value[:, :1])
-    (query,) = leaves_of(query)
-    built = [
-        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
-        for kind, tensors, first in terms_of(["bias"], 20, 33)
-    ]
-    shared = attention(query, key, value, built, causal=True, backend="triton")
-    each = [tensor.repeat_interleave(HEADS, 1) for tensor in (key, value)]
-    repeated = attention(query, *each, built, causal=True, backend="triton")
-    assert_same([shared], [repeated], [query, key, value])
-
-
-@pytest.mark.parametrize("softcap", [0.5, pytest.param(30.0, marks=pytest.mark.slow)])
-def test_soft_caps(softcap):
-    leaves = leaves_of(*content(20, 33))
-    found, expected = (attention(*leaves, scale=1.0, softcap=softcap, backend=name) for name in ("triton", "reference"))
-    assert_same([found], [expected], leaves)
-
-
-@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), {"window": (5, 5), "dropout_p": 0.2}])
-def test_logs_of_sums(options):
-    leaves = leaves_of(*content(20, 33), random(HEADS, 9))
-    key_mask = torch.ones(BATCH, 33, dtype=torch.bool, device=DEVICE)
-    key_mask[1] = False
-    outs = []
-    for name in ("triton", "reference"):
-        torch.manual_seed(0)
-        options = {"key_mask": key_mask, "return_lse": True, "backend": name, **options}
-        out, lse = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], **options)
-        assert lse.dtype == torch.float32
-        assert lse[1].isneginf().all()
-        outs.append([out, lse[0]])
-    assert_same(*outs, leaves)
-
-
-def test_parts_merge_into_the_whole():
-    query, key, value, table = leaves_of(*content(20, 33), random(HEADS, 9))
-    terms, positions = [OffsetBias(table, -4)], Positions(13, 1, 20)
-    options = {"causal": True, "query_positions": positions, "return_lse": True, "backend": "triton"}
-    whole = attention(query, key, value, terms, **options)
-    parts = [
-        attention(query, key[:, :, start:end], value[:, :, start:end], terms, key_positions=keys, **options)
-        for start, end, keys in ((0, 16, Positions(0, 1, 16)), (16, 33, Positions(16, 1, 17)))
-    ]
-    assert_same(merge_attention(*zip(*parts, strict=True)), whole, [query, key, value, table])
+@pytest.mark.parametrize("size", [(HEADS,), pytest.param((BATCH, HEADS, 20), marks=pytest.mark.slow)], ids=str)
+def test_sinks(size):
+    leaves = leaves_of(*content(20, 33), random(*size))
+    options = {"window": (7, 0), "return_lse": True}
+    found, expected = (
+        attention(*leaves[:3], sinks=leaves[3], backend=name, **options) for name in ("triton", "reference")
+    )
+    assert_same(found, expected, leaves)
 
 
 # --- the gradient of a bias, which is summed in whole numbers
+
+
+def test_keys_beyond_the_last_add_nothing():
+    """They are in the last block of keys, at offsets for which the table has numbers that overflow there."""
+    table = torch.zeros(HEADS, 64, dtype=torch.float64, device=DEVICE)
+    table[:, 20:] = 1e4
+    check("triton", content(20, 20), [(OffsetBias, [table], 0)], query_positions=Positions(0, 1, 20))
 
 
 @pytest.mark.parametrize("magnitude", [1e-25, 1e25])
@@ -253,7 +223,6 @@ REAL_TILES = {
     "bias": (["bias_for_all_offsets"], {}),
     "T5 by rows of 64": (["bias"], {"causal": True}),
     "window": (["bias"], {"window": (40, 7)}),
-    "one pass": (["bias_for_all_offsets"], {"deterministic": False}),
     "ids": (["bias"], {"query_positions": torch.arange(140, device=DEVICE) * 7 % 11}),
     "strides": (["bias"], {"query_positions": Positions(3, 2, 140)}),
     "vectors": (["keys", "values"], {}),

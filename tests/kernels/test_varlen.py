@@ -9,9 +9,7 @@ from whereformer import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -38,10 +36,9 @@ OPTIONS = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"window": (2, 1)},
-    "sink tokens": {"window": (1, 0), "sink_tokens": 2},
     "soft cap": {"softcap": 1.5, "scale": 0.7},
-    "soft cap over terms": {"softcap": 1.5, "softcap_terms": True},
     "sinks": {"sinks": torch.tensor([0.3, -1.0], dtype=torch.float64, device=DEVICE)},
+    "sinks of queries": {"sinks": "one for each"},
 }
 
 
@@ -78,7 +75,7 @@ def terms_of(tensors, queries=slice(None), keys=slice(None)):
     ]
 
 
-def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", **options):
+def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", sinks=None, **options):
     """What attention gives for each sequence by itself, and its log-sum-exps."""
     found = []
     first_q = first_k = 0
@@ -86,6 +83,8 @@ def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", **opti
         queries, keys = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
         rows = [leaf[part].transpose(0, 1)[None] for leaf, part in zip(leaves, (queries, keys, keys), strict=True)]
         terms = () if tensors is None else terms_of(tensors, queries, keys)
+        if sinks is not None:
+            options["sinks"] = sinks[queries].mT[None] if sinks.dim() == 2 else sinks
         found.append(attention(*rows, terms, return_lse=True, backend=backend, **options))
         first_q, first_k = first_q + n_q, first_k + n_k
     nothing = leaves[0].new_zeros(1, HEADS, 0, DIM), leaves[0].new_zeros(1, HEADS, 0)
@@ -97,7 +96,9 @@ def both(lengths, options, with_terms, backend, key_heads=HEADS):
     torch.manual_seed(0)
     of_queries, of_keys, leaves = content(lengths, key_heads)
     tensors = term_tensors(sum(of_queries), sum(of_keys)) if with_terms else None
-    options = {name: each.clone().requires_grad_() if name == "sinks" else each for name, each in options.items()}
+    if (sinks := options.get("sinks")) is not None:
+        sinks = random(sum(of_queries), HEADS) if sinks == "one for each" else sinks.clone()
+        options = {"sinks": sinks.requires_grad_()}
     wanted = [*leaves, *(tensors or ()), *([options["sinks"]] if "sinks" in options else ())]
     together = attention_varlen(
         *leaves,
@@ -199,21 +200,6 @@ def test_attention_without_content_scores(lengths):
     torch.testing.assert_close(output, torch.cat(parts, 2)[0].transpose(0, 1), rtol=0, atol=1e-11)
 
 
-def test_documents_on_a_grid_have_tables_of_their_own():
-    """Pieces with the same offsets share their tables, but not that between two grids, where they are elsewhere."""
-    leaves = [random(1, HEADS, 9, DIM) for _ in range(3)]
-    table = random(HEADS, 5, 5).requires_grad_()
-    grid, places = GridPositions(3, 3), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], device=DEVICE)
-    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 2]], device=DEVICE)
-    options = {"query_positions": places, "key_positions": places}
-    options |= {"query_documents": documents, "key_documents": documents}
-    results = []
-    for backend in ("blockwise", "reference"):
-        output = attention(*leaves, [OffsetBias2d(table, (-2, -2), grid, grid)], **options, backend=backend)
-        results.append([output, *torch.autograd.grad(output.sin().sum(), table)])
-    torch.testing.assert_close(*results, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("lengths", ["different", "equal", "fewer queries"])
 def test_half_precision(lengths):
     """The weights and the output are rounded to bfloat16 at most once each, and weights sum to one."""
@@ -296,11 +282,11 @@ WRONG = {
     ),
     "query documents": (
         {"query_documents": torch.zeros(1, 4, dtype=torch.int64)},
-        "query_documents: not taken here, because cu_seqlens or nested tensors tell the sequences apart",
+        "query_documents: not taken here, because cu_seqlens tell the sequences apart",
     ),
     "key documents": (
         {"key_documents": torch.zeros(1, 4, dtype=torch.int64)},
-        "key_documents: not taken here, because cu_seqlens or nested tensors tell the sequences apart",
+        "key_documents: not taken here, because cu_seqlens tell the sequences apart",
     ),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},
@@ -333,10 +319,6 @@ WRONG = {
         {"terms": [FactorPair(torch.ones(1, 2, 3, 1), torch.ones(1, 2, 4, 1))]},
         "FactorPair.query_factors: expected shape (batch 1, heads 2, n_q 4, r), got (1, 2, 3, 1)",
     ),
-    "a grid": (
-        {"terms": [OffsetBias2d(torch.ones(2, 3, 3), (-1, -1), GridPositions(2, 2), GridPositions(2, 2))]},
-        "terms: OffsetBias2d is about one grid of tokens, not about sequences one after another",
-    ),
     "a term by itself": ({"terms": DenseBias(torch.ones(1, 2, 4, 4))}, "terms: expected a sequence of terms"),
 }
 
@@ -352,7 +334,7 @@ def test_errors_are_one_clear_line(wrong):
 
 
 def test_an_unknown_option_is_refused():
-    for name in ("dropout", "always_within"):
+    for name in ("dropout", "sink_tokens"):
         with pytest.raises(TypeError, match=f"^{name}: attention_varlen has no such argument"):
             attention_varlen(rows(), rows(), rows(), cu_seqlens_q=seqlens([4]), **{name: 0.1})
 
@@ -371,5 +353,4 @@ def test_triton_knows_positions_where_offsets_are_those_of_the_row():
     assert known(lengths, window=3)
     assert not known(affine=False)
     assert not known(torch.tensor([0, 9, 20], dtype=torch.int32))
-    assert not known(window=3, sink_tokens=1)
     assert not known(query_positions=positions)

@@ -6,7 +6,7 @@ from tests.models.test_encoder import small_config
 from whereformer import DenseBias, Place, attention
 
 # Their first token may stand before the first position, where these have no row.
-OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5", "tisa2d", "grid_bias", "rope2d"}
+OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5"}
 
 
 def funnel_config(**changes):

@@ -32,22 +32,6 @@ BOTH = {
     "decoder_start_token_id": 1,
     "dropout": 0.0,
 }  # fmt: skip
-IMAGE = {
-    **LAYERS,
-    "patch_size": 4,
-    "use_mask_token": False,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "drop_path_rate": 0.0,
-}
-WINDOWS = {
-    "image_size": 32,
-    "patch_size": 2,
-    "embed_dim": 8,
-    "depths": [2, 2],
-    "num_heads": [2, 4],
-    "drop_path_rate": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -55,8 +39,8 @@ class Kind:
     """A model of transformers to try.
 
     Args:
-        name: its name there, as "Swin"; the classes are this with "Model" and "Config" behind.
-        reads: "waves", "frames", "spectrograms", "images" or "text".
+        name: its name there, as "WavLM"; the classes are this with "Model" and "Config" behind.
+        reads: "waves", "frames", "spectrograms" or "text".
         options: those of its configuration.
         masked: whether it takes a mask of padding.
         tolerance: how closely it can be repeated in float64.
@@ -88,9 +72,6 @@ class Kind:
         """Inputs with about ``length`` tokens; the last row of padded ones is shorter."""
         torch.manual_seed(1)
         config = model.config
-        if self.reads == "images":
-            height, width = config.image_size if isinstance(config.image_size, tuple) else (config.image_size,) * 2
-            return {"pixel_values": torch.randn(rows, 3, height, width).double()}
         if self.reads == "spectrograms":
             return {"input_values": torch.randn(rows, config.max_length, config.num_mel_bins).double()}
         if self.reads == "text":
@@ -130,23 +111,6 @@ SOUND = {
     ),
 }  # fmt: skip
 """Models of sound without positions in attention."""
-
-GRIDS = {
-    "Swin": Kind("Swin", "images", {**WINDOWS, "window_size": 4}, masked=False, reentrant=False),
-    "Swin that pads": Kind("Swin", "images", {**WINDOWS, "window_size": 3}, masked=False, reentrant=False),
-    "Swinv2": Kind("Swinv2", "images", {**WINDOWS, "window_size": 4}, masked=False, reentrant=False),
-    "Swinv2 that pads": Kind("Swinv2", "images", {**WINDOWS, "window_size": 3}, masked=False, reentrant=False),
-    **{
-        f"{name} {which}": Kind(name, "images", {**IMAGE, "image_size": (20, 12), **options}, masked=False)
-        for name in ("Beit", "Data2VecVision")
-        for which, options in {
-            "in each layer": {"use_relative_position_bias": True},
-            "for all layers": {"use_shared_relative_position_bias": True},
-            "twice": {"use_relative_position_bias": True, "use_shared_relative_position_bias": True},
-        }.items()
-    },
-}
-"""Models with tables over rows and columns."""
 
 CONFORMER = {
     **LAYERS,
@@ -211,7 +175,7 @@ PARAKEET = {
     **dict.fromkeys(("dropout", "layerdrop", "activation_dropout", "attention_dropout"), 0.0),
 }
 
-VECTORS = {
+SERVED = {
     "Wav2Vec2Bert": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, **CLIPPED}),
     "Wav2Vec2Bert of distances": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, "position_embeddings_type": "relative"}),
     "Wav2Vec2Bert that rotates": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, "position_embeddings_type": "rotary"}),
@@ -277,9 +241,6 @@ VECTORS = {
     # transformers rounds what it scales to float32.
     "InklingText that scales": Kind("InklingText", "text", {**INKLING, "log_scaling_n_floor": 4}, tolerance=1e-6),
 }
-"""Models whose attention has vectors or gates of its own."""
-
-SERVED = {**GRIDS, **VECTORS}
 """Models with positions of their own in attention, which become terms."""
 
 KINDS = {**SOUND, **SERVED}

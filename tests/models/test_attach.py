@@ -18,6 +18,7 @@ from transformers.masking_utils import eager_mask
 from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
 from whereformer.errors import InputError
+from whereformer.models.inputs import CACHE
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import LAYERS, SIZES, of_both_stacks
@@ -441,7 +442,7 @@ def test_causal_models_with_padding_and_a_cache(name, side):
     whole = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
     close(whole[:1, 3:] if side == "left" else whole[:1, :7], alone)
     start = model(ids[1:, :6], use_cache=True)
-    rest = model(ids[1:, 6:], past_key_values=start.past_key_values)
+    rest = model(ids[1:, 6:], **{CACHE: start[CACHE]})
     close(torch.cat((start.last_hidden_state, rest.last_hidden_state), 1), whole[1:])
 
 
@@ -480,6 +481,18 @@ def test_t5_with_its_own_biases_as_a_table_is_t5(implementation):
         torch.testing.assert_close(
             mine.grad, their.grad, rtol=1e-7, atol=1e-9, msg=lambda text, name=name: f"{name} {text}"
         )
+
+
+@pytest.mark.parametrize(("distance", "exact"), [(8, 8), (16, 16)])
+def test_a_t5_without_logarithmic_buckets_is_refused_unless_its_biases_go(distance, exact):
+    """There transformers itself divides 0 by 0 at this distance: the encoder's first, then the decoder's."""
+    model = make(make_t5(relative_attention_max_distance=distance))
+    reason = rf"expected more than {exact} \(the exact buckets\), got {distance}"
+    with pytest.raises(InputError, match=f"^relative_attention_max_distance: {reason}$"):
+        attach(model, "none")
+    with pytest.raises(IndexError, match="out of range"):
+        model(**dict.fromkeys(("input_ids", "decoder_input_ids"), torch.randint(3, 50, (1, distance + 1))))
+    assert states(attach(model, "t5", keep_absolute=False, max_distance=20)).isfinite().all()
 
 
 def test_t5_hands_on_a_table_and_no_matrix():
@@ -572,7 +585,6 @@ def test_compiles_whole(name, position):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
 def test_compiles_to_code_with_gradients():
     torch.compiler.reset()
     small = transformers.BertModel(transformers.BertConfig(**SIZES | {"num_hidden_layers": 1}), add_pooling_layer=False)
@@ -641,7 +653,8 @@ def test_trains_data_parallel(name, tmp_path):
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("name", NAMED)
 def test_saves_and_loads(name, keep, tmp_path):
-    model = attach(make(name), "tisa+rope", keep_absolute=keep, num_kernels=3)
+    position = "tisa" if keep and name == "modernbert" else "tisa+rope"
+    model = attach(make(name), position, keep_absolute=keep, num_kernels=3)
     model.save_pretrained(tmp_path)
     loaded = load_attached(tmp_path, transformers.AutoModel)
     assert type(loaded) is type(model)
@@ -850,15 +863,20 @@ def test_bad_methods(error, message, position, options):
     assert structure(model) == before
 
 
-def test_models_of_more_than_text():
+def test_models_of_text_and_images():
     tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    model = transformers.CLIPModel(
-        transformers.CLIPConfig(text_config={**tower, "vocab_size": 50}, vision_config={**tower, "image_size": 32})
+    config = transformers.CLIPConfig(
+        text_config={**tower, "vocab_size": 50}, vision_config={**tower, "image_size": 32}, projection_dim=8
     )
-    before = structure(model)
-    with pytest.raises(ValueError, match=r"^model: CLIPModel did not run on input_ids: "):
-        attach(model, "tisa")
-    assert structure(model) == before
+    model = make(transformers.CLIPModel(config))
+    inputs = {"input_ids": torch.randint(3, 49, (2, 7)), "pixel_values": torch.randn(2, 3, 32, 32)}
+    expected = model(**inputs).logits_per_image
+    attach(model, "tisa")
+    assert (model(**inputs).logits_per_image - expected).abs().max() > 1e-3
+    assert len(positions_of(model)) == 2
+    for position in positions_of(model):
+        nn.init.zeros_(position.amplitude)
+    close(model(**inputs).logits_per_image, expected)
 
 
 def test_bad_models():

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import transformers
-from transformers import masking_utils as masks
+from transformers import masking_utils
 
 from whereformer import attach, detach
 from whereformer.kernels import attention
-from whereformer.models.attachment import interface
+from whereformer.models.attachment import interface, masks
 
 from .checkpointing import checkpoint_activations
 from .peers import SIZES
@@ -79,26 +79,54 @@ def test_a_model_stays_what_it_is(name, calls):
         assert {call["key_heads"] for call in calls} == {2}
         assert all((call["softcap"] == 3.0) == (name == "gemma2") for call in calls)
         assert all((call["sinks"] is not None) == (name == "gpt_oss") for call in calls)
-        assert all(("key_mask" in call) == ("attention_mask" in inputs) for call in calls)
+        assert all((call["key_mask"] is None) == ("attention_mask" not in inputs) for call in calls)
     detach(model)
 
 
 @pytest.mark.parametrize("position", ["tisa", "rope", "floater", "shaw"])
 @pytest.mark.parametrize("name", ["mistral", "modernbert", "gpt_oss"])
 def test_a_window_is_the_mask_that_it_was(name, position, monkeypatch):
-    model = attach(make(MODELS[name]()), position)
+    model = attach(make(MODELS[name]()), position, keep_absolute=position != "rope")
     for inputs in (batch(model), left_padded(model)):
         found = train_step(model, inputs)
         with monkeypatch.context() as patch:
-            patch.setattr(interface, "_window", lambda *_: None)
+            patch.setattr(masks, "_recognized", lambda *_: None)
             close(found, train_step(model, inputs), factor=10)
 
 
-@pytest.mark.parametrize("length", [2, 4, 5])
-def test_a_window_that_sees_all_is_none(length, calls):
-    model = attach(make(MODELS["mistral"]()), "none")
-    states(model, batch(model, length, padded=False))
-    assert [call.get("window") for call in calls] == [(3, 0) if length > 4 else None] * 3
+def test_sinks_of_queries(calls):
+    """Those of Inkling 2, whose residuals between layers are attention too, to other things than tokens."""
+    modeling = pytest.importorskip(
+        "transformers.models.inkling2.modeling_inkling2", reason="this transformers is older"
+    )
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = modeling.Inkling2TextConfig(
+        vocab_size=64,
+        unpadded_vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=3,
+        **sizes,
+        **{f"swa_{name}": size for name, size in sizes.items()},
+        sliding_window_size=4,
+        rel_extent=16,
+        d_rel=4,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=4,
+        n_layers_per_attn_res_block=1,
+        layer_types=["hybrid_sliding", "hybrid", "hybrid"],
+    )
+    model = make(modeling.Inkling2TextModel(config))
+    inputs = batch(model, padded=False)
+    switch(model, "eager")
+    expected = train_step(model, inputs)
+    attach(model, "none")
+    calls.clear()
+    close(train_step(model, inputs), expected, factor=10)
+    assert [tuple(call["sinks"].shape) for call in calls if call["sinks"] is not None] == [(3, 4, 12)] * 3
+    detach(model)
+    attach(model, "tisa")
+    assert model.whereformer is not None
 
 
 def test_a_window_of_one_token():
@@ -135,8 +163,11 @@ def test_packed_rows_stay_apart(calls):
     inputs = {**batch(model, padded=False), "position_ids": torch.tensor([[*range(5), *range(7)]]), "use_cache": False}
     switch(model, "eager")
     expected = states(model, inputs)
-    close(states(attach(model, "none"), inputs), expected)
-    assert all(len(call["terms"]) == 1 and "window" not in call for call in calls)
+    close(states(attach(model, "none", prove=False), inputs), expected)
+    assert calls
+    for call in calls:
+        assert call["query_documents"].tolist() == [[*[0] * 5, *[1] * 7]] * 3
+        assert (call["terms"], call["window"], call["causal"]) == ((), (3, 0), True)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -156,37 +187,49 @@ def test_compiled_models_have_a_matrix():
     close(states(compiled, inputs), states(model, inputs))
 
 
-def test_only_windows_count_as_windows():
-    def mask(function, size=4, **more):
-        sizes = {"batch_size": 1, "q_length": 9, "kv_length": 9, "local_size": size, "allow_is_causal_skip": False}
-        return interface.mask(**{**sizes, **more}, mask_function=function)
+def test_a_matrix_stands_for_other_patterns_only():
+    def mask(function, n_q=9, n_k=9, q_offset=0, kv_offset=0, attention_mask=None):
+        return masks.mask(1, n_q, n_k, q_offset, kv_offset, function, attention_mask)
 
-    causal, both = masks.sliding_window_causal_mask_function, masks.sliding_window_bidirectional_mask_function
-    assert mask(causal(4)) == (3, 0, 9, None)
-    assert mask(both(4)) == (4, 4, 9, None)
-    padded = mask(causal(4), attention_mask=torch.arange(9)[None] < 7)
-    assert padded[:2] == (3, 0)
-    assert padded.padding.shape == (1, 1, 1, 9)
-    everything = masks.bidirectional_mask_function
+    everything, causal = masking_utils.bidirectional_mask_function, masking_utils.causal_mask_function
+    before, both = (
+        masking_utils.sliding_window_causal_mask_function,
+        masking_utils.sliding_window_bidirectional_mask_function,
+    )
+    assert mask(everything) == (9, 0, False, None, None, None, None)
+    assert mask(causal) == (9, 0, True, None, None, None, None)
+    assert mask(before(4)) == (9, 0, True, (3, 0), None, None, None)
+    assert mask(both(4)) == (9, 0, False, (4, 4), None, None, None)
+    # After 5 tokens have left a cache
+    real = torch.arange(14)[None] > 2
+    slid = mask(before(4), 1, 9, 13, 5, real)
+    assert slid[:4] == (9, 5, True, (3, 0))
+    assert slid.real is not None
+    assert (slid.key_mask(1).tolist(), slid.dropped().tolist()) == ([[True] * 9], [[2]])
     for other in (
-        causal(5),
-        masks.sliding_window_overlay(4),
-        masks.or_masks(causal(4), everything),
-        masks.and_masks(causal(4), everything),
-        masks.and_masks(masks.sliding_window_overlay(4), everything),
-        masks.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
+        masking_utils.sliding_window_overlay(4),
+        masking_utils.or_masks(before(4), everything),
+        masking_utils.and_masks(before(4), everything),
+        masking_utils.and_masks(masking_utils.sliding_window_overlay(4), everything),
+        masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
     ):
-        assert mask(other).shape == (1, 1, 9, 9)
-    assert mask(causal(4), None).shape == (1, 1, 9, 9)
+        asked = mask(other)
+        assert asked._replace(matrix=None) == (9, 0, False, None, None, None, None)
+        assert torch.equal(asked.matrix, masking_utils.sdpa_mask(1, 9, 9, 0, 0, other, allow_is_causal_skip=False))
     # The last query is not at the last key.
-    assert mask(causal(4), kv_length=12).shape == (1, 1, 9, 12)
+    for pattern in (causal, before(4), both(4)):
+        asked = mask(pattern, 9, 12, attention_mask=torch.arange(12)[None] < 11)
+        assert torch.equal(asked.matrix, masking_utils.sdpa_mask(1, 9, 12, 0, 0, pattern, allow_is_causal_skip=False))
+        assert asked.real.tolist() == [[True] * 11 + [False]]
+    with pytest.raises(ValueError, match=r"^cache: .* needs a cache that grows, got a static one$"):
+        mask(causal, 9, 12)
 
 
-def test_a_window_over_other_keys_is_refused():
+def test_a_mask_over_other_keys_is_refused():
     """DeepSeek-V4 joins keys of whole pieces to those of tokens, and lets a mask that is no tensor be."""
     tensor = torch.zeros(1, 2, 5, 4)
-    with pytest.raises(ValueError, match=r"^attention_mask: expected the 4 keys that the window is over, got 5$"):
-        interface.attend(torch.nn.Identity(), tensor, tensor, tensor, interface.WindowMask(1, 0, 4, None))
+    with pytest.raises(ValueError, match=r"^attention_mask: expected the 4 keys that the model asked for, got 5$"):
+        interface.attend(torch.nn.Identity(), tensor, tensor, tensor, masks.RequestedMask(4))
 
 
 def test_a_model_whose_layers_see_more_than_tokens_is_refused():
@@ -199,10 +242,3 @@ def test_a_model_whose_layers_see_more_than_tokens_is_refused():
     model = transformers.DeepseekV4Model(deepseek(**{**GROUPED, **sizes}, compress_rates=rates))
     with pytest.raises(ValueError, match=r"^model: DeepseekV4Model has no layer in which tokens attend to one another"):
         attach(model, "tisa")
-
-
-@pytest.mark.parametrize("name", ["indices", "block_indices"])
-def test_keys_that_a_model_chooses_are_refused(name):
-    tensor = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match=rf"^{name}: whereformer's attention chooses no keys, got tensor"):
-        interface.attend(torch.nn.Identity(), tensor, tensor, tensor, None, **{name: torch.zeros(1, 3)})

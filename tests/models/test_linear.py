@@ -82,7 +82,6 @@ def test_second_derivatives_through_an_activation() -> None:
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, in forward mode
 def test_an_activation_under_transforms() -> None:
     layer, gelu = nn.Linear(6, 7), nn.GELU()
     hidden = torch.randn(4, 3, 6)

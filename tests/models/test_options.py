@@ -35,16 +35,13 @@ OPTIONS = {
     "as it is": {},
     "geglu": {"feed_forward": "gated"},
     "swiglu": {"feed_forward": "gated", "hidden_act": "silu"},
-    "rms": {"norm_type": "rms"},
     "no biases": {"biases": False},
-    "qk norm": {"qk_norm": True},
-    "no embedding norm": {"embedding_norm": False},
     "no first norm": {"norm": "pre", "first_norm": False},
     "no first norm, shared": {"norm": "pre", "first_norm": False, "blocks": "1x3"},
     "scale": {"attention_scale": 1.0},
     "causal": {"causal": True},
     "causal with windows": {"causal": True, "windows": "2,0"},
-    "all": {**MODERN, "norm_type": "rms", "qk_norm": True, "attention_scale": 0.3, "windows": "0,3", "causal": True},
+    "all": {**MODERN, "attention_scale": 0.3, "windows": "0,3", "causal": True},
 }
 
 
@@ -67,8 +64,7 @@ def written_out(model, ids, mask):
         return functional.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
     def norm(name, x):
-        if config.norm_type == "layer":
-            x = x - x.mean(-1, keepdim=True)
+        x = x - x.mean(-1, keepdim=True)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * parameters[f"{name}.weight"]
         return x + parameters[f"{name}.bias"] if f"{name}.bias" in parameters else x
 
@@ -77,11 +73,6 @@ def written_out(model, ids, mask):
 
     def attend(name, x, window):
         query, key, value = (split(linear(f"{name}.{part}", x)) for part in ("query", "key", "value"))
-        if config.qk_norm:
-            query, key = (
-                x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * parameters[f"{name}.{part}_norm.weight"]
-                for part, x in (("query", query), ("key", key))
-            )
         scale = config.attention_scale or config.head_dim**-0.5
         offsets = torch.arange(x.shape[1]) - torch.arange(x.shape[1])[:, None]
         allowed = mask.bool()[:, None, None, :] & (offsets.abs() <= (window or 10**6))
@@ -104,7 +95,7 @@ def written_out(model, ids, mask):
     if config.type_vocab_size:
         x = x + parameters["embeddings.token_type.weight"][0]
     x = x + parameters["position.weight"][: ids.shape[1]]
-    states = [norm("embeddings.norm", x) if config.embedding_norm else x]
+    states = [norm("embeddings.norm", x)]
     for number, (layer, window) in enumerate(zip(config.passes, config.layer_windows(), strict=True)):
         x, name = states[-1], f"layers.{layer}"
         if config.norm == "pre":
@@ -212,7 +203,7 @@ def test_a_gated_layer_keeps_only_what_its_first_projection_makes():
     assert kept(feed_forward="gated") - kept() == wide
 
 
-@pytest.mark.parametrize("options", [OPTIONS["all"], PRESETS["modernbert"], PRESETS["neobert"]], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS["all"], PRESETS["modernbert"]], ids=str)
 def test_bfloat16_is_near_float64(options):
     model, inputs = build(**options), batch(9)
     with torch.no_grad():
@@ -227,15 +218,10 @@ def test_bfloat16_is_near_float64(options):
     [
         ({"first_norm": False}, "first_norm: False needs norm 'pre', got 'post'"),
         ({"feed_forward": "glu"}, "feed_forward: expected 'plain' or 'gated', got 'glu'"),
-        ({"norm_type": "batch"}, "norm_type: expected 'layer' or 'rms', got 'batch'"),
         ({"biases": 1}, "biases: expected True or False, got 1"),
         ({"attention_scale": -1.0}, "attention_scale: expected at least 0, got -1.0"),
         ({"causal": True, "blocks": "2-2"}, "causal: pooling mixes a token with the next; expected a single block"),
         ({"classifier_pooling": "mean", "blocks": "2-2"}, "classifier_pooling: 'mean' needs a single block"),
-        (
-            {"qk_norm": True, "position": "synthesizer"},
-            "qk_norm: expected False with a position method that replaces queries and keys, got True",
-        ),
         (
             {"attention_scale": 1.0, "position": "synthesizer"},
             "attention_scale: expected None with a position method that replaces queries and keys, got 1.0",
@@ -268,9 +254,9 @@ def test_changes_win_over_a_preset():
     config = EncoderConfig.preset("modernbert", position="tisa", position_options={"num_kernels": 3}, windows="5")
     assert (config.position_options, config.windows) == ({"num_kernels": 3}, "5")
     assert EncoderConfig.preset("modernbert", position="tisa").position_options == {}
-    joined = EncoderConfig.preset("neobert", position="tisa+rope", blocks="1x3")
-    assert joined.position_options == {"layout": "interleaved"}
-    assert EncoderConfig.preset("neobert", hidden_size=768).intermediate_size == 2048
+    joined = EncoderConfig.preset("modernbert", position="tisa+rope", blocks="2")
+    assert joined.position_options == {"base": [160_000.0, 10_000.0]}
+    assert EncoderConfig.preset("modernbert", hidden_size=768).intermediate_size == 2048
     assert EncoderConfig.preset("modernbert", blocks="1-1", decoder_layers="1").windows == "0,64,64"
     with pytest.raises(ValueError, match=r"^preset: expected one of bert, albert, .*, got 'roberta'$"):
         EncoderConfig.preset("roberta")
@@ -280,7 +266,7 @@ def test_changes_win_over_a_preset():
 
 @pytest.mark.parametrize(
     ("position", "scaled"),
-    [("shaw", True), ("transformer_xl", True), ("deberta", True), ("tisa", False), ("tupe", False), ("cope", False)],
+    [("shaw", True), ("transformer_xl", True), ("deberta", True), ("tisa", False), ("tupe", False), ("fox", False)],
 )
 def test_the_scale_of_what_positions_add(position, scaled):
     """Either all of a score has it, or what does not depend on the keys is as it was."""

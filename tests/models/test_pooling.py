@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from tests.models.funnels import MODES, funnel_config, pool, segment_scores, windows
-from whereformer import Positions
+from whereformer import EncoderConfig, Positions
 from whereformer.models.layers import SegmentScores
-from whereformer.models.pooling import Pooling, Tokens, unpool
+from whereformer.models.pooling import Tokens, unpool
 
 WAYS = [
     {"separate_cls": True, "truncate_seq": True},
@@ -88,25 +89,6 @@ def test_unpooling_gives_every_token_its_own_window(way, length, times):
             assert start <= whole[0, token] < start + size
 
 
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.booleans())
-def test_unpooling_is_as_long_as_asked(times, pooled, length, separate):
-    hidden = torch.randn(2, pooled, 3)
-    first = int(separate)
-    wanted = min(length, first + (pooled - first) * times + times - 1)
-    whole = unpool(hidden, times, wanted, separate)
-    assert whole.shape == (2, wanted, 3)
-    assert torch.equal(whole[:, :first], hidden[:, :first])
-
-
-def test_a_last_window_of_one_is_not_averaged_with_anything():
-    pooling = Pooling("mean", separate_cls=False, truncate=False, mask="any")
-    hidden = torch.tensor([[[1.0], [3.0], [8.0]]], requires_grad=True)
-    pooled = pooling.hidden(hidden)
-    assert pooled.flatten().tolist() == [2.0, 8.0]
-    pooled.sum().backward()
-    assert hidden.grad.flatten().tolist() == [0.5, 0.5, 1.0]
-
-
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("kinds", [1, 2, 3, 5])
 def test_scores_of_types_are_their_definition(separate, kinds):
@@ -116,7 +98,8 @@ def test_scores_of_types_are_their_definition(separate, kinds):
         torch.nn.init.normal_(parameter)
     query = torch.randn(2, 2, 5, 4, dtype=torch.float64)
     query_types, key_types = torch.randint(0, max(kinds, 3), (2, 5)), torch.randint(0, max(kinds, 3), (2, 7))
-    term = module(query, query_types, key_types)
+    queries, keys = (Tokens(Positions(0, 1, types.shape[1]), segments=types) for types in (query_types, key_types))
+    term = module(query, queries, keys)
     scores = term.query_factors @ term.key_factors.mT
     expected = segment_scores(module, query, query_types, key_types)
     torch.testing.assert_close(scores, expected)
@@ -128,3 +111,34 @@ def test_scores_of_types_are_their_definition(separate, kinds):
 def test_there_is_no_length_below_one(length):
     with pytest.raises(ValueError, match=f"length: expected at least 1, got {length}"):
         funnel_config(blocks="1-1").block_lengths(length)
+
+
+@pytest.mark.parametrize("separate_cls", [True, False])
+@pytest.mark.parametrize("truncate_seq", [True, False])
+def test_lengths_of_blocks_are_those_of_pooling(separate_cls, truncate_seq):
+    config = EncoderConfig(blocks="1-1-1-1", separate_cls=separate_cls, truncate_seq=truncate_seq)
+    for length in range(1, 70):
+        lengths = [length]
+        for _ in range(3):
+            states = torch.zeros(1, 1, lengths[-1])
+            if separate_cls and lengths[-1] > 2:
+                rest = states[..., 1:-1] if truncate_seq else states[..., 1:]
+                lengths.append(1 + functional.avg_pool1d(rest, 2, 2, ceil_mode=True).shape[-1])
+            elif not separate_cls and lengths[-1] > 1:
+                lengths.append(functional.avg_pool1d(states, 2, 2, ceil_mode=True).shape[-1])
+            else:
+                lengths.append(lengths[-1])
+        assert list(config.block_lengths(length)) == lengths
+
+
+def test_examples_of_lengths():
+    def lengths(n, **options):
+        return EncoderConfig(blocks="1-1-1", **options).block_lengths(n)
+
+    assert lengths(512) == (512, 256, 128)
+    assert lengths(13) == lengths(13, truncate_seq=False) == lengths(13, separate_cls=False) == (13, 7, 4)
+    assert lengths(16) == lengths(16, separate_cls=False) == (16, 8, 4)
+    assert lengths(16, truncate_seq=False) == (16, 9, 5)
+    assert EncoderConfig(blocks="12").block_lengths(7) == (7,)
+    with pytest.raises(ValueError, match="length: expected at least 1, got 0"):
+        lengths(0)

@@ -1,5 +1,7 @@
 """The translation Transformer: transformers' own numbers, steps of generation, padding, losses, files."""
 
+from itertools import cycle
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,13 +18,14 @@ from whereformer import (
     build_position,
     position_names,
 )
+from whereformer.models.inputs import CACHE
 from whereformer.models.layers import Attention, AttentionContext, Earlier
 from whereformer.models.pooling import Tokens
 
 from .checkpointing import checkpoint_activations
 from .peers import of_both_stacks
 
-METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+cope", "deberta+rope"]
+METHODS = [*position_names(for_text=True), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+fox", "deberta+rope"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
 
@@ -185,8 +188,8 @@ def test_every_step_with_a_cache_has_the_logits_of_the_whole(position, norm):
         given, cache, logits = read(model, source, mask), None, []
         # One at a time, then several at once.
         for new in target.split([1, 1, 1, 3, 1, 2], 1):
-            output = model(**given, decoder_input_ids=new, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(**given, decoder_input_ids=new, **{CACHE: cache}, use_cache=True)
+            cache = output[CACHE]
             logits.append(output.logits)
     torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
 
@@ -213,16 +216,16 @@ def test_beams_with_a_cache_are_those_without(position):
         assert torch.equal(cached, uncached)
 
 
-@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "cope", "deberta"])
+@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "fox", "deberta"])
 def test_the_attention_to_the_source_may_have_positions(cross):
     model = build("t5", cross_position=cross)
     source, target = tokens(2, 5), tokens(2, 6)
     with torch.no_grad():
         whole = model(source, None, target, use_cache=False).logits
         given, cache, logits = {"encoder_outputs": model.encoder(source)}, None, []
-        for new in target.split(1, 1):
-            output = model(**given, decoder_input_ids=new, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+        for name, new in zip(cycle(("cache", "past_key_values")), target.split(1, 1)):  # either name will do
+            output = model(**given, decoder_input_ids=new, **{name: cache}, use_cache=True)
+            cache = output[CACHE]
             logits.append(output.logits)
         moved = model(source.flip(1), None, target, use_cache=False).logits
     torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
@@ -230,7 +233,7 @@ def test_the_attention_to_the_source_may_have_positions(cross):
 
 
 @pytest.mark.parametrize(
-    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+cope"), ("t5", "deberta")]
+    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+fox"), ("t5", "deberta")]
 )
 def test_padding_changes_nothing(position, cross):
     """The target is longer than the source, so that its last tokens stand where the source has padding."""
@@ -310,20 +313,14 @@ def test_targets_stand_one_place_to_the_right():
     torch.testing.assert_close(given.loss, model(source, labels=labels).loss)
 
 
-def test_checkpointed_layers_have_the_same_gradients():
-    source, labels = tokens(2, 5), tokens(2, 6)
-    gradients = []
+def test_checkpointed_layers_have_no_cache():
+    """In the backward, a layer that runs again would add its keys a second time."""
+    model = build("shaw").train()
     for checkpointed in (False, True):
-        torch.manual_seed(1)
-        model = build("shaw").train()
         if checkpointed:
             checkpoint_activations(model)
-        output = model(source, labels=labels, use_cache=True)
-        assert (output.past_key_values is None) == checkpointed
-        output.loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-10, atol=1e-12)
+        output = model(tokens(2, 5), labels=tokens(2, 6), use_cache=True)
+        assert (getattr(output, CACHE) is None) == checkpointed
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "shaw", "learned+tisa"])
@@ -379,6 +376,10 @@ def test_writing_beyond_a_table_of_positions_says_so():
         ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
         ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing: expected a number in \[0, 1\), got 1.0"),
+        (
+            {"attention_probs_dropout_prob": 1.0},
+            r"attention_probs_dropout_prob: expected a number in \[0, 1\), got 1.0",
+        ),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
         ({"cross_position": "learned+tisa"}, "cross_position: expected methods that act in attention, got 'learned"),
         ({"pad_token_id": 99}, r"pad_token_id: expected a token of the \d+, got 99"),
@@ -407,15 +408,15 @@ def test_inputs_that_do_not_fit_are_named():
             tokens(2, 5),
             decoder_input_ids=tokens(2, 1),
             decoder_attention_mask=torch.ones(2, 1),
-            past_key_values=first.past_key_values,
+            **{CACHE: first[CACHE]},
         )
     with pytest.raises(ValueError, match="decoder_input_ids: expected a batch of 2 like the source, got 3"):
         model(tokens(2, 5), decoder_input_ids=tokens(3, 3))
     with pytest.raises(ValueError, match=r"^inputs_embeds: expected shape \(batch, n, 32\), got \(2, 5, 31\)"):
         model(inputs_embeds=torch.zeros(2, 5, 31), decoder_input_ids=tokens(2, 3))
-    with pytest.raises(ValueError, match=r"past_key_values: expected an EncoderDecoderCache .*, got a DynamicCache"):
-        model(tokens(2, 5), decoder_input_ids=tokens(2, 3), past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match=r"past_key_values: .* got a StaticCache"):
+    with pytest.raises(ValueError, match=rf"{CACHE}: expected an EncoderDecoderCache .*, got a DynamicCache"):
+        model(tokens(2, 5), decoder_input_ids=tokens(2, 3), **{CACHE: DynamicCache()})
+    with pytest.raises(ValueError, match=rf"{CACHE}: .* got a StaticCache"):
         model.generate(tokens(2, 5), cache_implementation="static", max_new_tokens=3)
 
 

@@ -82,7 +82,7 @@ def check_with_dense_masks(model, inputs, monkeypatch):
 
 
 # Without terms, with rotations, and with each kind of term.
-QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "cope", "learned+t5")
+QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "fox", "learned+t5")
 
 
 @pytest.mark.parametrize("backend", ["auto", pytest.param("blockwise", marks=pytest.mark.slow)])
@@ -91,7 +91,7 @@ QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "cope", "lear
     "position",
     [
         name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in (*position_names(), "learned+t5")
+        for name in (*position_names(for_text=True), "learned+t5")
     ],
 )
 def test_a_window_is_a_mask(position, shape, backend, monkeypatch):

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from whereformer import build_position, position_names
-from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, attend, spread
+from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, spread
 
 # The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
 QUICK = {
     "floater": {"substeps": 1},
     "fire": {"initial_threshold": 8.0},
     "deberta": {"num_buckets": 8, "max_distance": 12},
-    "cope": {"num_positions": 3},
     "inkling": {"rank": 2, "extent": 6},
+    "rope2d": {"rows": 4, "columns": 6},
 }
 
 METHODS = {
@@ -51,17 +51,20 @@ METHODS = {
     "deberta clipped": ("deberta", {"num_buckets": None, "max_distance": 5}),
     "deberta c2p": ("deberta", {"num_buckets": 8, "max_distance": 12, "p2c": False}),
     "deberta p2c": ("deberta", {"num_buckets": 8, "max_distance": 12, "c2p": False}),
-    "cope causal": ("cope", {"num_positions": 3, "causal": True}),
     "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),
     "transformer_xl factorized without [CLS]": ("transformer_xl", {"form": "factorized", "reset_cls": True}),
-    "tisa2d after a prefix": ("tisa2d", {"columns": 4, "prefix": 2}),
-    "tisa2d shared": ("tisa2d", {"share_layers": True}),
-    "grid_bias after a prefix": ("grid_bias", {"columns": 5, "prefix": 5}),
     "rope2d after a prefix": (
         "rope2d",
-        {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
+        {
+            "rows": 11,
+            "columns": 2,
+            "prefix": 2,
+            "frequencies": "alternate",
+            "normalize": False,
+            "layout": "interleaved",
+        },
     ),
     "enformer near": ("enformer", {"length": 4, "num_features": 12}),
     "inkling causal": ("inkling", {"causal": True, "rank": 3, "extent": 5, "log_scaling": 3}),
@@ -72,7 +75,7 @@ METHODS = {
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
     "rope+logn": ("rope+logn", {}),
-    "cope+logn": ("cope+logn", {"num_positions": 3}),
+    "fox+logn": ("fox+logn", {}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
 }
 
@@ -99,11 +102,6 @@ def make(method, **overrides):
     """The method of that name in METHODS."""
     name, options = METHODS[method]
     return build(name, **{**options, **overrides})
-
-
-def run(position, words, *args, **options):
-    """:func:`attend`, causal where the method was built for it."""
-    return attend(position, words, *args, causal=position.model.causal, **options)
 
 
 def parts_of(method):

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Model
 
-from tests.positions.stack import HEADS, WIDTH, attend, embeddings
+from tests.positions.stack import HEADS, WIDTH, embeddings
 from whereformer import Encoder, EncoderConfig, Place, Positions, attach, build_position, detach, load_pretrained
 from whereformer.analysis.reading import layers_with_position, position_scores
 from whereformer.positions import ByLayer, Position, layer_pattern, method_names, own_name, register
-from whereformer.testing import check_position, spread
+from whereformer.testing import attend, check_position, spread
 
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
 
@@ -23,7 +23,7 @@ PATTERNS = [
     "rope/none",
     "tisa/shaw",
     "learned+tisa/learned",
-    "cope/rope+logn",
+    "fox/rope+logn",
     "transformer_xl/none",
     "floater/t5/floater/none",
 ]
@@ -209,45 +209,19 @@ def outputs(model, ids, mask):
         return model(ids, attention_mask=mask).last_hidden_state
 
 
+THEIRS = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 8}
+THEIRS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
+
+
 @pytest.mark.parametrize(
-    ("config", "model_class", "pattern", "options"),
+    ("config", "model_class", "options"),
     [
-        (
-            SmolLM3Config(
-                vocab_size=40,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=8,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-                pad_token_id=0,
-                use_sliding_window=False,
-            ),
-            SmolLM3Model,
-            "rope/rope/rope/none",
-            {"base": 2_000_000.0},
-        ),
-        (
-            Cohere2Config(
-                vocab_size=40,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=8,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-                sliding_window=5,
-                pad_token_id=0,
-            ),
-            Cohere2Model,
-            "rope/rope/rope/none",
-            {"layout": "interleaved"},
-        ),
+        (SmolLM3Config(**THEIRS, use_sliding_window=False), SmolLM3Model, {"base": 2_000_000.0}),
+        (Cohere2Config(**THEIRS, sliding_window=5), Cohere2Model, {"layout": "interleaved"}),
     ],
     ids=["SmolLM3", "Cohere2"],
 )
-def test_parity_with_models_that_rotate_in_some_layers(config, model_class, pattern, options):
+def test_parity_with_models_that_rotate_in_some_layers(config, model_class, options):
     """Their own rotations, switched off and attached again, give the same numbers; in all layers they do not."""
     torch.manual_seed(0)
     model = model_class(config).double().eval()
@@ -257,7 +231,7 @@ def test_parity_with_models_that_rotate_in_some_layers(config, model_class, patt
     real = mask.bool()
     expected = outputs(model, ids, mask)[real]
     base = {"base": config.rope_parameters["rope_theta"]}
-    attach(model, pattern, keep_absolute=False, **{**options, **base})
+    attach(model, "rope/rope/rope/none", keep_absolute=False, **{**options, **base})
     assert isinstance(model.whereformer, ByLayer)
     assert layers_with_position(model.whereformer) == [0, 1, 2, 4, 5, 6]
     torch.testing.assert_close(outputs(model, ids, mask)[real], expected, rtol=1e-5, atol=1e-6)  # theirs is in float32

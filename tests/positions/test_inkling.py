@@ -60,7 +60,7 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
         norm(features.unflatten(-1, (HEADS, -1))).transpose(1, 2)
         for norm, features in (
             (module.q_norm, module.q_proj(x)),
-            (module.k_norm, module.k_sconv(module.k_proj(x), past_key_values=None, conv_mask=None)),
+            (module.k_norm, module.k_sconv(module.k_proj(x), None, None)),
         )
     )
     place = Place(Positions(0, 1, n), Positions(0, 1, n), LAYER)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.every import EVERY
-from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, WIDTH, attend, build, embeddings, make, run
+from tests.positions.layers import scores
+from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, METHODS, WIDTH, build, embeddings, make, parts_of
 from whereformer import (
     DenseBias,
-    FactorPair,
     OffsetBias,
     Place,
     Positions,
@@ -23,8 +23,10 @@ from whereformer import (
     build_position,
     position_names,
 )
+from whereformer.positions import method_class
 from whereformer.positions.alibi import slopes
 from whereformer.positions.t5 import buckets
+from whereformer.testing import attend
 
 HEAD_DIM = WIDTH // HEADS
 
@@ -43,35 +45,8 @@ def assert_close(actual, expected, tolerance=1e-10):
 
 # --- translation invariance
 
-INVARIANT = [
-    "none",
-    "shaw",
-    "shaw keys",
-    "shaw per head",
-    "t5",
-    "t5 causal",
-    "rope",
-    "rope interleaved",
-    "rope partial",
-    "rope linear",
-    "rope yarn",
-    "tisa",
-    "deberta",
-    "deberta clipped",
-    "cope",
-    "alibi",
-    "alibi learned",
-    "kerple",
-    "kerple power",
-    "logn",
-    "logn causal",
-    "pope",
-    "sandwich",
-    "enformer",
-    "inkling",
-    "fox",
-    "fox causal",
-]
+INVARIANT = [method for method in METHODS if all(method_class(part).shift_invariant for part in parts_of(method))]
+"""By their claims; that the others are not, tests/test_testing.py tests."""
 
 
 def shifted(positions, shift, explicit):
@@ -88,11 +63,11 @@ def test_a_common_shift_changes_nothing(method, length, start, stride, shift, ex
     torch.manual_seed(seed)
     position, words, at = make(method), embeddings(length), Positions(start, stride, length)
     moved = shifted(at, shift, explicit)
-    assert_close(run(position, words, moved, moved), run(position, words, at, at))
+    assert_close(attend(position, words, moved, moved), attend(position, words, at, at))
     last, moved_last = Positions(at.last, 1, 1), shifted(Positions(at.last, 1, 1), shift, explicit)
     assert_close(
-        run(position, words, moved_last, moved, rows=slice(-1, None)),
-        run(position, words, last, at, rows=slice(-1, None)),
+        attend(position, words, moved_last, moved, rows=slice(-1, None)),
+        attend(position, words, last, at, rows=slice(-1, None)),
     )
 
 
@@ -102,30 +77,12 @@ def test_a_common_shift_changes_nothing_for_fire_up_to_its_threshold(length, shi
     torch.manual_seed(seed)
     position, words = make("fire", initial_threshold=1000.0), embeddings(length)  # at least 300 in every layer
     at, moved = Positions(0, 1, length), shifted(Positions(0, 1, length), shift, explicit)
-    assert_close(run(position, words, moved, moved), run(position, words, at, at))
+    assert_close(attend(position, words, moved, moved), attend(position, words, at, at))
 
 
-@pytest.mark.parametrize("method", ["sinusoidal", "learned", "floater", "synthesizer", "tupe", "fire"])
-def test_a_common_shift_matters_to_the_others(method):
-    position, words = make(method), embeddings(9)
-    at = Positions(9, 1, 9)
-    assert (run(position, words) - run(position, words, at, at)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("method", ["t5", "t5 causal", "tisa", "tisa shared", "alibi", "kerple"])
-@few
-@given(n_q=lengths, n_k=st.integers(2, 12), start=shifts, seed=seeds)
-def test_scores_are_toeplitz(method, n_q, n_k, start, seed):
-    torch.manual_seed(seed)
-    position = make(method)
-    query_positions, key_positions = Positions(start, 1, n_q), Positions(0, 1, n_k)
-    terms = position.terms(embeddings(n_q), Place(query_positions, key_positions))
-    value = torch.zeros(1, HEADS, n_k, 1, dtype=torch.float64)
-    where = {"query_positions": query_positions, "key_positions": key_positions}
-    # A softmax hides one number per row, so look at differences within rows.
-    steps = attention_weights(None, None, value, terms, **where).log().diff(dim=-1)
-    assert steps.isfinite().all()
-    assert_close(steps[..., 1:, 1:], steps[..., :-1, :-1], 1e-8)
+def test_a_common_shift_matters_to_fire_beyond_its_threshold():
+    position, words, far = make("fire"), embeddings(9), Positions(90, 1, 9)
+    assert (attend(position, words) - attend(position, words, far, far)).abs().max() > 1e-3
 
 
 # --- batches and padding
@@ -137,10 +94,10 @@ def test_scores_are_toeplitz(method, n_q, n_k, start, seed):
 def test_permuting_the_batch_permutes_the_outputs(method, seed):
     torch.manual_seed(seed)
     position, words, order = make(method), embeddings(6, batch=4), torch.randperm(4)
-    assert_close(run(position, words[order]), run(position, words)[order])
+    assert_close(attend(position, words[order]), attend(position, words)[order])
     ids = torch.stack([torch.randperm(MAX_LENGTH)[:6] for _ in range(4)])
-    permuted = run(position, words[order], ids[order], ids[order])
-    assert_close(permuted, run(position, words, ids, ids)[order])
+    permuted = attend(position, words[order], ids[order], ids[order])
+    assert_close(permuted, attend(position, words, ids, ids)[order])
 
 
 @all_methods
@@ -151,7 +108,7 @@ def test_padding_on_the_right_changes_nothing(method, length, padding, seed):
     position, words = make(method), embeddings(length)
     padded = torch.cat((words, 100 * embeddings(padding)), 1)
     mask = (torch.arange(length + padding) < length).expand(2, -1)
-    assert_close(run(position, padded, key_mask=mask)[:, :length], run(position, words))
+    assert_close(attend(position, padded, key_mask=mask)[:, :length], attend(position, words))
 
 
 @all_methods
@@ -164,14 +121,14 @@ def test_padding_on_the_left_changes_nothing_when_positions_say_so(method, lengt
     at = torch.arange(-padding, length)
     ids = at.clamp(min=0).expand(2, -1)
     mask = (at >= 0).expand(2, -1)
-    assert_close(run(position, padded, ids, ids, key_mask=mask)[:, padding:], run(position, words))
+    assert_close(attend(position, padded, ids, ids, key_mask=mask)[:, padding:], attend(position, words))
 
 
 @all_methods
 def test_padding_gets_no_gradient(method):
     position, words = make(method), embeddings(8).requires_grad_()
     mask = (torch.arange(8) < 5).expand(2, -1)
-    run(position, words, key_mask=mask)[:, :5].square().sum().backward()
+    attend(position, words, key_mask=mask)[:, :5].square().sum().backward()
     assert (words.grad[:, 5:] == 0).all()
     assert (words.grad[:, :5] != 0).any(-1).all()
 
@@ -277,14 +234,6 @@ def test_buckets_are_in_range_and_monotone_in_distance(options):
 
 
 @few
-@given(st.integers(2, 12))
-def test_t5_with_a_bucket_per_offset_is_a_free_table(length):
-    position = build("t5", num_buckets=4 * length, max_distance=4 * length)
-    curve = position.curve(range(1 - length, length))
-    assert len(set(curve[0].tolist())) == 2 * length - 1
-
-
-@few
 @given(distance=st.integers(128, 10**9))
 def test_t5_offsets_beyond_max_distance_are_alike(distance):
     position = make("t5")
@@ -297,14 +246,14 @@ numbers = st.floats(-3, 3)
 kernels = st.lists(st.tuples(numbers, numbers, st.floats(-20, 20)), max_size=4)
 
 
-def tisa(kernels, sharpness_sign=1, center_sign=1):
+def tisa(kernels):
     """One layer and one head with these (amplitude, sharpness, center)."""
     position = build_position("tisa", hidden_size=4, num_heads=1, num_kernels=len(kernels)).double()
     amplitude, sharpness, center = torch.tensor(kernels, dtype=torch.float64).view(-1, 3).unbind(-1)
     with torch.no_grad():
         position.amplitude.copy_(amplitude)
-        position.sharpness.copy_(sharpness_sign * sharpness)
-        position.center.copy_(center_sign * center)
+        position.sharpness.copy_(sharpness)
+        position.center.copy_(center)
     return position
 
 
@@ -313,19 +262,6 @@ def tisa(kernels, sharpness_sign=1, center_sign=1):
 def test_tisa_is_its_formula(kernels, offsets):
     expected = [sum(a * math.exp(-abs(b) * (k - c) ** 2) for a, b, c in kernels) for k in offsets]
     assert_close(tisa(kernels).curve(offsets), torch.tensor([expected], dtype=torch.float64))
-
-
-@some
-@given(kernels=kernels, offsets=st.lists(st.floats(-30, 30), min_size=1, max_size=9))
-def test_tisa_ignores_the_sign_of_the_sharpness(kernels, offsets):
-    assert torch.equal(tisa(kernels).curve(offsets), tisa(kernels, sharpness_sign=-1).curve(offsets))
-
-
-@some
-@given(kernels=kernels, offsets=st.lists(st.floats(-30, 30), min_size=1, max_size=9))
-def test_tisa_mirrors_with_its_centers(kernels, offsets):
-    mirrored = tisa(kernels, center_sign=-1).curve([-offset for offset in offsets])
-    assert_close(mirrored, tisa(kernels).curve(offsets))
 
 
 @few
@@ -348,16 +284,6 @@ def test_tisa_without_kernels_is_no_position_at_all(length, seed):
 
 
 # --- Shaw
-
-
-@few
-@given(length=lengths, clip=st.integers(0, 12), seed=seeds)
-def test_shaw_with_tables_of_zeros_is_plain_attention(length, clip, seed):
-    torch.manual_seed(seed)
-    position, words = build("shaw", clip=clip), embeddings(length)
-    nn.init.zeros_(position.keys)
-    nn.init.zeros_(position.values)
-    assert_close(attend(position, words), attend(build("none"), words))
 
 
 @few
@@ -491,8 +417,8 @@ def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling, nea
     hidden, queries, keys = embeddings(5), Positions(3, 2, 5), Positions(0, 1, MAX_LENGTH)
     [term] = position.terms(hidden, Place(queries, keys, 2))
     assert (position.near_size, position.far_size) == (a, b)
-    near = nn.functional.linear(hidden, position.first[2], position.first_bias[2]).unflatten(-1, (HEADS, a))
-    far = nn.functional.linear(hidden, position.second[2], position.second_bias[2]).unflatten(-1, (HEADS, b))
+    near = nn.functional.linear(hidden, position.near[2], position.near_bias[2]).unflatten(-1, (HEADS, a))
+    far = nn.functional.linear(hidden, position.far[2], position.far_bias[2]).unflatten(-1, (HEADS, b))
     for j in range(MAX_LENGTH):
         expected = near[..., j % a] * far[..., j // a if tiling == "pairs" else j % b]  # (batch, n_q, heads)
         assert_close(term.scores[..., j], expected.mT)
@@ -515,15 +441,6 @@ def test_mixing_in_equal_shares_is_the_mean_of_both_scores(variant):
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 
 
-def written_out(position, hidden, at, layer=1):
-    """The scores that a Synthesizer adds, (batch, heads, n, n)."""
-    scores = 0.0
-    for term in position.terms(hidden, Place(at, at, layer)):
-        factors = isinstance(term, FactorPair)
-        scores = scores + (term.query_factors @ term.key_factors.mT if factors else term.scores)
-    return scores
-
-
 @pytest.mark.parametrize("content", ["none", "add", "mix"])
 @pytest.mark.parametrize("mixture", ["softmax", "sum"])
 @pytest.mark.parametrize("variants", [("random", "dense"), ("dense", "factorized_dense"), VARIANTS], ids="+".join)
@@ -535,13 +452,8 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
     for variant in variants:
         part = build("synthesizer", variant=variant)
         given = position.state_dict()
-        if variant == "factorized_dense":  # whose parameters have other names beside "dense"
-            renamed = dict(zip(part.factors, position.factors, strict=True))
-            given |= {
-                f"{own}{end}": given[f"{theirs}{end}"] for own, theirs in renamed.items() for end in ("", "_bias")
-            }
         part.load_state_dict({name: given[name] for name in part.state_dict()})
-        parts.append(written_out(part, hidden, at))
+        parts.append(scores(part.terms(hidden, Place(at, at, 1)), 7, 7))
     alpha = position.alpha
     if mixture == "softmax":
         shares = torch.cat((torch.zeros(int(content == "mix"), dtype=torch.float64), alpha[1])).softmax(-1)
@@ -549,9 +461,8 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
     else:
         share = torch.sigmoid(alpha[1]) if content == "mix" else 1.0
         of_content, shares = (1 - share if content == "mix" else 1.0), [share] * len(variants)
-    assert_close(
-        written_out(position, hidden, at), sum(share * part for share, part in zip(shares, parts, strict=True))
-    )
+    expected = sum(share * part for share, part in zip(shares, parts, strict=True))
+    assert_close(scores(position.terms(hidden, Place(at, at, 1)), 7, 7), expected)
     assert_close(position.rotate(query, key, value, Place(at, at, 1))[0], query * of_content)
 
 

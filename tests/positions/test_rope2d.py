@@ -2,11 +2,20 @@
 
 import pytest
 import torch
-from transformers import DINOv3ViTConfig, PixtralVisionConfig, ViTConfig, ViTModel
+from transformers import BertConfig, BertModel, DINOv3ViTConfig, PixtralVisionConfig
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.pixtral import modeling_pixtral as pixtral
 
-from whereformer import Place, PositionRangeError, Positions, attach, build_position
+from whereformer import (
+    Encoder,
+    EncoderConfig,
+    Place,
+    PositionRangeError,
+    Positions,
+    attach,
+    build_position,
+    position_names,
+)
 
 HEADS, HEAD_DIM, ROWS, COLUMNS = 2, 12, 3, 5
 SIZES = {"hidden_size": HEADS * HEAD_DIM, "num_heads": HEADS, "max_length": 64, "rows": ROWS, "columns": COLUMNS}
@@ -63,22 +72,37 @@ def test_scores_depend_on_the_offset_in_rows_and_columns_alone(layout, frequenci
     assert len(found) == ROWS * COLUMNS
 
 
-def test_attach_takes_the_grid_of_an_image_model():
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
-    model = ViTModel(ViTConfig(**sizes, image_size=(12, 20), patch_size=4)).eval()
-    images = torch.randn(2, 3, 12, 20)
-    with torch.no_grad():
-        plain = model(images).last_hidden_state
-        position = attach(model, "rope2d").whereformer
-        assert (position.rows, position.columns, position.prefix) == (3, 5, 1)
-        assert not torch.allclose(model(images).last_hidden_state, plain)
-    with pytest.raises(ValueError, match=r"^pixel_values: expected images of 12 x 20"):
-        model(torch.randn(2, 3, 20, 12), interpolate_pos_encoding=True)
-
-
 def test_positions_beyond_the_grid_are_refused():
     position = build_position("rope2d", **SIZES)
     at = Positions(0, 1, ROWS * COLUMNS + 1)
     query, key = heads(at.length)
     with pytest.raises(PositionRangeError, match=r"^rope2d covers positions 0 to 14 .*, got position 15"):
         position.rotate(query, key, key, Place(at, at))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": None}, "rows: rope2d turns by rows and columns of an image: expected their number, got None"),
+        ({"columns": None}, "columns: rope2d turns by rows and columns of an image: expected their number, got None"),
+        ({"rows": 0}, "rows: expected at least 1, got 0"),
+        ({"columns": -4}, "columns: expected at least 1, got -4"),
+        ({"columns": 2.5}, "columns: expected a whole number, got 2.5"),
+        ({"rows": 2**20, "columns": 2**20}, "rows: expected at most 2147483647 cells, got 1048576 x 1048576"),
+    ],
+)
+def test_options_that_make_no_grid_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build_position("rope2d", **{**SIZES, **options})
+
+
+def test_models_of_text_do_not_take_it_for_rope():
+    sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2, "blocks": "1"}
+    with pytest.raises(ValueError, match=r"^rows: rope2d turns by rows and columns of an image"):
+        Encoder(EncoderConfig(position="rope2d", **sizes))
+    with pytest.raises(ValueError, match=r"^rows: rope2d turns by rows and columns of an image"):
+        attach(
+            BertModel(BertConfig(vocab_size=9, hidden_size=16, num_attention_heads=2, num_hidden_layers=1)), "rope2d"
+        )
+    assert "rope2d" not in position_names(for_text=True)
+    assert position_names(for_text=False) == ["rope2d"]

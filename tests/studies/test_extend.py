@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
 
 import whereformer
@@ -62,25 +61,6 @@ def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, 
         json.loads((out / "model" / "tokenizer.json").read_text())["truncation"] is None
     )
     assert AutoTokenizer.from_pretrained(out / "model").model_max_length == 48
-
-
-def test_its_onnx_file_and_tokenizer_read_more(finished, tmp_path, capsys):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    file = tmp_path / "onnx" / "model.onnx"
-    main(["export", str(finished[0] / "model"), "--to", "onnx", "--out", str(file)])
-    capsys.readouterr()
-    ids = Tokenizer.from_file(str(file.parent / "tokenizer.json")).encode("the cat saw the dog " * 20).ids
-    assert len(ids) == 48
-    given = torch.tensor([ids])
-    session = onnxruntime.InferenceSession(file)
-    inputs = {"input_ids": given, "attention_mask": torch.ones_like(given), "token_type_ids": torch.zeros_like(given)}
-    known = {each.name for each in session.get_inputs()}
-    found = session.run(None, {name: value.numpy() for name, value in inputs.items() if name in known})
-    ours = load_encoder(str(finished[0] / "model"))[0]
-    wanted = ours.states(given, torch.ones_like(given)).detach()
-    for output, expected in zip(found, (wanted, ours.pool(wanted, torch.ones_like(given))), strict=True):
-        torch.testing.assert_close(torch.tensor(output), expected, atol=1e-4, rtol=0)
 
 
 def test_results_say_what_was_trained(finished, documents):
@@ -150,6 +130,13 @@ def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words
     long = torch.arange(48) + 5
     other = torch.cat([long[:-1], long[:1]])
     assert not torch.allclose(student.vectors([long]), student.vectors([other]), atol=1e-4)
+    # Padding on the left counts neither for positions nor for windows.
+    ids, mask = student.padded([torch.arange(5, 35), long])
+    padding = int((mask[0] == 0).sum())
+    left = [torch.stack([each[0].roll(padding), each[1]]) for each in (ids, mask)]
+    states, wanted = student.states(*left), student.states(ids, mask)
+    torch.testing.assert_close(states[0, padding:], wanted[0, :-padding])
+    torch.testing.assert_close(states[1], wanted[1])
 
 
 def interrupt(monkeypatch, options):
@@ -244,6 +231,26 @@ def test_only_positions_are_trained_at_first():
 )
 def test_models_that_cannot_be_extended(make, message, tmp_path, words, documents, capsys):
     said = fails(capsys, "extend", make(tmp_path / "m", words), "--data", documents, "--out", str(tmp_path / "out"))
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", [], "got none"),
+        ("modules.json", ["x"], "expected the modules"),
+        ("modules.json", {}, "expected a list"),
+        ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "got mean, cls"),
+        ("1_Pooling/config.json", {"pooling_mode_lasttoken": True}, "expected pooling by mean or cls, got lasttoken"),
+        ("sentence_bert_config.json", {"max_seq_length": "many"}, "expected a number of tokens as max_seq_length"),
+        ("sentence_bert_config.json", [], "expected a dict"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "got a CrossEncoder"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_path, words, documents, capsys):
+    path = save(tmp_path / "m", bert(), words)
+    (tmp_path / "m" / name).write_text(json.dumps(content))
+    said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
     assert message in said
 
 

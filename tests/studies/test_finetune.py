@@ -16,7 +16,6 @@ from tests.studies.finetuning import columns, save_glue, save_model
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue
-from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.trainer import quiet_transformers
@@ -103,15 +102,6 @@ def test_the_function_does_what_the_command_does(model, data, tmp_path):
     assert FinetuneResults.load(tmp_path / "s").runs == results.runs
     plan = whereformer.finetune(**options, dry_run=True, quiet=True)
     assert "2: 1 task, 2 models, 1 seed" in str(plan)
-
-
-def test_the_function_names_the_argument(model):
-    with pytest.raises(InputError, match=r"^task: expected a GLUE task"):
-        whereformer.finetune(model=model)
-    with pytest.raises(InputError, match=r"^epochs: expected float, got '3'"):
-        whereformer.finetune(model=model, task="cola", epochs="3")
-    with pytest.raises(InputError, match=r"^model: expected str, got none"):
-        whereformer.finetune(task="cola")
 
 
 def test_it_learns(model, data, tmp_path):

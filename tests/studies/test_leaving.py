@@ -13,7 +13,6 @@ import torch
 import transformers
 from huggingface_hub import HfApi, ModelCard
 
-import whereformer
 from tests.studies.parallel_text import pairs, train, write
 from tests.studies.trainings import TINY_ENCODER
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
@@ -83,18 +82,6 @@ def test_the_code_of_the_card_runs_in_a_fresh_process_and_not_without_the_import
     assert "does not recognize this architecture" in without.stderr
 
 
-@pytest.mark.parametrize(
-    "auto",
-    ["AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"],
-)
-def test_auto_classes_load_the_folder(folder, auto):
-    model = getattr(transformers, auto).from_pretrained(folder)
-    assert isinstance(model, whereformer.models.encoder.EncoderPreTrainedModel)
-    own = Encoder.from_pretrained(folder)
-    body = model if auto == "AutoModel" else model.encoder
-    torch.testing.assert_close(body.position.parts[1].amplitude, own.position.parts[1].amplitude, rtol=0, atol=0)
-
-
 def test_push_to_hub_sends_the_folder(folder, monkeypatch):
     """What would be sent, as the calls of huggingface_hub that need a network are replaced."""
     sent = {}
@@ -153,15 +140,6 @@ def test_text_classification(folder, tmp_path):
     assert found[0]["score"] == pytest.approx(float(single), abs=1e-5)
 
 
-def test_tokens_can_be_added_to_a_tied_head(folder):
-    model = EncoderForMaskedLM.from_pretrained(folder)
-    size = model.config.vocab_size
-    model.resize_token_embeddings(size + 3, mean_resizing=False)
-    assert model.head.decoder.weight is model.encoder.embeddings.word.weight
-    assert model.head.decoder.bias.shape == (size + 3,)
-    assert model(torch.full((1, 4), size + 2)).logits.shape[-1] == model.config.vocab_size == size + 3
-
-
 def test_sentence_transformers_takes_the_folder_trains_saves_and_loads_again(folder, tmp_path):
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     from datasets import Dataset
@@ -191,50 +169,6 @@ def test_sentence_transformers_takes_the_folder_trains_saves_and_loads_again(fol
     assert abs(trained - embeddings).max() > 1e-6
     model.save(str(tmp_path / "saved"))
     assert library.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(texts) == pytest.approx(trained)
-
-
-@pytest.mark.slow
-def test_export_of_the_folder_from_the_command_line(folder, tmp_path, capsys):
-    file = tmp_path / "program" / "model.pt2"
-    main(["export", folder, "--to", "torch", "--out", str(file)])
-    said = capsys.readouterr().out
-    assert "inputs: input_ids, attention_mask, each int64 (batch, length)" in said
-    assert "batch: at least 1; length: from 1 to 16" in said
-    assert (file.parent / "tokenizer.json").read_text() == (
-        transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str()
-    )
-    snippet = said.split(":\n\n")[-1]
-    printed = fresh(snippet)
-    assert printed.stdout.startswith("(2, "), printed.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--to", "torch", "--quantize", "int8"], "--quantize: only for ONNX"),
-        (["--to", "onnx", "--out", "model.pt2"], "--out: expected a name that ends in .onnx"),
-    ],
-)
-def test_export_refuses_what_it_cannot_do(folder, words, reason, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["export", folder, *words])
-    assert stopped.value.code == 2
-    assert reason in capsys.readouterr().err
-
-
-def test_export_writes_nothing_beside_another_tokenizer(folder, tmp_path, capsys):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(SystemExit) as stopped:
-        main(["export", folder, "--to", "torch", "--out", str(tmp_path / "m.pt2")])
-    assert stopped.value.code == 2
-    assert "tokenizer.json is another tokenizer; choose another folder" in " ".join(capsys.readouterr().err.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-
-
-def test_export_names_the_model_that_it_cannot_read(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["export", str(tmp_path), "--to", "torch"])
-    assert "MODEL: " in capsys.readouterr().err
 
 
 def test_a_translation_model_has_a_card_whose_code_runs(tmp_path):

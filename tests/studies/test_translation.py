@@ -26,7 +26,6 @@ from whereformer.cli.main import main
 from whereformer.data import subwords
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
-from whereformer.lab.training import long_run
 from whereformer.lab.training.optimizer import build_schedule
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate import parallel
@@ -114,22 +113,25 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
     assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_weights_that_the_average_lacks_are_made_again(data, finished, tmp_path, capsys, checkpoint):
+def test_the_checkpoints_of_the_mean_are_kept_besides_the_last(data, tmp_path):
+    results = run(data, tmp_path, "--average=3", "--every=1")
+    assert results["averaged"]["steps"] == [4, 5, 6]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"checkpoint-{step}" for step in (4, 5, 6)}
+
+
+def test_a_mean_without_one_of_its_checkpoints_is_made_again(data, finished, tmp_path, capsys):
     whole = results_of(shutil.copytree(finished, tmp_path, dirs_exist_ok=True))
     before = weights(tmp_path)
     shutil.rmtree(tmp_path / "model")
-    with (tmp_path / "averaging" / "step-4" / "model.safetensors").open("r+b") as file:
+    with (tmp_path / "checkpoints" / "checkpoint-4" / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
-    if not checkpoint:
-        shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-4")
     capsys.readouterr()
     again = run(data, tmp_path)
     out = " ".join(capsys.readouterr().out.split())
     assert "making model/ again: it is missing" in out
-    assert ("step-4, but model.safetensors was changed. Starting again from the first step" in out) is not checkpoint
-    assert ("continuing after step 6 of 6" in out) is checkpoint
+    assert "checkpoint-6: the average also needs checkpoint-4, but model.safetensors was changed" in out
+    assert "Starting again from the first step" in out
     assert same(weights(tmp_path), before)
     assert without_time(again) == without_time(whole)
 
@@ -152,9 +154,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, optio
     whole = run(data, tmp_path / "whole", *options)
     resumed = tmp_path / "resumed"
     shutil.copytree(tmp_path / "whole", resumed)
-    # As after a crash behind step 4, between its checkpoint and what is put aside of it.
-    for folder in ("model", "averaging"):
-        shutil.rmtree(resumed / folder)
+    # As after a crash behind step 4.
+    shutil.rmtree(resumed / "model")
     shutil.rmtree(resumed / "checkpoints" / "checkpoint-6")
     again = run(data, resumed, *options)
     assert same(weights(tmp_path / "whole"), weights(resumed))
@@ -294,18 +295,6 @@ def test_options_of_the_method_and_cross_attention(data, tmp_path):
     model = Seq2SeqForConditionalGeneration.from_pretrained(tmp_path / "model")
     assert model.config.position_options == {"clip": 3, "values": False}
     assert model.config.cross_position == "t5"
-
-
-def test_a_loss_that_is_not_a_number_stops_with_advice(data, tmp_path, capsys, monkeypatch):
-    real = long_run.LongTrainer.training_step
-
-    def training_step(self, *arguments):
-        return real(self, *arguments) * (float("nan") if self.state.global_step >= 4 else 1.0)
-
-    monkeypatch.setattr(long_run.LongTrainer, "training_step", training_step)
-    message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
-    assert "--learning-rate: loss is not finite (NaN or inf) after 5 steps; 0.01 is too high, try 0.0025" in message
-    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
 
 def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_path):

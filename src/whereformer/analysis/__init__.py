@@ -1,7 +1,7 @@
 """Estimates of a model's cost, and measurements of what a model has learned about position.
 
-Toeplitzness, fits and ``identify`` need only torch. Costs also need transformers; without it, using their names raises
-an error that says so.
+Toeplitzness, fits and ``identify`` need only torch. Costs and ``distill_positions`` also need transformers; without it,
+using their names raises an error that says so.
 """
 
 from __future__ import annotations
@@ -15,19 +15,8 @@ from .identifying import Cell, Identified, Reading, identify
 from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
-    from .costs import (
-        Cost,
-        Flops,
-        Memory,
-        PaperRow,
-        Parameters,
-        cost,
-        count_flops,
-        count_parameters,
-        funnel_config,
-        linear_flops,
-        paper_table,
-    )
+    from .costs import Cost, Flops, Memory, Parameters, cost, count_parameters
+    from .distilling import distill_positions
 
 __all__ = [
     "Cell",
@@ -36,22 +25,18 @@ __all__ = [
     "Flops",
     "Identified",
     "Memory",
-    "PaperRow",
     "Parameters",
     "Reading",
     "TisaFit",
     "cost",
-    "count_flops",
     "count_parameters",
     "diagonal_means",
     "diagonals",
+    "distill_positions",
     "fit_loss",
     "fit_tisa",
     "fit_tisa_up_to",
-    "funnel_config",
     "identify",
-    "linear_flops",
-    "paper_table",
     "toeplitz_part",
     "toeplitzness",
 ]
@@ -61,4 +46,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("hf", "transformers", "safetensors")
-    return getattr(import_module(f"{__name__}.costs"), name)
+    module = "distilling" if name == "distill_positions" else "costs"
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,16 +1,14 @@
 """Measures properties of a position method: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one property without judging it; the thresholds are in ``studies/properties/ticks.py``. The
-column "inductive" is missing because it needs training; ``studies/properties/run.py`` measures it.
+Each function measures one property without judging it; the thresholds are in ``studies/compare/properties.py``. The
+column "inductive" is missing because it needs training; it follows from the losses of a comparison.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,13 +22,12 @@ from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
 from ..models.layers import AttentionContext, Layer
 from ..positions import Place, Position, PositionRangeError, build_position, layer_pattern
-from ..positions.none import NoPosition
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
 
 LENGTHS = (64, 256)
-"""The two lengths between which the growth of a chain of operations is measured."""
+"""The two lengths between which a chain of operations may grow."""
 
 BASE_SIZES = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
 """The sizes of BERT-base, at which parameters are counted."""
@@ -67,50 +64,36 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
 
 @dataclass(frozen=True)
 class Growth:
-    """The number of a method's parameters at one size, and the powers with which it grows.
+    """The number of a method's parameters at one size, and the power of the length with which it grows.
 
     Args:
         count: positional parameters.
         attention: parameters of the attention layers' four projections at that size, to compare with.
-        length, width, depth: the powers of each size with which ``count`` grows: 0 not at all, 1 in proportion, 2 with
-            its square. Width grows by the number of heads, as in larger models; the width of a head stays.
+        length: 0 if ``count`` does not grow with the length, 1 if it grows in proportion, 2 with its square.
     """
 
     count: int
     attention: int
     length: float
-    width: float
-    depth: float
 
 
 def parameter_growth(name: str, **options: Any) -> Growth:
-    """Count the parameters of a method at :data:`BASE_SIZES` and at doubled sizes, without memory for them.
+    """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
     Args:
         name: as :func:`whereformer.build_position` takes it.
         options: the method's own.
     """
-
-    def count(**doubled: bool) -> int:
-        sizes: dict[str, Any] = {size: value * (2 if doubled.get(size) else 1) for size, value in BASE_SIZES.items()}
-        places = len(layer_pattern(name)) if isinstance(name, str) else 1
-        sizes["num_layers"] = -(-sizes["num_layers"] // places) * places  # a pattern divides the layers
+    places = len(layer_pattern(name))
+    layers = -(-BASE_SIZES["num_layers"] // places) * places  # a pattern divides the layers
+    counts = []
+    for length in (BASE_SIZES["max_length"], 2 * BASE_SIZES["max_length"]):
         with torch.device("meta"):
-            position = build_position(name, **sizes, **options)
-        return sum(parameter.numel() for parameter in position.parameters())
-
-    base = count()
-
-    def power(**doubled: bool) -> float:
-        return math.log2(count(**doubled) / base) if base else 0.0
-
-    return Growth(
-        base,
-        4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2,
-        length=power(max_length=True),
-        width=power(hidden_size=True, num_heads=True),
-        depth=power(num_layers=True),
-    )
+            position = build_position(name, **{**BASE_SIZES, "num_layers": layers, "max_length": length}, **options)
+        counts.append(sum(parameter.numel() for parameter in position.parameters()))
+    few, many = counts
+    attention = 4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2
+    return Growth(few, attention, math.log2(many / few) if few else 0.0)
 
 
 @dataclass(frozen=True)
@@ -279,74 +262,34 @@ def _curve_basis(length: int) -> Tensor:
     return left[:, sizes > 1e-9 * sizes[0]] if length > 1 else left[:, :0]
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The steps of an attention layer with a method at two lengths, from the embeddings to its output.
-
-    Args:
-        lengths: the two lengths in tokens.
-        chain: the longest chain of operations that each need the one before, at each length.
-        operations: the number of all operations.
-        seconds: the median CPU time for one sequence.
-        plain_seconds: the same without positions.
-    """
-
-    lengths: tuple[int, int]
-    chain: tuple[int, int]
-    operations: tuple[int, int]
-    seconds: tuple[float, float]
-    plain_seconds: tuple[float, float]
-
-
-def sequential_steps(build: Callable[[int], Position], lengths: tuple[int, int] = LENGTHS, repeats: int = 7) -> Steps:
+@torch.no_grad()
+def longest_chain(position: Position, length: int) -> Chain:
     """Trace which operation needs the result of which during a method's part of a forward.
 
-    Operations are those of the "reference" backend, which has no loop; the time is that of the backend that "auto"
-    chooses.
+    Operations are those of the "reference" backend, which has no loop, from the embeddings to the output of one
+    attention layer, for one sequence.
 
     Args:
-        build: builds the method for a number of tokens.
-        lengths: a short and a long length.
-        repeats: the number of time measurements.
+        position: the method.
+        length: the number of tokens.
     """
-    found = []
-    for length in lengths:
-        position = build(length)
-        with torch.no_grad(), Chain() as chain:
-            _work(position, length, "reference")()
-        works = [_work(each, length, "auto") for each in (position, NoPosition(position.model))]
-        times: list[list[float]] = [[], []]
-        for _ in range(repeats):
-            for work, seconds in zip(works, times, strict=True):
-                started = time.process_time()
-                with torch.no_grad():
-                    work()
-                seconds.append(time.process_time() - started)
-        found.append((length, chain.longest, chain.operations, *map(statistics.median, times)))
-    return Steps(*zip(*found, strict=True))
-
-
-def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
-    """Return a function that runs one layer's attention for one sequence, and the method's work below it."""
     model = position.model
-    generator = torch.Generator().manual_seed(0)
-    embedded = torch.randn(1, length, model.embedding_size, generator=generator)
-    hidden = torch.randn(1, length, model.hidden_size, generator=generator)
-    query, key, value = torch.randn(3, 1, model.num_heads, length, model.head_dim, generator=generator)
+    embedded = torch.randn(1, length, model.embedding_size)
+    hidden = torch.randn(1, length, model.hidden_size)
+    query, key, value = torch.randn(3, 1, model.num_heads, length, model.head_dim)
     at = Positions(0, 1, length)
-
-    def work() -> None:
+    with Chain() as chain:
         position.embed(embedded, at)
         place = Place(at, at, shared=position.prepare_for(at, at))
-        position.attend(hidden, query, key, value, place, backend=backend)
-
-    return work
+        position.attend(hidden, query, key, value, place, backend="reference")
+    return chain
 
 
 class Chain(DispatchMode):
     """A context that finds the longest chain of tensor operations that each need the result of the one before.
 
-    A view is not an operation of its own. A write to a tensor comes after everything that wrote there before.
+    ``longest`` is its length, and ``operations`` the number of all operations. A view is not an operation of its own. A
+    write to a tensor comes after everything that wrote there before.
     """
 
     def __init__(self) -> None:

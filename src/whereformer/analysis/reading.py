@@ -5,8 +5,8 @@ independent at i and j, only the positions remain. A score is a product of a par
 score of the two mean states. For embeddings without a norm this is what the TISA paper calls average content (its
 figure 8); here the mean is taken after the norm, whose scale depends on the words. This covers every method: embeddings
 that are added to words, rotations, and terms of the scores. In deeper layers position embeddings are mixed with
-everything else, but a method that acts in every layer can be read there in the same way. (A method that bends queries
-or keys, as pope and fox do, is read at the mean states, which is not the mean of its scores.)
+everything else, but a method that acts in every layer can be read there in the same way. (A method that bends keys,
+as fox does, is read at the mean states, which is not the mean of its scores.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ..models import Encoder
 from ..models.layers import AttentionContext, Layer
 from ..models.pooling import Tokens
 from ..positions import Position
-from .costs.passes import layer_passes
 
 WORDS = 512
 """The number of words, spread evenly over the vocabulary, that represent it in the embeddings."""
@@ -99,12 +98,12 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
     if not (embedded or acting):
         return
     states = {0: _mean_input(encoder, length)} | (_mean_states(encoder, length) if acting else {})
-    passes = layer_passes(encoder.config, length)
+    queries = _query_positions(encoder, length)
     for layer in range(len(encoder.passes)):
         if layer not in acting and not (embedded and layer == 0):
             continue
         attention = _layer(encoder, encoder.passes[layer]).attention
-        positions = passes[layer].queries
+        positions = queries[layer]
         tokens, shared = Tokens(positions), encoder.position.prepare_for(positions, positions)
         context = AttentionContext(encoder.position, tokens, tokens, shared)
         hidden = states[layer]
@@ -122,6 +121,19 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
             )
             scores -= (torch.linalg.vecdot(query, key) * query.shape[-1] ** -0.5)[:, None, None]
         yield LayerScores(layer, positions.stride if positions.length > 1 else 1, scores)
+
+
+def _query_positions(encoder: Encoder, length: int) -> list[Positions]:
+    """Return the positions of the queries in each layer, as the model runs them; a block's are pooled in its first."""
+    whole = now = Positions(0, 1, length)
+    found: list[Positions] = []
+    for index, layers in enumerate(encoder.blocks):
+        if index and encoder.pooling.applies_to(now.length):
+            pooled = encoder.pooling.sequence(Tokens(now)).positions
+            assert isinstance(pooled, Positions)
+            now = pooled
+        found += [now] * len(layers)
+    return found + [whole] * len(encoder.decoder)
 
 
 def _layer(encoder: Encoder, index: int) -> Layer:

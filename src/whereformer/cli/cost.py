@@ -1,9 +1,9 @@
-"""The command ``whereformer cost``: count an encoder's FLOPs, parameters and memory."""
+"""The command ``whereformer cost``: an encoder's FLOPs, parameters and memory."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -13,25 +13,19 @@ from ..lab.options import MOST_SIZE, check_range
 
 if TYPE_CHECKING:
     from .. import analysis
-    from ..models import EncoderConfig
-
-
-FASTEST = 1e30
-"""The most operations or bytes per second, far beyond any machine."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What does an encoder cost? FLOPs, parameters and memory, counted without building it.
+    """What does an encoder cost? FLOPs, parameters and memory, measured without data.
 
-    A multiply-add of a matrix product counts as two FLOPs. The total is compared with BERT-base at the same length. For
-    a Funnel-Transformer, use --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
-    --no-query-bias.
+    A multiply-add of a matrix product counts as two FLOPs. The total is compared with BERT-base at the same length.
+    whereformer.analysis.cost takes any configuration.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
 
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
     """Options of a published model, without its sizes. Of the options below, those that differ from their defaults
     win."""
 
@@ -69,21 +63,6 @@ class Cost:
     position: str = "learned"
     """A position method, several joined by "+", or a pattern over layers: rope/rope/rope/none."""
 
-    segments: Literal["embedding", "attention"] = "embedding"
-    """Where token types act: added to the embeddings (BERT), or to the scores (Funnel)."""
-
-    query_bias: bool = True
-    """Leave out the bias of the query projection."""
-
-    pool_query_only: bool = True
-    """Let the layer that halves the sequence attend only to the halved sequence."""
-
-    separate_cls: bool = True
-    """Pool the first token like the others, instead of keeping it apart as [CLS]."""
-
-    truncate_seq: bool = True
-    """Keep the last token in every pooling, so that 512 tokens become 257 instead of 256."""
-
     length: int = 512
     """Tokens in a sequence."""
 
@@ -97,46 +76,23 @@ class Cost:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of parameters and activations."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to count memory for. This machine need not have it."""
-
-    devices: int | None = None
-    """Also print what a training step costs on this number of devices: memory, traffic and time of DDP, FSDP and
-    context parallelism, with the batch above on each device."""
-
-    flops: float = 989e12
-    """Operations per second at a device's peak, of which 40% is reached. Default: an H200's in bfloat16."""
-
-    link: float = 450e9
-    """Bytes per second between neighbors in a machine of eight devices."""
-
-    network: float = 400e9
-    """Bytes per second between such machines, all adapters of a machine together."""
-
     out: Path | None = None
     """A file to write the numbers to, as JSON."""
 
     def run(self, console: Console) -> None:
-        """Count, then print the numbers."""
-        from ..analysis.costs.devices import Hardware, describe, ways
+        """Measure, then print the numbers."""
         from ..files import check_file, write_atomically
         from ..lab.terminal import say
 
-        check_range(self, **dict.fromkeys(("flops", "link", "network"), (1, FASTEST)))
         if self.out is not None:
             check_file("out", self.out)
-        config, found = self._count()
-        data = found.to_dict()
+        found = self._cost()
         say(console, str(found))
-        if self.devices is not None:
-            hardware = Hardware(flops=self.flops, link=self.link, network=self.network)
-            data["devices"] = [asdict(way) for way in ways(found, config, self.devices, hardware)]
-            say(console, describe(found, config, self.devices, hardware))
         if self.out is not None:
-            write_atomically(self.out, json.dumps(data, indent=2, allow_nan=False) + "\n")
+            write_atomically(self.out, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
             say(console, f"wrote {self.out}")
 
-    def _count(self) -> tuple[EncoderConfig, analysis.Cost]:
+    def _cost(self) -> analysis.Cost:
         import torch
 
         from ..analysis import cost
@@ -156,14 +112,13 @@ class Cost:
                     if each.name in EncoderConfig.__dataclass_fields__ and getattr(self, each.name) != each.default
                 },
             )
-            return config, cost(
+            return cost(
                 config,
                 self.length,
                 self.batch_size,
                 predictions=self.predictions,
                 decoder=self.decoder,
                 dtype=getattr(torch, self.dtype),
-                device=self.device,
             )
         except ValueError as error:
             raise as_setting(error, {each.name for each in fields(self)} | self.FLAGS.keys()) from None

@@ -28,13 +28,12 @@ from ..errors import InputError
 from ..lab.study import default, flag
 
 PACKAGE = __name__.partition(".")[0]
-FILES = ("hypotheses", "input", "output", "pairs", "references", "source", "target", "train", "translations", "plugin")
+FILES = ("pairs", "references", "source", "target", "train", "plugin")
 METAVARS = {
     **dict.fromkeys((*FILES, "validation", "validation_source", "validation_target"), "FILE"),
-    **dict.fromkeys(("backends", "dtypes"), "A,B"),
-    **dict.fromkeys(("scores", "task", "tasks", "terms"), "A,B,C"),
+    **dict.fromkeys(("scores", "task", "tasks"), "A,B,C"),
     **dict.fromkeys(("blocks", "decoder_layers"), "LAYERS"),
-    **dict.fromkeys(("kernels", "lengths", "rate_factors", "words"), "N,N"),
+    **dict.fromkeys(("kernels", "lengths", "rate_factors"), "N,N"),
     **dict.fromkeys(("position", "cross_position"), "METHOD"),
     "column": "NAME",
     "columns": "FROM,TO",

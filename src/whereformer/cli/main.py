@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str | None] = {
     "compare": None,
     "probe": None,
-    "bench": None,
     "pretrain": None,
     "finetune": None,
     "translate": "translate:Translate",
     "analyze": None,
-    "distill-positions": None,
     "extend": None,
-    "properties": None,
-    "export": "export:Export",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",
 }
@@ -74,7 +70,7 @@ def command_class(name: str) -> type[Any]:
     """Import the class of a command's options."""
     place = COMMANDS[name]
     if place is None:
-        return studies.options(name.replace("-", "_"))
+        return studies.options(name)
     module, _, found = place.partition(":")
     command: type[Any] = getattr(import_module(f"whereformer.cli.{module}"), found)
     return command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from rich.console import Console
@@ -11,7 +12,15 @@ from rich.console import Console
 
 @dataclass(frozen=True)
 class ListPositions:
-    """List the position methods, or those with some properties, and the options of each with defaults in JSON."""
+    """List the position methods, or those with some properties, and the options of each with defaults in JSON.
+
+    With --measure, print Table 1 of the TISA paper instead, measured on the models of a finished comparison. Six
+    questions about every method: Can it read text longer than its training text (inductive)? Do gradients reach its
+    parameters (data-driven)? Are there few, and does their number not grow (parameter efficient)? Does a common shift
+    of all positions leave the output unchanged (translation invariant)? Does the longest chain of operations not grow
+    with the length (parallelizable)? Is its effect on the scores a curve over offsets (interpretable)? A threshold,
+    which is printed, decides each tick.
+    """
 
     FLAGS: ClassVar = {"pattern": "PATTERN"}
 
@@ -27,11 +36,26 @@ class ListPositions:
     shift_invariant: bool = False
     """Only methods for which the same number added to all positions changes nothing."""
 
+    measure: Path | None = None
+    """The folder of a finished `whereformer compare`, of masked language models. With several seeds, medians decide
+    "inductive", and the rest is measured with the first."""
+
     def run(self, console: Console) -> None:
-        """Print the table of methods."""
+        """Print the table of methods, or of their measured properties."""
+        from ..errors import InputError
+
+        if self.measure is not None:
+            if self.acts_on or self.extrapolates or self.shift_invariant:
+                raise InputError("measure", "only a pattern chooses among the methods of a comparison")
+            from ..lab.terminal import Bar
+            from ..studies.compare.properties import measured_table
+
+            with Bar(console) as progress:
+                measured = measured_table(self.measure, self.pattern, progress)
+            console.print(measured)
+            return
         from rich.table import Table
 
-        from ..errors import InputError
         from ..positions import ALIASES, describe, method_class, position_names
         from ..positions.base import ACTS_ON
 

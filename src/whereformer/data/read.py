@@ -71,7 +71,7 @@ def read_lines(field: str, file: Path) -> Iterator[str]:
         yield from lines_of(field, str(file), data)
 
 
-def lines_of(field: str, name: str, data: Iterable[bytes]) -> Iterator[str]:
+def lines_of(field: str | None, name: str, data: Iterable[bytes]) -> Iterator[str]:
     """Yield the lines of a UTF-8 stream, as :func:`read_lines` does; ``name`` is what errors call it."""
     for number, line in enumerate(data, 1):
         try:

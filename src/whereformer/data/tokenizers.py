@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..errors import LONGEST_NAME, InputError, one_line, shown
 from ..files import check_regular, check_regular_in
-from .streams import in_lots
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -132,16 +131,6 @@ def _common_letters(letters: Counter[str], limit: int) -> list[str]:
         common |= pieces
         needed -= count
     return sorted(common)
-
-
-def token_stream(tokenizer: Tokenizer, texts: Iterable[str], sep: int = SEP) -> Tensor:
-    """Encode all texts as one stream of ids, (tokens,), with ``sep`` after each text and no other special tokens."""
-    parts = []
-    # In chunks, because lists of Python integers take several times the memory of the stream.
-    for lot in in_lots(texts, 1024):
-        encoded = tokenizer.encode_batch_fast(lot, add_special_tokens=False)
-        parts.append(torch.tensor([token for text in encoded for token in (*text.ids, sep)]))
-    return torch.cat(parts)
 
 
 RARE = "\u0436 \ua66e \u4e2d \U00012000 \U0001fae8"

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from . import blockwise, grids, native, nested, reference, sdpa, varlen
+from . import blockwise, native, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import attend_in_parts, merge_attention
+from .combine import Attend, add_sinks, attend_with_sinks, merge_attention
 from .dropout import draw_seed
-from .grids import decomposed_offset_keys
 from .precision import without_autocast
 from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
     Positions,
     PositionsLike,
     Term,
-    index_bias,
 )
 from .triton import launch as triton
 
@@ -41,9 +38,7 @@ __all__ = [
     "DenseBias",
     "DistanceDecay",
     "FactorPair",
-    "GridPositions",
     "OffsetBias",
-    "OffsetBias2d",
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
@@ -53,9 +48,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
-    "decomposed_offset_keys",
     "explain",
-    "index_bias",
     "merge_attention",
 ]
 
@@ -96,17 +89,14 @@ def attention(
     key_mask: Bool[Tensor, "batch n_k"] | None = None,
     causal: bool = False,
     window: Window = None,
-    sink_tokens: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
-    softcap_terms: bool = False,
-    sinks: Float[Tensor, "heads"] | None = None,
+    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
     query_documents: Integer[Tensor, "batch n_q"] | None = None,
     key_documents: Integer[Tensor, "batch n_k"] | None = None,
-    deterministic: bool = True,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> (
@@ -117,10 +107,6 @@ def attention(
 
     ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
     plus what :class:`OffsetValues` terms add.
-
-    Query, key and value may also be nested tensors with ``layout=torch.jagged``, (batch, heads, ragged length,
-    head_dim), as torch's ``scaled_dot_product_attention`` takes them. The output is one too then, and everything else
-    is as in :func:`attention_varlen`.
 
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
@@ -135,19 +121,14 @@ def attention(
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
             tensors without a regular step (on a GPU, any tensors).
-        sink_tokens: allow so many first tokens farther before a query than the window, too. They are the keys at
-            positions from 0 on and below this number (StreamingLLM, Xiao et al. 2024). Causality and the window's limit
-            after a query hold for them as for all keys. In packed rows they are the first tokens of each document only
-            if ``key_positions`` begin at 0 in each.
         scale: the finite factor on query . key, and on products of either with the vectors of :class:`OffsetKeys` and
             :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query refuse it, as
             they refuse ``softcap``.
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
-        softcap_terms: whether the cap is over all that terms add to the score, too (Gemma 3n's audio). With a bias
-            of ``-inf``, a query does not attend to the key all the same.
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
-            to nothing (GPT-OSS's learned sinks). They must be finite, which is not checked.
+            to nothing (GPT-OSS's learned sinks); or (batch, heads, n_q), one for each query (Inkling 2). They must be
+            finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
@@ -156,12 +137,6 @@ def attention(
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of its own document.
-        deterministic: whether gradients must be the same bits from run to run. With False, "triton" may compute all of
-            them in one pass with atomic additions, whose order changes: five matrix products instead of seven, or
-            instead of nine with an :class:`OffsetBias`. Its gradients stay deterministic without a query, with heads
-            wider than 128, with other terms, with a bias over positions that are tensors or differ in stride, and under
-            ``torch.use_deterministic_algorithms(True)``. The option changes nothing in other backends: on a GPU,
-            "reference" and "blockwise" need that setting for gradients of tables that are the same bits.
         return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
             :func:`merge_attention`.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
@@ -178,6 +153,8 @@ def attention(
               queries in float32, in compiled and exported programs, transforms and subclasses of tensors, and where
               autocast casts the inputs. :func:`explain` tells which backend a call gets, and why.
 
+            "native" and "triton" give the same bits from run to run, gradients included. On a GPU, "reference" and
+            "blockwise" need ``torch.use_deterministic_algorithms(True)`` for gradients of tables that do.
             Only "reference" has second and forward-mode derivatives and, for calls with terms, the derivatives of
             ``torch.func``; "auto" chooses it for them.
 
@@ -195,31 +172,22 @@ def attention(
         "key_mask": key_mask,
         "causal": causal,
         "window": window,
-        "sink_tokens": sink_tokens,
         "scale": scale,
         "softcap": softcap,
-        "softcap_terms": softcap_terms,
         "sinks": sinks,
         "dropout_p": dropout_p,
         "query_positions": query_positions,
         "key_positions": key_positions,
         "query_documents": query_documents,
         "key_documents": key_documents,
-        "deterministic": deterministic,
     }
-    if nested.is_nested(query, key, value):
-        rows = nested.unnest(query, key, value)
-        output, lse = _run_varlen(
-            rows.query, rows.key, rows.value, terms, rows.cu_seqlens, options, return_lse=return_lse, backend=backend
-        )
-        output, lse = nested.nest(output, rows), None if lse is None else nested.nest(lse, rows)
+    kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
+    again = None if kind is None else native.attend_again(kind)
+    if again is None:
+        output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
     else:
-        kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
-        again = None if kind is None else native.attend_again(kind)
-        if again is not None:
-            output, lse = again
-        else:
-            output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
+        output, sums = again if sinks is None else add_sinks(*again, sinks)
+        lse = sums.sum(0) if return_lse else None
     return output if lse is None else (output, lse)
 
 
@@ -286,9 +254,10 @@ def attention_varlen(
         return_lse: return the log of each row's sum of exponentials of scores too.
         backend: as in :func:`attention`.
         options: :func:`attention`'s other keyword arguments except ``key_mask``, ``query_documents`` and
-            ``key_documents``, which have no meaning here. Positions are tensors, (total_q,) and (total_k,), of each
-            token's position in its sequence. By default those of keys begin at 0 in each sequence, and the last query
-            has the position of the last key, as in ``flash_attn`` from version 2.1 on.
+            ``key_documents``, which have no meaning here. Sinks for each query are (total_q, heads). Positions are
+            tensors, (total_q,) and (total_k,), of each token's position in its sequence. By default those of keys begin
+            at 0 in each sequence, and the last query has the position of the last key, as in ``flash_attn`` from
+            version 2.1 on.
 
     Returns:
         (total_q, heads, value_dim) in the value's dtype, with zeros in rows that may not attend to anything.
@@ -298,10 +267,10 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    output, lse = _run_varlen(
-        query, key, value, terms, (cu_seqlens_q, cu_seqlens_k), options, return_lse=return_lse, backend=backend
-    )
-    return output if lse is None else (output, lse)
+    by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
+    given = varlen.as_batch(query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton)
+    output, lse = _run(given.checked(return_lse), backend)
+    return varlen.as_rows(output) if lse is None else (varlen.as_rows(output), varlen.as_rows(lse))
 
 
 def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Tensor, Tensor | None]:
@@ -313,40 +282,17 @@ def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Ten
     chosen = choose(call, backend)
     if call.dropout_p and chosen != "fused":
         call = replace(call, seed=draw_seed(call.device))
-    output, lse = native.attend(call, kind) if chosen == "native" else _RUN[chosen](call)
+    if chosen == "reference":
+        output, lse = reference.attend(call)
+    else:
+        output, lse = attend_with_sinks(call, partial(native.attend, kind=kind) if chosen == "native" else _RUN[chosen])
     return output, None if lse is None else lse.sum(0)
 
 
-def _run_varlen(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    terms: Sequence[Term],
-    cu_seqlens: tuple[Tensor, Tensor | None],
-    options: Mapping[str, Any],
-    *,
-    return_lse: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute :func:`attention_varlen`; ``cu_seqlens`` are those of queries and of keys."""
-    by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
-    given = varlen.as_batch(query, key, value, terms, *cu_seqlens, options, by_triton)
-    output, lse = _run(given.checked(return_lse), backend)
-    return varlen.as_rows(output), None if lse is None else varlen.as_rows(lse)
-
-
-def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by "triton", which knows positions in a row only, and neither sinks nor sink tokens."""
-    with without_autocast(call.device):
-        call = grids.in_one_dimension(call)
-    return attend_in_parts(call, triton.attend)
-
-
-_RUN = {
+_RUN: dict[str, Attend] = {
     "fused": sdpa.attend,
-    "reference": reference.attend,
     "blockwise": blockwise.attend,
-    "triton": _by_triton,
+    "triton": triton.attend,
 }
 
 
@@ -364,16 +310,10 @@ def explain(
 ) -> Choice:
     """Tell which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
 
-    Query, key and value may be nested tensors, as there.
-
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
     _check_backend(backend)
-    if nested.is_nested(query, key, value):
-        rows = nested.unnest(query, key, value)
-        given = varlen.as_batch(rows.query, rows.key, rows.value, terms, *rows.cu_seqlens, options)
-        return explain_choice(given.checked(return_lse), backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
@@ -394,13 +334,8 @@ def attention_weights(
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
-    changes nothing. Of nested tensors, it takes one sequence at a time.
+    changes nothing.
     """
-    if nested.is_nested(query, key, value):
-        raise TypeError(
-            "query, key, value: expected dense tensors, got nested ones; attention_weights takes one of their "
-            "sequences at a time, with a batch of 1"
-        )
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call)

@@ -18,7 +18,6 @@ from torch import Tensor
 from . import reference
 from .call import Call
 from .dropout import keep_mask
-from .grids import CellOffsets
 from .logsums import LogSums
 from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
@@ -32,7 +31,6 @@ from .terms import (
     OffsetValues,
     Positions,
     Term,
-    offsets_between,
     position_values,
 )
 from .torch_private import recording
@@ -63,13 +61,12 @@ class _Block:
 
     Args:
         rows: the queries.
-        keys: the indices of the keys, (keys,).
+        keys: the keys.
     """
 
     def __init__(self, problem: Problem, rows: range) -> None:
         self.problem, self.rows = problem, slice(rows.start, rows.stop)
-        parts = [torch.arange(part.start, part.stop, device=problem.value.device) for part in _keys_of(problem, rows)]
-        self.keys = torch.cat(parts)
+        self.keys = _keys_of(problem, rows)
 
     def inputs(self) -> dict[str, Tensor]:
         """Return the block's part of each input of ``GRADIENTS``, in the dtype of scores and without its history."""
@@ -81,7 +78,7 @@ class _Block:
                 if name in _BY_QUERY:
                     tensor = tensor[:, :, self.rows]
                 if name in _BY_KEY:
-                    tensor = tensor.index_select(_BY_KEY[name], self.keys)
+                    tensor = self._at_keys(name, tensor)
                 found[name] = tensor.to(self.problem.dtype)
         return found
 
@@ -91,14 +88,18 @@ class _Block:
         if name in _BY_QUERY:
             whole = whole[:, :, self.rows]
         if name in _BY_KEY:
-            whole.index_add_(_BY_KEY[name], self.keys, gradient)
-        else:
-            whole += gradient
+            whole = self._at_keys(name, whole)
+        whole += gradient
+
+    def _at_keys(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the part of an input that belongs to the block's keys."""
+        return tensor.narrow(_BY_KEY[name], self.keys.start, len(self.keys))
 
     def attend(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, LogSums | None]:
         """Compute the block's output, (batch, heads, rows, value_dim), and ``LogSums`` if the problem wants it."""
-        problem, rows, keys = self.problem, self.rows, self.keys
-        query_positions, key_positions = (position_values(at, keys.device) for at in problem.positions())
+        problem, rows, keys = self.problem, self.rows, slice(self.keys.start, self.keys.stop)
+        device = problem.value.device
+        query_positions, key_positions = (position_values(at, device) for at in problem.positions())
         documents = problem.query_documents, problem.key_documents
         call = Call(
             query=inputs.get("query"),
@@ -106,14 +107,11 @@ class _Block:
             value=inputs["value"],
             terms=(),
             n_q=rows.stop - rows.start,
-            n_k=len(keys),
+            n_k=len(self.keys),
             scale=problem.scale,
             key_mask=None if problem.key_mask is None else problem.key_mask[:, keys],
             window=(None if problem.min_offset is None else -problem.min_offset, problem.max_offset),
-            always_within=(problem.always_within[0], problem.always_within[1]) if problem.always_within else None,
             softcap=problem.softcap,
-            softcap_terms=problem.softcap_terms,
-            sinks=inputs.get("sinks"),
             dropout_p=problem.dropout_p,
             given_query_positions=query_positions[..., rows],
             given_key_positions=key_positions[..., keys],
@@ -122,7 +120,11 @@ class _Block:
             return_lse=problem.wants_lse,
         )
         seeds = problem.dropout_seeds
-        kept = None if seeds is None else keep_mask(seeds[:, :, rows], keys, problem.dropout_p)
+        kept = (
+            None
+            if seeds is None
+            else keep_mask(seeds[:, :, rows], torch.arange(keys.start, keys.stop, device=device), problem.dropout_p)
+        )
         return reference.attend_keeping(replace(call, terms=self._terms(inputs, call)), kept)
 
     def _terms(self, inputs: Mapping[str, Tensor], call: Call) -> tuple[Term, ...]:
@@ -148,13 +150,6 @@ class _Block:
             terms.extend(starmap(DistanceDecay, zip(*levels, strict=True)))
         if "dense" in inputs:
             terms.append(DenseBias(inputs["dense"]))
-        if "grid_bias" in inputs:
-            # The call's positions are not those on the grid, so this table is written out.
-            offsets = CellOffsets(*self.problem.grids)
-            queries, keys = offsets.positions(self.keys.device)
-            columns = offsets_between(queries[self.rows], keys[self.keys]) - offsets.first
-            bias = inputs["grid_bias"][:, columns.clamp(0, offsets.length - 1)]
-            terms.append(DenseBias(bias.unsqueeze(0)))
         return tuple(terms)
 
 
@@ -180,11 +175,11 @@ def _by_keys(call: Call, term: OffsetQueries) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def _keys_of(problem: Problem, rows: range) -> list[range]:
-    """Return the keys that some of the queries may reach: with sink tokens, two ranges."""
+def _keys_of(problem: Problem, rows: range) -> range:
+    """Return the keys that some of the queries may reach."""
     queries, keys = problem.positions()
     if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
-        return [range(problem.n_k)]
+        return range(problem.n_k)
 
     def index(position: int) -> int:
         """Return the index of the first key at a position or after it."""
@@ -195,11 +190,7 @@ def _keys_of(problem: Problem, rows: range) -> list[range]:
         start = index(queries.start + queries.stride * rows.start + problem.min_offset)
     if problem.max_offset is not None:
         stop = index(queries.start + queries.stride * (rows.stop - 1) + problem.max_offset + 1)
-    near = range(start, max(start, stop))
-    if not problem.always_within:
-        return [near]
-    first, last = map(index, problem.always_within)
-    return [range(first, max(first, min(last, start, stop))), near]
+    return range(start, max(start, stop))
 
 
 def _rows_per_block(problem: Problem) -> int:
@@ -208,8 +199,7 @@ def _rows_per_block(problem: Problem) -> int:
     low, high = problem.min_offset, problem.max_offset
     reach, most = problem.n_k, problem.n_q
     if isinstance(queries, Positions) and isinstance(keys, Positions) and low is not None and high is not None:
-        sink_tokens = problem.always_within[1] - problem.always_within[0] if problem.always_within else 0
-        reach = min(reach, (high - low + sink_tokens) // keys.stride + 2)
+        reach = min(reach, (high - low) // keys.stride + 2)
         # All queries of a block together reach twice as many keys as each of them, or a few more.
         most = max(reach, FEWEST_ROWS) * keys.stride // queries.stride
     tables = (problem.bias, problem.key_table, problem.query_table, problem.value_table)

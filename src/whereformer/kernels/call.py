@@ -19,8 +19,6 @@ from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    GridPositions,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -53,15 +51,12 @@ class SequenceOptions(TypedDict, total=False):
 
     causal: bool
     window: Window
-    sink_tokens: int
     scale: float | None
     softcap: float | None
-    softcap_terms: bool
     sinks: Tensor | None
     dropout_p: float
     query_positions: PositionsLike | None
     key_positions: PositionsLike | None
-    deterministic: bool
 
 
 class CallOptions(SequenceOptions, total=False):
@@ -78,10 +73,7 @@ class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
     ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap; ``softcap_terms`` is False without terms. Keys at the positions from the first
-    number of ``always_within`` up to, but without, the second are exempt from the window's limit before a query, but
-    from no other. ``seed`` is that of dropout, drawn once for all that computes the call; None without dropout and for
-    torch's own attention.
+    ``softcap`` is None without a cap. ``seed`` is that of dropout; None without dropout and for torch's own attention.
     """
 
     query: Tensor | None
@@ -94,9 +86,7 @@ class Call:
     key_mask: Tensor | None = None
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
-    always_within: tuple[int, int] | None = None
     softcap: float | None = None
-    softcap_terms: bool = False
     sinks: Tensor | None = None
     dropout_p: float = 0.0
     given_query_positions: PositionsLike | None = None
@@ -104,7 +94,6 @@ class Call:
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
     return_lse: bool = False
-    deterministic: bool = True
     seed: Tensor | None = None
 
     @property
@@ -177,13 +166,6 @@ class Call:
         return sum(term.query_factors.shape[3] for term in self.terms if isinstance(term, FactorPair))
 
     @property
-    def mixes_positions(self) -> bool:
-        """Whether terms between grids meet what looks at the call's own positions: other tables, causality, windows."""
-        others = any(isinstance(term, TABLES) for term in self.terms)
-        limits = self.causal or self.window != (None, None)
-        return (others or limits) and any(isinstance(term, OffsetBias2d) for term in self.terms)
-
-    @property
     def query_offsets(self) -> int:
         """How many offsets the tables of ``OffsetQueries`` have together, of those that may occur; 0 without any."""
         tables = [term for term in self.terms if isinstance(term, OffsetQueries)]
@@ -210,10 +192,7 @@ class Call:
         return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
 
     def offset_limits(self) -> tuple[int | None, int | None]:
-        """Return the smallest and the largest offset that causality and the window allow; None where any is allowed.
-
-        Keys at positions ``always_within`` are allowed at smaller offsets too.
-        """
+        """Return the smallest and the largest offset that causality and the window allow; None where any is allowed."""
         before, after = self.window
         if self.causal:
             after = 0 if self.masks_future() else None
@@ -257,19 +236,9 @@ class Call:
         near = torch.ones_like(offsets, dtype=torch.bool)
         if before is not None:
             near &= offsets >= -before
-            if self.always_within is not None:
-                near |= self.always()[:, None, None, :]
         if after is not None:
             near &= offsets <= after
         return near & (offsets <= 0) if self.causal else near
-
-    def always(self) -> Tensor:
-        """Return which keys no window forbids to later queries, bool (1 or batch, n_k)."""
-        assert self.always_within is not None
-        first, stop = self.always_within
-        positions = position_values(self.key_positions, self.device)
-        positions = positions if positions.dim() == 2 else positions.unsqueeze(0)
-        return (positions >= first) & (positions < stop)
 
 
 def make_call(
@@ -312,11 +281,10 @@ def make_call(
             tensor = getattr(term, field.name)
             if isinstance(tensor, Tensor):
                 check_device(f"{type(term).__name__}.{field.name}", tensor, value)
-    _check_grids(terms)
     given = cast(dict[str, Any], options)
     _check_options(value, batch, n_q, n_k, terms, given)
     if (sinks := given.get("sinks")) is not None:
-        _check_sinks(sinks, value, heads)
+        _check_sinks(sinks, value, (batch, heads, n_q))
     scale = _check_scale(given.pop("scale", None), head_dim, value.dtype)
     call = Call(query, key, value, terms, n_q, n_k, scale, return_lse=return_lse, **given)
     if call.window != (None, None):
@@ -357,18 +325,9 @@ def _check_options(
     if (key_mask := get("key_mask")) is not None:
         _check_key_mask(key_mask, value)
     check_flag("causal", get("causal", False))
-    check_flag("deterministic", get("deterministic", True))
-    given_window = pop("window", None)
-    options["window"] = window = _check_window(given_window)
-    sink_tokens = _check_sink_tokens(pop("sink_tokens", 0), given_window)
-    if sink_tokens != 0 and window[0] is not None:
-        options["always_within"] = 0, sink_tokens
-    check_flag("softcap_terms", get("softcap_terms", False))
+    options["window"] = _check_window(get("window"))
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
-    elif get("softcap_terms", False):
-        raise ValueError("softcap_terms: needs a softcap, got softcap=None")
-    options["softcap_terms"] = get("softcap_terms", False) and len(terms) > 0
     if not _is_number(dropout_p := get("dropout_p", 0.0)):
         raise TypeError(f"dropout_p: expected a number in [0, 1), got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p < 1.0:
@@ -489,17 +448,6 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
     return before, after
 
 
-def _check_sink_tokens(sink_tokens: Any, window: Any) -> int:
-    number = as_int(sink_tokens)
-    if number is None or number < 0:
-        kind = TypeError if number is None else ValueError
-        raise kind(f"sink_tokens: expected a whole number of at least 0, got {sink_tokens!r}")
-    unlimited = window is None or (isinstance(window, tuple | list) and all(side is None for side in window))
-    if number > 0 and unlimited:
-        raise ValueError(f"sink_tokens: needs a window, got sink_tokens={number} with window={window!r}")
-    return min(number, FARTHEST) if isinstance(number, int) else number
-
-
 def _check_softcap(softcap: Any) -> Any:
     if not _is_number(softcap):
         raise TypeError(f"softcap: expected a number, got {type(softcap).__name__}")
@@ -510,12 +458,17 @@ def _check_softcap(softcap: Any) -> Any:
     return number
 
 
-def _check_sinks(sinks: Any, value: Tensor, heads: int) -> None:
+def _check_sinks(sinks: Any, value: Tensor, rows: tuple[int, int, int]) -> None:
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
         raise TypeError(f"sinks: expected a floating-point tensor, got {got}")
-    if sinks.shape != (heads,):
-        raise ValueError(f"sinks: expected shape (heads {heads},), got {tuple(sinks.shape)}")
+    batch, heads, n_q = rows
+    # "shape not in (...)" would not compile with symbolic sizes.
+    if sinks.shape != (heads,) and sinks.shape != rows:
+        raise ValueError(
+            f"sinks: expected shape (heads {heads},) or (batch {batch}, heads {heads}, n_q {n_q}), "
+            f"got {tuple(sinks.shape)}"
+        )
     check_device("sinks", sinks, value)
 
 
@@ -537,8 +490,7 @@ def _without_idle_window(call: Call) -> Call:
     before, after = call.window
     before = None if before is None or before >= -span[0] else before
     after = None if after is None or after >= span[1] else after
-    within = None if before is None else call.always_within
-    return replace(call, window=(before, after), always_within=within)
+    return replace(call, window=(before, after))
 
 
 def _without_steps(call: Call) -> Call:
@@ -573,18 +525,12 @@ def _without_steps(call: Call) -> Call:
     )
     start = (key_positions.start - query_positions.start) // step
     before, after = (None if side is None else side // step for side in call.window)
-    within = call.always_within
-    if within is not None:
-        # A key at position p is now at (p - query_positions.start) / step.
-        first, stop = (-((query_positions.start - position) // step) for position in within)
-        within = first, stop
     return replace(
         call,
         terms=tuple(rescaled),
         given_query_positions=Positions(0, query_stride, query_positions.length),
         given_key_positions=Positions(start, key_stride, key_positions.length),
         window=(before, after),
-        always_within=within,
     )
 
 
@@ -593,7 +539,9 @@ def check_heads_tensor(name: str, tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.is_nested:
-        raise TypeError(f"{name}: expected a dense tensor, got a nested one")
+        raise TypeError(
+            f"{name}: expected a dense tensor, got a nested one; attention_varlen takes sequences of different lengths"
+        )
     if tensor.dim() != 4:
         raise ValueError(f"{name}: expected (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
@@ -647,19 +595,6 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
     return terms
 
 
-def _check_grids(terms: tuple[Term, ...]) -> None:
-    """Raise unless all terms between grids are between the same ones, up to their origins."""
-    found = [term for term in terms if isinstance(term, OffsetBias2d)]
-    for term in found[1:]:
-        for name in ("queries", "keys"):
-            first, other = (replace(getattr(each, name), start=(0, 0)) for each in (found[0], term))
-            if first != other:
-                raise ValueError(
-                    f"OffsetBias2d.{name}: expected the same grid in all terms, got ({first}) in one and ({other}) in "
-                    "another"
-                )
-
-
 def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:
     """Return n_q of a call without a query: from the positions, else from a term that has rows, else n_k.
 
@@ -670,8 +605,6 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
     if isinstance(query_positions, Tensor) and query_positions.dim():
         return query_positions.shape[-1]
     for term in terms:
-        if isinstance(term, OffsetBias2d) and isinstance(term.queries, GridPositions):
-            return term.queries.length
         rows = term.scores if isinstance(term, DenseBias) else None
         if isinstance(term, FactorPair | OffsetKeys):
             rows = term.query_factors
@@ -693,8 +626,9 @@ def _check_positions(
     if not isinstance(positions, Tensor):
         raise TypeError(f"{name}: expected Positions or a tensor, got {type(positions).__name__}")
     shape = positions.shape
-    # "shape not in (...)" would not compile with symbolic sizes.
-    if shape != (length,) and shape != (batch, length) and shape != (1, length):
+    # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
+    rows = shape[0] == batch or shape[0] == 1 if positions.dim() == 2 else positions.dim() == 1
+    if not rows or shape[-1] != length:
         raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(shape)}")
     if positions.dtype == torch.bool or positions.is_complex():
         raise TypeError(f"{name}: expected numbers, got {positions.dtype}")

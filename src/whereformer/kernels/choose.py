@@ -5,8 +5,6 @@ Whether gradients are on plays no part, so that a checkpoint, which computes wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -67,24 +65,9 @@ def explain_choice(call: Call, backend: str) -> Choice:
     return Choice(chosen, reason, _unavailable(call, call.device))
 
 
-@contextmanager
-def written_out() -> Iterator[None]:
-    """Let "auto" choose the reference, whose operations every runtime knows, for a model that is exported."""
-    global _written_out
-    before, _written_out = _written_out, True
-    try:
-        yield
-    finally:
-        _written_out = before
-
-
-# Not a ContextVar, which a compiler could not look at.
-_written_out = False
-
-
 def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     """Return the choice of backend="auto" and the reason."""
-    if _written_out or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()):
+    if torch.compiler.is_exporting():
         return "reference", "other programs know its operations"
     on_cpu = device.type == "cpu"
     taken = derivatives()
@@ -92,7 +75,7 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "only the reference has forward-mode and second derivatives"
     not_native = native.unavailable(call, device)
     if not call.has_terms and call.head_dim is not None and call.is_ordinary:
-        if call.is_packed and not on_cpu and not taken and _no_triton(call, device) is None:
+        if call.is_packed and not on_cpu and not taken and triton.unavailable(call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
         if not_native is not None or not call.is_plain:
@@ -103,7 +86,7 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "torch.func takes derivatives of the reference only"
     if not_native is None:
         return "native", "on the CPU the compiled kernel is fastest, in O(n) memory"
-    if not on_cpu and _no_triton(call, device) is None:
+    if not on_cpu and triton.unavailable(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     slow = "some queries at a time in plain PyTorch, in O(n) memory"
     return "blockwise", f"{slow}; the compiled kernel would be faster, but it {not_native}" if on_cpu else slow
@@ -113,19 +96,7 @@ def _unavailable(call: Call, device: torch.device) -> dict[str, str]:
     """Return the reason of each backend that cannot take the call on that device, and which backend can."""
     not_native = native.unavailable(call, device)
     reasons = {
-        "triton": _no_triton(call, device),
+        "triton": triton.unavailable(call, device),
         "native": None if not_native is None else f"'native' {not_native}; use backend='blockwise'",
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
-def _no_triton(call: Call, device: torch.device) -> str | None:
-    """Return why "triton" cannot take the call on that device, and which backend can; None if it can."""
-    if (reason := triton.unavailable(call, device)) is not None:
-        return reason
-    if not call.mixes_positions:
-        return None
-    return (
-        "'triton' cannot combine OffsetBias2d with causal=True, a window or tables over one dimension; "
-        "use backend='blockwise'"
-    )

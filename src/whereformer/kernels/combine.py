@@ -1,4 +1,4 @@
-"""Attention in parts: ``merge_attention``, and calls that are computed as several or finished afterwards."""
+"""``merge_attention``, and sinks, which backends know nothing of."""
 
 from __future__ import annotations
 
@@ -39,18 +39,12 @@ def merge_attention(
     """
     _check_parts(outputs, lses)
     logs = torch.stack(list(lses))
-    # The second number is 0, and has the gradient.
-    rest = torch.where(logs.isneginf(), 0.0, logs - logs.detach())
-    output, lse = _merge(outputs, torch.stack([logs.detach(), rest]))
-    return output, lse.sum(0)
-
-
-def _merge(outputs: Sequence[Tensor], lses: LogSums) -> tuple[Tensor, LogSums]:
-    """Merge parts, given their ``LogSums`` (2, parts, batch, heads, n_q)."""
-    largest = lses[0].detach().amax(0)
+    largest = logs.detach().amax(0)
     # A row without keys in any part has no weights.
     empty = largest.isneginf()
-    logs = (lses[0].detach() - largest.masked_fill(empty, 0.0)).masked_fill(empty, 0.0) + lses[1]
+    # Without the largest; a part without keys stays at -inf, but has no gradient.
+    rest = torch.where(logs.isneginf(), 0.0, logs - logs.detach())
+    logs = (logs.detach() - largest.masked_fill(empty, 0.0)).masked_fill(empty, 0.0) + rest
     wide = torch.promote_types(outputs[0].dtype, torch.float32)
     weights = logs.softmax(0).to(wide).unsqueeze(-1)
     merged = sum(
@@ -58,7 +52,7 @@ def _merge(outputs: Sequence[Tensor], lses: LogSums) -> tuple[Tensor, LogSums]:
         weights[0] * outputs[0].to(wide),
     )
     log_sums = logs.logsumexp(0).masked_fill(empty, 0.0)
-    return merged.masked_fill(empty.unsqueeze(-1), 0.0).to(outputs[0].dtype), torch.stack([largest, log_sums])
+    return merged.masked_fill(empty.unsqueeze(-1), 0.0).to(outputs[0].dtype), largest + log_sums
 
 
 def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
@@ -69,8 +63,6 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             if not isinstance(each, Tensor) or not each.is_floating_point():
                 got = each.dtype if isinstance(each, Tensor) else type(each).__name__
                 raise TypeError(f"{name}: expected floating-point tensors, got {got}")
-            if each.is_nested:
-                raise TypeError(f"{name}: expected dense tensors, got a nested one")
             if each.device != tensors[0].device:
                 raise ValueError(f"{name}: expected tensors on one device, got {tensors[0].device} and {each.device}")
     if len(outputs) == 0:
@@ -85,44 +77,25 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             raise ValueError(f"lses: expected shape {tuple(output.shape[:3])} as in outputs, got {tuple(lse.shape)}")
 
 
-def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
-    """Compute a call by an ``attend`` that knows neither ``Call.always_within`` nor ``Call.sinks``."""
-    if call.sinks is None and call.always_within is None:
+def attend_with_sinks(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
+    """Compute a call by an ``attend`` that does not know ``Call.sinks``."""
+    if call.sinks is None:
         return attend(call)
-    parts = [attend(part) for part in _calls_of(call)]
-    output, lse = parts[0]
-    if len(parts) > 1:
-        output, lse = _merge(
-            [output for output, _ in parts], torch.stack([lse for _, lse in parts if lse is not None], dim=1)
-        )
-    if call.sinks is not None and lse is not None:
-        output, lse = _with_sinks(output, lse, call.sinks)
+    output, lse = attend(replace(call, sinks=None, return_lse=True))
+    assert lse is not None
+    output, lse = add_sinks(output, lse, call.sinks)
     return output, lse if call.return_lse else None
 
 
-def _calls_of(call: Call) -> list[Call]:
-    """Return the calls that make up one: that without sinks; with sink tokens, that within the window and theirs.
-
-    They have the same dropout seed and the same rows and columns, so they drop the weights that the one call drops.
-    """
-    common = replace(call, sinks=None, always_within=None, return_lse=True)
-    if call.always_within is None:
-        return [common]
-    always = call.always()
-    masks = (~always, always) if call.key_mask is None else (call.key_mask & ~always, call.key_mask & always)
-    near, sink_tokens = (replace(common, key_mask=mask.expand(len(call.value), -1)) for mask in masks)
-    # Only the limit before a query does not hold for sink tokens.
-    return [near, replace(sink_tokens, window=(None, call.window[1]))]
-
-
-def _with_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
-    """Add to the softmax one more term per head, which takes a share of each row's attention."""
+def add_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
+    """Add to the softmax one more term per row, which takes a share of its attention."""
     largest, log_sums = lse.detach()[0], lse[1]
     empty = largest.isneginf()
     # The logit of the sink from which a row's largest score is subtracted; a row without keys leaves all to its sink.
-    relative = sinks.to(lse.dtype).unsqueeze(-1) - largest.masked_fill(empty, 0.0)
+    sinks = sinks.unsqueeze(-1) if sinks.dim() == 1 else sinks
+    relative = sinks.to(lse.dtype) - largest.masked_fill(empty, 0.0)
     share = (log_sums - relative).sigmoid().masked_fill(empty, 0.0)
-    wide = torch.promote_types(output.dtype, torch.float32)
-    output = (output.to(wide) * share.unsqueeze(-1)).to(output.dtype)
+    # The product is in the share's dtype, and keeps no more for the backward than the backend keeps.
+    output = (output * share.unsqueeze(-1)).to(output.dtype)
     whole = torch.where(empty, relative, torch.logaddexp(log_sums, relative))
     return output, torch.stack([largest.masked_fill(empty, 0.0), whole])

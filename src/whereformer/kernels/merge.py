@@ -5,21 +5,18 @@ The fast backends take merged terms, so that they neither loop over terms nor lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import grids
 from .call import Call
 from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -43,8 +40,6 @@ def merge(call: Call) -> dict[str, Any]:
         span = None
     if span is not None:
         low, high = call.offset_limits()
-        # Sink tokens are at any offset before the window.
-        low = low if call.always_within is None else None
         span = span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
     biases = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetBias)]
     keys = [term for term in call.terms if isinstance(term, OffsetKeys)]
@@ -53,7 +48,6 @@ def merge(call: Call) -> dict[str, Any]:
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
     decays = [term for term in call.terms if isinstance(term, DistanceDecay)]
     dense = [_of_all_heads(term.scores, call.heads) for term in call.terms if isinstance(term, DenseBias)]
-    grid_bias, sizes = grids.merged([term for term in call.terms if isinstance(term, OffsetBias2d)], dtype)
     key_table, first_key, key_table_factors = _merge_vectors(keys, call.query, call, span, dtype)
     query_table, first_query, query_table_factors = _merge_vectors(queries, call.key, call, span, dtype)
     bias, first_bias = _merge_tables(biases, span, dtype)
@@ -71,8 +65,6 @@ def merge(call: Call) -> dict[str, Any]:
         "query_levels": _join([term.query_levels.unsqueeze(-1) for term in decays], dtype),
         "key_levels": _join([term.key_levels.unsqueeze(-1) for term in decays], dtype),
         "dense": _add_up(dense, dtype),
-        "grid_bias": grid_bias,
-        "grids": sizes,
     }
 
 
@@ -85,13 +77,7 @@ def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Sum scores of pairs; a single one is returned unchanged."""
     if len(dense) <= 1:
         return dense[0] if dense else None
-    # Each of them may be shared by another number of neighboring items.
-    items = math.lcm(*map(len, dense)) if all(map(len, dense)) else 0
-    parts = [
-        part.to(dtype) if len(part) in (1, items) else part.to(dtype).repeat_interleave(items // len(part), 0)
-        for part in dense
-    ]
-    return sum(parts[1:], parts[0])
+    return sum((part.to(dtype) for part in dense[1:]), dense[0].to(dtype))
 
 
 def _merge_tables(

@@ -23,19 +23,18 @@ LOG2E = math.log2(math.e)
 ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? query_table, "
     "Tensor? value_table, Tensor? key_table_factors, Tensor? query_table_factors, Tensor? query_factors, "
-    "Tensor? key_factors, Tensor? query_levels, Tensor? key_levels, Tensor? dense, Tensor? grid_bias, Tensor? sinks, "
-    "Tensor? key_mask, "
+    "Tensor? key_factors, Tensor? query_levels, Tensor? key_levels, Tensor? dense, Tensor? key_mask, "
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
-    "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, "
-    "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, bool softcap_terms, "
-    "float dropout_p, bool wants_lse, bool deterministic"
+    "SymInt n_q, SymInt[] first, SymInt[] affine, "
+    "SymInt? min_offset, SymInt? max_offset, float scale, float? softcap, "
+    "float dropout_p, bool wants_lse"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
 GRADIENTS = (
     *("query", "key", "value", "bias", "key_table", "query_table", "value_table"),
     *("key_table_factors", "query_table_factors", "query_factors", "key_factors", "query_levels", "key_levels"),
-    *("dense", "grid_bias", "sinks"),
+    "dense",
 )
 """The names of the inputs that have gradients: the first fields of :class:`Problem`."""
 
@@ -54,17 +53,10 @@ class Problem:
         query_table_factors: what ``query_table`` meets, (1 or batch, heads, n_k, dim), not scaled; None for the key,
             scaled.
         query_levels, key_levels: the levels of ``DistanceDecay`` terms, (1 or batch, heads, n, number of terms).
-        grid_bias: the numbers of an ``OffsetBias2d`` as a row, (heads, length), as in ``grids.CellOffsets``.
-        sinks: the logits of the sinks, (heads,), in float32 or wider.
         first: the offsets of the first columns of ``bias``, ``key_table``, ``query_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
-        grids: the sizes of the grids of ``grid_bias``, the fields of ``CellOffsets``; empty without one.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
-        always_within: empty, or a first and a last position: ``min_offset`` does not hold for keys from the first up
-            to, but without, the last.
-        softcap_terms: whether the soft cap is over the terms too.
         wants_lse: whether ``LogSums`` are asked for.
-        deterministic: whether gradients have to be the same bits from run to run.
     """
 
     query: Tensor | None
@@ -81,8 +73,6 @@ class Problem:
     query_levels: Tensor | None
     key_levels: Tensor | None
     dense: Tensor | None
-    grid_bias: Tensor | None
-    sinks: Tensor | None
     key_mask: Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
@@ -92,16 +82,12 @@ class Problem:
     n_q: int
     first: Sequence[int]
     affine: Sequence[int]
-    grids: Sequence[int]
     min_offset: int | None
     max_offset: int | None
-    always_within: Sequence[int]
     scale: float
     softcap: float | None
-    softcap_terms: bool
     dropout_p: float
     wants_lse: bool
-    deterministic: bool
 
     @classmethod
     def of(cls, call: Call) -> Problem:
@@ -118,7 +104,6 @@ class Problem:
             key=call.key,
             value=call.value,
             **merge(call),
-            sinks=None if call.sinks is None else call.sinks.to(torch.promote_types(call.dtype, torch.float32)),
             key_mask=call.key_mask,
             query_positions=None if isinstance(query_positions, Positions) else query_positions,
             key_positions=None if isinstance(key_positions, Positions) else key_positions,
@@ -129,13 +114,10 @@ class Problem:
             affine=affine,
             min_offset=min_offset,
             max_offset=max_offset,
-            always_within=call.always_within or (),
             scale=call.scale,
             softcap=call.softcap,
-            softcap_terms=call.softcap_terms,
             dropout_p=call.dropout_p,
             wants_lse=call.return_lse,
-            deterministic=call.deterministic,
         )
 
     def arguments(self) -> tuple[Any, ...]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import grids
 from .call import Call
 from .dropout import keep_mask, row_seeds
 from .logsums import LogSums
@@ -21,7 +20,6 @@ from .terms import (
     DistanceDecay,
     FactorPair,
     OffsetBias,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -88,8 +86,8 @@ def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
         scores = scores.masked_fill(~allowed, -torch.inf)
     if call.sinks is not None:
         # A sink is one more key, whose value is 0.
-        sinks = call.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], -1)
+        sinks = call.sinks.view(-1, 1) if call.sinks.dim() == 1 else call.sinks
+        scores = torch.cat([scores, sinks.to(scores.dtype).expand(scores.shape[:3]).unsqueeze(-1)], -1)
     if allowed is not None or call.sinks is not None or any(map(_may_forbid, call.terms)):
         # A row that may not attend to anything has no softmax; its placeholder, and the gradient of that, is masked
         # again.
@@ -112,7 +110,7 @@ def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
 
 def _may_forbid(term: Term) -> bool:
     """Whether a term may add -inf to some pairs."""
-    if not isinstance(term, OffsetBias | OffsetBias2d | DenseBias):
+    if not isinstance(term, OffsetBias | DenseBias):
         return False
     found = [value for field in fields(term) if isinstance(value := getattr(term, field.name), Tensor)]
     return any(not can_look(numbers) or bool(numbers.isneginf().any()) for numbers in found)
@@ -125,7 +123,7 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT
-        if call.softcap is not None and not call.softcap_terms:
+        if call.softcap is not None:
             scores = (scores / call.softcap).tanh() * call.softcap
     else:
         scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, call.heads, call.n_q, n_k)
@@ -134,8 +132,6 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             case OffsetBias():
                 at_offset = term.table.to(dtype)[:, columns_of(call, term)]  # (heads, 1 or batch, n_q, n_k)
                 scores = scores + at_offset.transpose(0, 1)
-            case OffsetBias2d():
-                scores = scores + grids.written_out(term).to(dtype)
             case OffsetKeys():
                 columns = columns_of(call, term).unsqueeze(1).expand_as(scores)
                 scores = scores + _per_offset(term, query, dtype).expand(batch, -1, -1, -1).gather(-1, columns)
@@ -148,10 +144,7 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
                     scores - (term.query_levels.to(dtype)[..., None] - term.key_levels.to(dtype)[..., None, :]).abs()
                 )
             case DenseBias():
-                scores = scores + _for_each_item(term.scores.to(dtype), batch)
-    if call.softcap is not None and call.softcap_terms:
-        capped = (scores / call.softcap).tanh() * call.softcap
-        scores = capped.masked_fill(scores.isneginf(), -torch.inf)
+                scores = scores + term.scores.to(dtype)
     return scores, call.allowed()
 
 
@@ -170,12 +163,6 @@ def _per_offset(term: OffsetKeys | OffsetQueries, rows: Tensor | None, dtype: to
     rows = rows if term.factors is None else term.factors.to(dtype)
     assert rows is not None
     return _times(rows, term.table.to(dtype))
-
-
-def _for_each_item(scores: Tensor, batch: int) -> Tensor:
-    """Repeat dense scores, (items, heads, n_q, n_k), that neighboring batch items share."""
-    items = scores.shape[0]
-    return scores if items in (1, batch) else scores.repeat_interleave(batch // items, 0)
 
 
 def _for_each_head(call: Call, rows: Tensor) -> Tensor:

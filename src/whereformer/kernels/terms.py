@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from .tracing import can_look
-
 if TYPE_CHECKING:
-    from jaxtyping import Float, Integer
+    from jaxtyping import Float
 
 
 def as_int(number: Any) -> int | None:
@@ -59,9 +57,7 @@ class Positions:
                 continue
             whole = as_int(number)
             if whole is None and torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-                raise TypeError(
-                    "torch.jit.trace would fix the lengths; use torch.export.export or whereformer.exporting"
-                )
+                raise TypeError("torch.jit.trace would fix the lengths; use torch.export.export or torch.onnx.export")
             if whole is None:
                 raise TypeError(f"Positions: {name} must be an int, got {number!r}; others go in a tensor")
             object.__setattr__(self, name, whole)
@@ -80,57 +76,6 @@ class Positions:
         if self.stride == 1:
             return torch.arange(self.start, self.start + self.length, device=device)
         return torch.arange(self.length, device=device) * self.stride + self.start
-
-
-@dataclass(frozen=True)
-class GridPositions:
-    """The places of an image's tokens: a grid, row by row, after ``prefix`` tokens that have no place on it.
-
-    Args:
-        rows, columns: the sides of the grid.
-        prefix: the tokens before the grid, such as [CLS] and registers.
-        start: the row and the column of the grid's first cell.
-
-    Raises:
-        TypeError: if a number is not an int.
-        ValueError: if a side is below 1, or ``prefix`` is negative.
-    """
-
-    rows: int
-    columns: int
-    prefix: int = 0
-    start: tuple[int, int] = (0, 0)
-
-    def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("columns", 1), ("prefix", 0)):
-            number = as_int(getattr(self, name))
-            if number is None:
-                raise TypeError(f"GridPositions: {name} must be an int, got {getattr(self, name)!r}")
-            if number < least:
-                raise ValueError(f"GridPositions: {name} must be at least {least}, got {number}")
-            object.__setattr__(self, name, number)
-        object.__setattr__(self, "start", as_pair("GridPositions: start", self.start))
-
-    @property
-    def length(self) -> int:
-        """The number of tokens, those of the prefix included."""
-        return self.prefix + self.rows * self.columns
-
-    def __str__(self) -> str:
-        return f"a prefix of {self.prefix} and {self.rows} x {self.columns} cells, which are {self.length} tokens"
-
-
-def as_pair(name: str, pair: Any) -> tuple[int, int]:
-    """Return a row and a column as Python's ints.
-
-    Raises:
-        TypeError: if it is not two whole numbers.
-    """
-    given = pair if isinstance(pair, tuple | list) else ()
-    numbers = [as_int(number) for number in given]
-    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
-        raise TypeError(f"{name} must be a row and a column, two ints, got {pair!r}")
-    return numbers[0], numbers[1]
 
 
 PositionsLike: TypeAlias = Positions | Tensor
@@ -220,46 +165,6 @@ class OffsetBias(_OffsetTable):
 
     def _wanted(self, heads: int, head_dim: int) -> _Wanted:
         return (("heads", (heads,)), ("T", None))
-
-
-@dataclass(frozen=True, eq=False)
-class OffsetBias2d:
-    """``score_ij += table[h, row offset, column offset]`` between the cells of two grids.
-
-    Each offset is the key's row or column minus the query's. Offsets beyond the table's ends read the end values. The
-    call's own positions play no part in this.
-
-    Args:
-        table: (heads, row offsets, column offsets). With ``-inf``, queries do not attend to keys at these offsets.
-        first: the row offset and the column offset of ``table[:, 0, 0]``.
-        queries: where the queries are; its length is n_q.
-        keys: where the keys are; its length is n_k.
-        prefix: (heads, 3), what is added to pairs of a prefix's query and a cell's key, of a cell's query and a
-            prefix's key, and of a prefix's query and a prefix's key; None adds nothing.
-    """
-
-    table: Float[Tensor, "heads _rows _columns"]
-    first: tuple[int, int]
-    queries: GridPositions
-    keys: GridPositions
-    prefix: Float[Tensor, "heads 3"] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "first", as_pair("OffsetBias2d: first", self.first))
-
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
-        axes = (("heads", (heads,)), ("row offsets", None), ("column offsets", None))
-        check_shape("OffsetBias2d.table", self.table, axes)
-        if self.table.shape[1] == 0 or self.table.shape[2] == 0:
-            raise ValueError(f"OffsetBias2d.table: needs at least one offset, got {tuple(self.table.shape)}")
-        if self.prefix is not None:
-            check_shape("OffsetBias2d.prefix", self.prefix, (("heads", (heads,)), ("kinds of pairs", (3,))))
-        for name, grid, length in (("queries", self.queries, n_q), ("keys", self.keys, n_k)):
-            if not isinstance(grid, GridPositions):
-                raise TypeError(f"OffsetBias2d.{name}: expected GridPositions, got {type(grid).__name__}")
-            if grid.length != length:
-                raise ValueError(f"OffsetBias2d.{name}: expected {length} tokens, got {grid}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,61 +308,22 @@ class DenseBias:
 
     Args:
         scores: (1 or batch, 1 or heads, n_q, n_k), numbers; ``-inf`` means that the query does not attend to the key.
-            The first axis may also divide the batch: then so many neighboring items share a matrix, without a copy for
-            each. This is how the rows of an alignment share the bias of its pairs (Evoformer).
     """
 
-    scores: Float[Tensor, "_batch #heads n_q n_k"]
+    scores: Float[Tensor, "#batch #heads n_q n_k"]
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        items = self.scores.shape[0] if isinstance(self.scores, Tensor) and self.scores.dim() == 4 else 0
-        shared = items != 0 and batch % items == 0
-        first = ("batch", (items,)) if shared else ("batch or a divisor of it,", (1, batch))
-        wanted = (first, ("heads", (1, heads)), ("n_q", (n_q,)), ("n_k", (n_k,)))
+        wanted = (("batch", (1, batch)), ("heads", (1, heads)), ("n_q", (n_q,)), ("n_k", (n_k,)))
         check_shape("DenseBias.scores", self.scores, wanted)
 
 
-def index_bias(
-    table: Float[Tensor, "heads _kinds"], index: Integer[Tensor, "n_q n_k"] | Integer[Tensor, "batch n_q n_k"]
-) -> DenseBias:
-    """``score_ij += table[h, index_ij]``: a number for every kind of pair, where no offset tells the kind.
-
-    The kinds may be distances in a graph (Graphormer), places of words on a page (LayoutLMv3), or cells of a volume.
-    For offsets, an :class:`OffsetBias` needs no index of all pairs.
-
-    Args:
-        table: (heads, T), a number per head and kind of pair.
-        index: (n_q, n_k) or (batch, n_q, n_k), whole numbers from 0 to T - 1.
-
-    Raises:
-        TypeError, ValueError: for other tensors. Indices are checked on the CPU only; elsewhere, torch reports wrong
-            ones.
-    """
-    check_shape("index_bias: table", table, (("heads", None), ("T", None)))
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
-        got = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(f"index_bias: index: expected a tensor of whole numbers, got {got}")
-    if index.dim() not in (2, 3):
-        raise ValueError(f"index_bias: index: expected (n_q, n_k) or (batch, n_q, n_k), got {tuple(index.shape)}")
-    if can_look(index) and index.numel() and (int(index.min()) < 0 or int(index.max()) >= table.shape[1]):
-        raise ValueError(
-            f"index_bias: index: expected numbers from 0 to {table.shape[1] - 1}, "
-            f"got {int(index.min())} to {int(index.max())}"
-        )
-    # Indexing by ``table[:, index]`` computes the same, with a gradient that takes many times as long.
-    scores = table.index_select(1, index.flatten().long()).unflatten(1, index.shape)
-    return DenseBias(scores.unsqueeze(0) if index.dim() == 2 else scores.transpose(0, 1))
-
-
-Term: TypeAlias = (
-    OffsetBias | OffsetBias2d | OffsetKeys | OffsetQueries | OffsetValues | FactorPair | DistanceDecay | DenseBias
-)
+Term: TypeAlias = OffsetBias | OffsetKeys | OffsetQueries | OffsetValues | FactorPair | DistanceDecay | DenseBias
 
 TABLES = (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)
-"""The terms with a table over offsets between the call's own positions."""
+"""The terms with a table over offsets."""
 
 # This lets ``torch.load`` with its default ``weights_only=True`` read files that contain them.
-torch.serialization.add_safe_globals([Positions, GridPositions, *get_args(Term)])
+torch.serialization.add_safe_globals([Positions, *get_args(Term)])
 
 
 _Wanted: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]

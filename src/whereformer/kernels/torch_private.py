@@ -7,7 +7,7 @@ module has to follow when torch changes one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -79,15 +79,6 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 constant_when_compiled(derivatives)
 
 
-def size_oblivious() -> AbstractContextManager[None]:
-    """Let exported programs serve sizes of 0 and 1 too; torch has no public name for this option."""
-    # Imported here, because this import takes as long as that of this whole package.
-    import torch.fx.experimental._config as options
-
-    found: AbstractContextManager[None] = options.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    return found
-
-
 # --- modules
 
 
@@ -144,8 +135,3 @@ def checkpoints_reentrantly(layer: nn.Module) -> bool:
     """Whether a layer of transformers, whose checkpointing is on, uses torch's reentrant form, the default."""
     options: dict[str, Any] = getattr(layer._gradient_checkpointing_func, "keywords", {})
     return bool(options.get("use_reentrant", True))
-
-
-def asserts(node: torch.fx.Node) -> bool:
-    """Whether a node of an exported program asserts something about its sizes."""
-    return node.target is torch.ops.aten._assert_scalar.default

@@ -16,7 +16,6 @@ from .terms import (
     DenseBias,
     DistanceDecay,
     FactorPair,
-    OffsetBias2d,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -65,12 +64,10 @@ def as_batch(
     n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
     terms = check_terms(terms)
     for term in terms:
-        if isinstance(term, OffsetBias2d):
-            raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
         if isinstance(term, TABLES) and term.step != 1:
             raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
-    _check_options(options, n_q, n_k)
-    affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q) and not options.get("sink_tokens")
+    options = _check_options(options, n_q, n_k)
+    affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q)
     if cu_seqlens_k is None:
         if n_q != n_k:
             raise ValueError(f"cu_seqlens_k: needed, because query has {n_q} rows and value has {n_k}")
@@ -81,7 +78,7 @@ def as_batch(
         raise ValueError(
             f"cu_seqlens_k: expected {len(cu_seqlens_q)} numbers as cu_seqlens_q has, got {len(cu_seqlens_k)}"
         )
-    given = Arguments(query, key, value, terms, dict(options))
+    given = Arguments(query, key, value, terms, options)
     if q_lengths and k_lengths and len({*q_lengths}) == len({*k_lengths}) == 1:
         return _batch(given, len(q_lengths), q_lengths[0], k_lengths[0])
     return _documents(given, cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64), affine)
@@ -151,6 +148,8 @@ def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
     for name, n in (("query_positions", n_q), ("key_positions", n_k)):
         if (positions := options.get(name)) is not None:
             options[name] = positions.unflatten(0, (count, n))
+    if (sinks := options.get("sinks")) is not None and sinks.dim() == 3:
+        options["sinks"] = _cut(sinks, count, n_q)
     return Arguments(
         None if given.query is None else _cut(given.query, count, n_q),
         None if given.key is None else _cut(given.key, count, n_k),
@@ -195,7 +194,7 @@ def _as_one_row(name: str, rows: Tensor) -> Tensor:
     return check_heads_tensor(name, rows.transpose(0, 1).unsqueeze(0))
 
 
-_TOLD_APART = "not taken here, because cu_seqlens or nested tensors tell the sequences apart"
+_TOLD_APART = "not taken here, because cu_seqlens tell the sequences apart"
 _MEANINGLESS = {
     "key_mask": "sequences without padding have nothing to mask; leave such keys out",
     "query_documents": _TOLD_APART,
@@ -203,7 +202,8 @@ _MEANINGLESS = {
 }
 
 
-def _check_options(options: Mapping[str, Any], n_q: int, n_k: int) -> None:
+def _check_options(options: Mapping[str, Any], n_q: int, n_k: int) -> dict[str, Any]:
+    """Return the options with the sinks of queries, (total_q, heads), as those of one row."""
     for name, why in _MEANINGLESS.items():
         if options.get(name) is not None:
             raise ValueError(f"{name}: {why}")
@@ -215,6 +215,12 @@ def _check_options(options: Mapping[str, Any], n_q: int, n_k: int) -> None:
             raise TypeError(f"{name}: expected a tensor, each token's position in its sequence, got {kind}")
         if positions.shape != (n,):
             raise ValueError(f"{name}: expected shape ({total} {n},), got {tuple(positions.shape)}")
+    sinks = options.get("sinks")
+    if not isinstance(sinks, Tensor) or sinks.dim() == 1:
+        return dict(options)
+    if sinks.dim() != 2 or len(sinks) != n_q:
+        raise ValueError(f"sinks: expected shape (heads,) or (total_q {n_q}, heads), got {tuple(sinks.shape)}")
+    return {**options, "sinks": sinks.mT.unsqueeze(0)}
 
 
 def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> list[int] | None:

@@ -25,7 +25,7 @@ class Shown:
         """Return what the numbers say. The first sentence is the headline."""
         return ()
 
-    def problem(self) -> InputError | KeyboardInterrupt | None:
+    def problem(self) -> InputError | None:
         """Return what a command has to end with although there are results, or None."""
         return None
 

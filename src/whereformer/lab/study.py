@@ -150,9 +150,6 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
             named = {each: _option(options[each], hints[each], value) for each, value in given.items()}
             progress = Progress() if quiet else stack.enter_context(Bar(output()))
             results, _ = do(study(out=folder, **named), progress)
-        problem = results.problem()
-        if isinstance(problem, KeyboardInterrupt):
-            raise problem
         return results
 
     call.__name__ = call.__qualname__ = name

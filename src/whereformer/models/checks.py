@@ -39,7 +39,10 @@ def check_positions(name: str, positions: Tensor, batch: int, length: int) -> No
     Numbers are looked at on the CPU only; elsewhere, and in compiled code, that would stall the device.
     """
     check_tensor(name, positions)
-    if positions.shape not in ((length,), (1, length), (batch, length)):
+    shape = positions.shape
+    # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
+    rows = shape[0] == batch or shape[0] == 1 if positions.dim() == 2 else positions.dim() == 1
+    if not rows or shape[-1] != length:
         raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
     if positions.is_complex() or not can_look(positions) or not positions.numel():
         return
@@ -228,6 +231,14 @@ def check_bounds(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None
             raise InputError(name, f"expected at least {least}, got {shown(value)}")
         if value is not None and not value <= most:
             raise InputError(name, f"expected at most {most}, got {shown(value)}")
+
+
+def check_shares(config: Any, *names: str) -> None:
+    """Raise an InputError for a field that is not at least 0 and below 1."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise InputError(name, f"expected a number in [0, 1), got {shown(value)}")
 
 
 def check_choices(config: Any, choices: Mapping[str, Collection[str]]) -> None:

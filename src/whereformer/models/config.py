@@ -22,6 +22,7 @@ from .checks import (
     check_inherited,
     check_kinds,
     check_position,
+    check_shares,
     set_unknown_apart,
     width_of_heads,
 )
@@ -34,10 +35,9 @@ CHOICES = {
     "pooling": ("mean", "max", "min"),
     "mask_pooling": ("any", "all"),
     "segments": ("embedding", "attention"),
-    "classifier_pooling": ("cls", "mean", "late"),
+    "classifier_pooling": ("cls", "mean"),
     "lm_head": ("bert", "tied"),
     "feed_forward": ("plain", "gated"),
-    "norm_type": ("layer", "rms"),
     "attention_backend": BACKENDS,
 }
 """The allowed values of fields that take one of a few."""
@@ -48,16 +48,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "intermediate_size": (1, 8 * MOST_WIDTH),
     "max_position_embeddings": (1, MOST_IDS),
     "type_vocab_size": (0, MOST_IDS),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout_prob"), (0, 1)),
-    "classifier_dropout": (0, 1),
+    **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0, 1)),
     "initializer_range": (0, 1e3),
     "layer_norm_eps": (0, 1),
     "attention_scale": (0, 1e3),
 }
 """The least and the greatest value of numeric fields."""
-
-ELECTRA_FIELDS = ("generator_size", "discriminator_weight")
-"""Fields that only ElectraPretrainingConfig has; earlier versions wrote them into the config.json of every model."""
 
 
 class EncoderConfig(PreTrainedConfig):
@@ -70,7 +66,7 @@ class EncoderConfig(PreTrainedConfig):
             equal.
         num_attention_heads: heads; they must divide hidden_size.
         intermediate_size: hidden width of the feed-forward layers. None: 4 * hidden_size; if they are gated, two thirds
-            of that, rounded up to a multiple of 8, so that they have about as many weights (NeoBERT).
+            of that, rounded up to a multiple of 8, so that they have about as many weights.
         head_dim: width of one head; hidden_size / num_attention_heads if None.
         blocks: the layers in the notation of :func:`parse_blocks`; each block after the first begins by halving the
             sequence.
@@ -96,34 +92,31 @@ class EncoderConfig(PreTrainedConfig):
             repeated to the depth. Layers are counted as for windows, and the pattern must divide them.
         position_options: the method's options; in a dictionary by the method's name those of one of several.
         max_position_embeddings: the number of positions for methods that have a fixed number.
+        count_padding: whether default positions count tokens that are ``pad_token_id``, as BERT's do. RoBERTa's and
+            MPNet's do not, so that a row padded on the left has the positions that it has without the padding.
         norm: "post" (BERT: normalize after adding) or "pre" (normalize a layer's input, and once more at the end).
-        norm_type: "layer" or "rms" (no mean is subtracted and no bias added, as in NeoBERT).
-        embedding_norm: whether the embeddings are normalized (NeoBERT's are not).
         first_norm: with norm "pre", whether the first layer normalizes its input; ModernBERT's does not, since the
             embeddings are normalized already. A first layer that is shared does so in its later passes.
         feed_forward: "plain" (a projection, the activation, a projection) or "gated" (the first projection is twice as
             wide, and the activated first half is multiplied by the second): GeGLU with hidden_act "gelu", SwiGLU with
             "silu".
         hidden_act: activation of the feed-forward layers and of the masked-LM head.
-        biases: False leaves out the biases of all projections and norms (ModernBERT, NeoBERT). The masked-LM decoder,
+        biases: False leaves out the biases of all projections and norms (ModernBERT). The masked-LM decoder,
             classifiers and position methods keep theirs.
         query_bias: whether the queries' projection has a bias (Funnel's has none).
-        qk_norm: whether each head's query and key have an RMS norm with a weight per feature, before the position
-            method sees them.
         attention_scale: the factor on query . key; head_dim ** -0.5 if None (T5: 1.0). Products of a query or key with
             vectors of offsets or segments have it, too (shaw, transformer_xl, deberta); whatever else a position method
             adds to scores is not changed by it.
         causal: whether tokens attend only to themselves and to earlier positions, for
             :class:`~whereformer.EncoderForCausalLM`. Blocks must not pool, which would mix a token with the next.
-        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.
+        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states, and on attention weights (below 1).
         activation_dropout_prob: dropout between the feed-forward layers.
         classifier_dropout: dropout before a classifier's last layer; hidden_dropout_prob if None.
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
         classifier_norm: whether a norm follows that activation. Classifiers of tokens and answers then have the dense
             layer, activation and norm too (ModernBERT).
-        classifier_pooling: what sequences are classified by: the last state of the first token ("cls"), the mean of all
-            tokens' ("mean", for a single block), or the mean of what the classifier says of each token ("late", for a
-            single block; EuroBERT).
+        classifier_pooling: what sequences are classified by: the last state of the first token ("cls"), or the mean of
+            all tokens' ("mean", for a single block).
         type_vocab_size: token types (segments); 0 for none.
         segments: how token types act: "embedding" adds to the token embeddings (BERT); "attention" has one score for
             pairs of the same type and another for pairs of different ones (Funnel), where [CLS] has type 2, which
@@ -131,7 +124,7 @@ class EncoderConfig(PreTrainedConfig):
         initializer_range: standard deviation of freshly drawn weights.
         layer_norm_eps: epsilon of the layer norms.
         lm_head: "bert": a dense layer, activation and norm before the tied embeddings; "tied": only those.
-        tie_word_embeddings: False gives the masked-LM head a matrix of its own in place of the embeddings (NeoBERT).
+        tie_word_embeddings: False gives the masked-LM head a matrix of its own in place of the embeddings.
         sparse_prediction: compute masked-LM logits only where there is a label; they are then (labels, vocab_size).
         attention_backend: the backend of :func:`whereformer.attention`.
 
@@ -159,15 +152,13 @@ class EncoderConfig(PreTrainedConfig):
     position: str = "learned"
     position_options: dict[str, Any] | None = None
     max_position_embeddings: int = 512
+    count_padding: bool = True
     norm: str = "post"
-    norm_type: str = "layer"
-    embedding_norm: bool = True
     first_norm: bool = True
     feed_forward: str = "plain"
     hidden_act: str = "gelu"
     biases: bool = True
     query_bias: bool = True
-    qk_norm: bool = False
     attention_scale: float | None = None
     causal: bool = False
     hidden_dropout_prob: float = 0.1
@@ -192,9 +183,6 @@ class EncoderConfig(PreTrainedConfig):
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, shown(getattr(self, name)))
-        for name in ELECTRA_FIELDS:
-            if name in kwargs:
-                raise InputError(name, f"only ElectraPretrainingConfig has this option, got {kwargs[name]!r}")
         loaded = kwargs.pop(LOADED, {})
         check_fields(self, kwargs)
         kwargs |= loaded
@@ -204,8 +192,11 @@ class EncoderConfig(PreTrainedConfig):
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
         check_bounds(self, BOUNDS)
+        check_shares(self, "attention_probs_dropout_prob")
         # That of padding is a row of the table.
         check_bounds(self, {"pad_token_id": (0, self.vocab_size - 1)})
+        if not self.count_padding and self.pad_token_id is None:
+            raise InputError("count_padding", "False needs a pad_token_id, got None")
         check_activation(self, "hidden_act")
         check_activation(self, "classifier_act")
         self.head_dim = width_of_heads(self)
@@ -257,7 +248,6 @@ class EncoderConfig(PreTrainedConfig):
         - "funnel": blocks "4-4-4" and a decoder of 2 layers, otherwise as BERT.
         - "modernbert": 22 layers, width 768, 12 heads, intermediate_size 1152, vocab_size 50368. Every third layer
           attends to all, the others to 64 positions on each side.
-        - "neobert": 28 layers, width 768, 12 heads, intermediate_size 2048.
 
         Raises:
             ValueError: for another name, or for changes with which no model can be built.
@@ -268,12 +258,9 @@ class EncoderConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a configuration from a dictionary, as transformers does.
 
-        Entries of a file that are no fields become attributes, while the constructor refuses them. Other configurations
-        drop the fields that only ELECTRA's has: earlier versions wrote them for every model, and
-        the discriminator's configuration is read from an Electra's.
+        Entries of a file that are no fields become attributes, while the constructor refuses them.
         """
-        foreign = {"model_type", *ELECTRA_FIELDS} - cls.__dataclass_fields__.keys()
-        own = {name: value for name, value in config_dict.items() if name not in foreign}
+        own = {name: value for name, value in config_dict.items() if name != "model_type"}
         return super().from_dict(set_unknown_apart(cls, own), **kwargs)
 
     @classmethod

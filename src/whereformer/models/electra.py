@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -44,17 +45,9 @@ class ElectraPretrainingConfig(EncoderConfig):
             raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
         check_bounds(self, {"generator_size": (0, 1e3), "discriminator_weight": (0, 1e9)})
 
-    @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a config.json, also that of an encoder, which earlier versions saved with an Electra."""
-        found, others = super().get_config_dict(*args, **kwargs)
-        if found.get("model_type") == EncoderConfig.model_type:
-            found["model_type"] = cls.model_type
-        return found, others
-
     def discriminator_config(self) -> EncoderConfig:
         """Return the discriminator's configuration."""
-        config: EncoderConfig = EncoderConfig.from_dict(self.to_dict())
+        config: EncoderConfig = EncoderConfig.from_dict(discriminator_fields(self.to_dict()))
         return config
 
     def generator_config(self) -> EncoderConfig:
@@ -69,6 +62,11 @@ class ElectraPretrainingConfig(EncoderConfig):
         # Only the targets' logits over the vocabulary are needed.
         config.sparse_prediction = True
         return config
+
+
+def discriminator_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an :class:`ElectraPretrainingConfig` that an :class:`EncoderConfig` has, too."""
+    return {name: value for name, value in fields.items() if name not in ("generator_size", "discriminator_weight")}
 
 
 @dataclass

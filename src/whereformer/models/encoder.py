@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import InputError
 from ..kernels import Positions, PositionsLike
+from ..kernels.tracing import can_look
 from ..positions import Position, build_position
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
@@ -18,8 +19,16 @@ from .checks import check_positions, check_shape, embedded_tokens, looked_up
 from .config import EncoderConfig
 from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types
-from .norms import make_norm
+from .layers import (
+    AttentionContext,
+    Layer,
+    SegmentScores,
+    check_types,
+    layer_norm,
+    may_share,
+    number_of_types,
+    starts_of,
+)
 from .pooling import Tokens, unpool
 
 if TYPE_CHECKING:
@@ -53,7 +62,7 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         typed = config.type_vocab_size and config.segments == "embedding"
         self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
-        self.norm = make_norm(config, width) if config.embedding_norm else None
+        self.norm = layer_norm(config, width)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         narrow = width != config.hidden_size
         self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if narrow else None
@@ -68,7 +77,7 @@ class Embeddings(nn.Module):
             types = words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
             hidden = hidden + looked_up("token_type_ids", self.token_type, types)
         hidden = position("embed", hidden, positions)
-        hidden = self.dropout(hidden if self.norm is None else self.norm(hidden))
+        hidden = self.dropout(self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
 
 
@@ -109,8 +118,8 @@ class Encoder(EncoderPreTrainedModel):
     runs a few more layers. Without a decoder, the output is as short as the last block. Pooling includes padding, so
     outputs depend on how much padding follows, up to one window of the last block (and no further for [CLS]).
 
-    With ``config.separate_cls`` the first token of every row counts as [CLS]. Pad such rows on the right: with padding
-    on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
+    With ``config.separate_cls`` the first token of every row, or of every packed document, counts as [CLS]. Pad such
+    rows on the right: with padding on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
 
     Args:
         config: sizes and options.
@@ -139,7 +148,7 @@ class Encoder(EncoderPreTrainedModel):
         # A checkpoint may have a decoder that is left out here; its layers come last.
         left_out = range(len(self.layers), max(config.passes) + 1)
         self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
-        self.norm = make_norm(config, config.hidden_size) if config.norm == "pre" else None
+        self.norm = layer_norm(config, config.hidden_size) if config.norm == "pre" else None
         self.post_init()
 
     @property
@@ -167,9 +176,10 @@ class Encoder(EncoderPreTrainedModel):
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
             token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
             position_ids: (n,) or (batch, n), whole or (if the method allows it) fractional, up to 2 ** 31 - 1, which is
-                checked on the CPU; 0 .. n - 1 by default. In every pooling, given positions become those of the first
-                token, and [CLS] keeps its own. By default, [CLS] moves so that all neighbors are equally far apart;
-                methods with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
+                checked on the CPU; by default 0 .. n - 1, or without padding (``config.count_padding``). In every
+                pooling, given positions become those of the first token, and [CLS] keeps its own. By default, [CLS]
+                moves so that all neighbors are equally far apart; methods with a score for that distance (shaw, t5,
+                rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
                 that start again with each document.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
@@ -187,7 +197,7 @@ class Encoder(EncoderPreTrainedModel):
         words = embedded_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
-        tokens = self._tokens(words, attention_mask, inputs)
+        tokens = self._tokens(words, input_ids, attention_mask, inputs)
         run = _Run(
             self,
             # No variable here holds the embeddings, so that their memory is free once the first layer has run.
@@ -212,7 +222,9 @@ class Encoder(EncoderPreTrainedModel):
             attentions=tuple(run.attentions) if run.with_weights else None,
         )
 
-    def _tokens(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tokens:
+    def _tokens(
+        self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
+    ) -> Tokens:
         """Check what attention needs to know about the tokens, and return it."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
@@ -229,12 +241,28 @@ class Encoder(EncoderPreTrainedModel):
             types = None
         elif types is not None:
             check_types(types, number_of_types(self.config))
+        real = None if attention_mask is None else attention_mask.bool()
+        starts = None
+        if documents is not None and types is not None and self.config.separate_cls:
+            starts = starts_of(documents, real)
         return Tokens(
-            positions=Positions(0, 1, length) if positions is None else positions,
-            key_mask=None if attention_mask is None else attention_mask.bool(),
+            positions=self._positions(input_ids, length) if positions is None else positions,
+            key_mask=real,
             segments=types,
             documents=documents,
+            starts=starts,
         )
+
+    def _positions(self, input_ids: Tensor | None, length: int) -> PositionsLike:
+        """Return the positions of tokens where none are given."""
+        every = Positions(0, 1, length)
+        if input_ids is None or self.config.count_padding:
+            return every
+        real = input_ids != self.config.pad_token_id
+        # Padding on the right moves no token. Elsewhere than on the CPU, looking would stall the device.
+        if can_look(real) and not (real[:, 1:] & ~real[:, :-1]).any():
+            return every
+        return (real.cumsum(1) - 1).clamp(min=0)
 
 
 class _Run:

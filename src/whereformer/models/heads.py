@@ -24,7 +24,7 @@ from .checks import check_classes, check_shape, check_tensor, whole_numbers
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, returns, takes
-from .norms import make_norm
+from .layers import layer_norm
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -118,7 +118,7 @@ class MaskedLMHead(nn.Module):
             )
         self.dense = nn.Linear(config.hidden_size, config.embedding_size, bias=config.biases) if bert else None
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = make_norm(config, config.embedding_size) if bert else None
+        self.norm = layer_norm(config, config.embedding_size) if bert else None
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class Transform(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.classifier_act]
-        self.norm = make_norm(config, config.hidden_size) if config.classifier_norm else None
+        self.norm = layer_norm(config, config.hidden_size) if config.classifier_norm else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Transform hidden (..., hidden_size)."""
@@ -285,8 +285,7 @@ def _documents(document_ids: Tensor, attention_mask: Tensor | None) -> tuple[Ten
 class EncoderForSequenceClassification(EncoderWithHead):
     """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state.
 
-    With ``config.classifier_pooling="mean"``, it does so from the mean of all tokens' states; with "late", the logits
-    are the mean of all tokens'.
+    With ``config.classifier_pooling="mean"``, it does so from the mean of all tokens' states.
 
     A funnel has no decoder here, because the first token's state is final after the blocks. Checkpoints of models with
     a decoder load without a warning. With ``truncate_seq``, poolings drop the last tokens, 2 ** (blocks - 1) - 1 at
@@ -320,11 +319,10 @@ class EncoderForSequenceClassification(EncoderWithHead):
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         pooled = first_states if self.config.classifier_pooling == "cls" else mean_states
-        states = self.classifier(hidden) if self.config.classifier_pooling == "late" else hidden
-        return pooled(states, attention_mask, document_ids), labels
+        return pooled(hidden, attention_mask, document_ids), labels
 
     def predict(self, hidden: Tensor) -> Tensor:
-        return hidden if self.config.classifier_pooling == "late" else self.classifier(hidden)
+        return self.classifier(hidden)
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         check_tensor("labels", labels)

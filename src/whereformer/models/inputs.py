@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from torch import Tensor
 from transformers import EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
+
+CACHE = "cache" if "cache" in {each.name for each in fields(Seq2SeqLMOutput)} else "past_key_values"
+"""What transformers calls the keys and values of earlier calls, in inputs and outputs: 5.24 renamed them."""
 
 
 class OutputOptions(TypedDict, total=False):

@@ -18,7 +18,6 @@ from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Place, Position
 from .config import EncoderConfig
 from .linear import is_watched, project
-from .norms import make_norm
 from .pooling import Tokens
 from .seq2seq.config import Seq2SeqConfig
 
@@ -83,17 +82,20 @@ class Earlier:
     shared: Any
 
 
+def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNorm:
+    """Return a norm over the last dimension, which is ``width`` wide."""
+    return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
+
+
 class Attention(nn.Module):
     """The projections around :func:`whereformer.attention`; the position method acts through its hooks."""
 
     def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
         width, inner, biases = config.hidden_size, config.num_attention_heads * config.head_dim, config.biases
-        if not content:
-            for option, off in (("qk_norm", False), ("attention_scale", None)):
-                if getattr(config, option) != off:
-                    reason = f"expected {off} with a position method that replaces queries and keys"
-                    raise InputError(option, f"{reason}, got {getattr(config, option)}")
+        if not content and config.attention_scale is not None:
+            reason = "expected None with a position method that replaces queries and keys"
+            raise InputError("attention_scale", f"{reason}, got {config.attention_scale}")
         self.num_heads = config.num_attention_heads
         self.dropout_p = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
@@ -102,9 +104,6 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, inner, bias=biases) if content else None
         self.value = nn.Linear(width, inner, bias=biases)
         self.out = nn.Linear(inner, width, bias=biases)
-        # One weight per feature of a head, the same for all heads, as in Qwen 3 and Gemma 3
-        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.layer_norm_eps) if config.qk_norm else None
-        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.layer_norm_eps) if config.qk_norm else None
         self.scale = config.attention_scale
         attend_to_types = content and config.type_vocab_size and config.segments == "attention"
         self.segments = SegmentScores(config) if attend_to_types else None
@@ -137,13 +136,11 @@ class Attention(nn.Module):
         types: tuple[Term, ...] = ()
         if self.query is not None and self.key is not None:
             query, key = self._heads(self.query(queries)), self._heads(self.key(keys))
-            if self.query_norm is not None and self.key_norm is not None:
-                query, key = self.query_norm(query), self.key_norm(key)
             if earlier is not None and position.reads_keys:
                 key, value = earlier.cache.update(key, value, layer)
                 rotated_at, earlier = place, None
             if self.segments is not None and context.queries.segments is not None:
-                types = (self.segments(query, context.queries.segments, context.keys.segments),)
+                types = (self.segments(query, context.queries, context.keys),)
         query, key, value, terms = position("act", queries, query, key, value, place, rotated_at)
         if earlier is not None:
             # A cache needs pairs; without keys it gets the value twice.
@@ -180,7 +177,7 @@ class SegmentScores(nn.Module):
     """One score for tokens of the same type, another for tokens of different types (Dai et al. 2020, and its code).
 
     ``score_ij += scale * <q_i + bias, same>`` if the types are equal or one is [CLS]'s, else with ``different``. A
-    separate [CLS] gets nothing in its row and column.
+    separate [CLS], the first token of a row or of each packed document, gets nothing in its row and column.
 
     Shape:
         bias: (num_attention_heads, head_dim). different, same: ``weight`` (2, num_attention_heads, head_dim).
@@ -195,8 +192,15 @@ class SegmentScores(nn.Module):
         self.bias = nn.Parameter(torch.empty(*heads))
         self.weight = nn.Parameter(torch.empty(2, *heads))
 
-    def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
-        """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type."""
+    def forward(self, query: Tensor, queries: Tokens, keys: Tokens) -> FactorPair:
+        """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type.
+
+        Args:
+            query: (batch, heads, n_q, head_dim).
+            queries, keys: the tokens, with their segments.
+        """
+        assert queries.segments is not None
+        assert keys.segments is not None
         weight = (self.weight * self.scale).to(query.dtype)
         # Not computed from query + bias, which would have to be kept for the backward; nor with "@", which would copy
         # the query.
@@ -204,14 +208,31 @@ class SegmentScores(nn.Module):
         from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
         unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each
         kinds = torch.arange(self.kinds, device=query.device)
-        is_type, query_type = (types[:, None, :, None] for types in (key_types, query_types))
+        is_type, query_type = (types[:, None, :, None] for types in (keys.segments, queries.segments))
         accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
         query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
         key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)
         if self.separate_cls:
-            query_factors = functional.pad(query_factors[:, :, 1:], (0, 0, 1, 0))
-            key_factors = functional.pad(key_factors[:, :, 1:], (0, 0, 1, 0))
+            query_factors, key_factors = without_cls(query_factors, queries), without_cls(key_factors, keys)
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
+
+
+def without_cls(factors: Tensor, tokens: Tokens) -> Tensor:
+    """Return factors (batch, heads or 1, n, rank) with zeros for every separate [CLS]."""
+    if tokens.starts is None:
+        return functional.pad(factors[:, :, 1:], (0, 0, 1, 0))
+    return factors.masked_fill(tokens.starts[:, None, :, None], 0.0)
+
+
+def starts_of(documents: Tensor, real: Tensor | None) -> Tensor:
+    """Return which tokens (batch, n) are the first real ones of their documents, wherever these are in the row."""
+    # Padding stands apart from the documents' real tokens, whatever its id.
+    ids = documents.long() if real is None else 2 * documents.long() + ~real
+    order = ids.argsort(dim=-1, stable=True)
+    ids = ids.gather(-1, order)
+    first = functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
+    starts = torch.empty_like(first).scatter(-1, order, first)
+    return starts if real is None else starts & real
 
 
 def may_share(layers: nn.ModuleList) -> bool:
@@ -255,14 +276,14 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.pre, self.first_norm = config.norm == "pre", config.first_norm
         self.attention = Attention(config, content=content)
-        self.attention_norm = make_norm(config, config.hidden_size)
+        self.attention_norm = layer_norm(config, config.hidden_size)
         # A gated network projects the activated half and the gate at once.
         halves = 2 if config.feed_forward == "gated" else 1
         self.up = nn.Linear(config.hidden_size, halves * config.intermediate_size, bias=config.biases)
         self.activation = make_activation(config)
         self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.biases)
-        self.feed_forward_norm = make_norm(config, config.hidden_size)
+        self.feed_forward_norm = layer_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(

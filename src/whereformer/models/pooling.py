@@ -24,12 +24,14 @@ class Tokens:
         key_mask: (batch, n), True = real; None: all are real.
         segments: (batch, n) token types; None without types.
         documents: (batch, n) ids of the documents in packed rows; None without packing.
+        starts: (batch, n), True = the first real token of its document; None where nothing asks for it.
     """
 
     positions: PositionsLike
     key_mask: Bool[Tensor, "batch n"] | None = None
     segments: Integer[Tensor, "batch n"] | None = None
     documents: Integer[Tensor, "batch n"] | None = None
+    starts: Bool[Tensor, "batch n"] | None = None
 
 
 @dataclass(frozen=True)

@@ -38,27 +38,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 1e-5,
         **_WITHOUT_DROPOUT,
     },
-    "neobert": {
-        "position": "rope",
-        "position_options": {"layout": "interleaved"},
-        "norm": "pre",
-        "norm_type": "rms",
-        "embedding_norm": False,
-        "feed_forward": "gated",
-        "hidden_act": "silu",
-        "biases": False,
-        "lm_head": "tied",
-        "tie_word_embeddings": False,
-        "type_vocab_size": 0,
-        "layer_norm_eps": 1e-5,
-        **_WITHOUT_DROPOUT,
-    },
 }
 """Fields of :class:`EncoderConfig` that are not its defaults, by the name of a published model.
 
 Sources: Devlin et al. (2019, arXiv 1810.04805), Lan et al. (2020, 1909.11942; version 2 of the checkpoints), Clark et
-al. (2020, 2003.10555), Dai et al. (2020, 2006.03236), Warner et al. (2024, 2412.13663), Le Breton et al. (2025,
-2502.19587).
+al. (2020, 2003.10555), Dai et al. (2020, 2006.03236), Warner et al. (2024, 2412.13663).
 """
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, shown
-from .base import ACTS_ON, ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work, check_value
+from .base import ACTS_ON, ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, check_value
 from .by_layer import ByLayer, check_places
 from .none import NoPosition
 
@@ -24,7 +24,6 @@ __all__ = [
     "Position",
     "PositionRangeError",
     "Sum",
-    "Work",
     "build_position",
     "check_name",
     "describe",
@@ -52,12 +51,8 @@ METHODS: dict[str, str | type[Position]] = {
     "kerple": "kerple:Kerple",
     "fire": "fire:Fire",
     "deberta": "deberta:Deberta",
-    "cope": "cope:Cope",
     "transformer_xl": "transformer_xl:TransformerXL",
-    "tisa2d": "tisa2d:Tisa2d",
-    "grid_bias": "grid_bias:GridBias",
     "rope2d": "rope2d:Rope2d",
-    "pope": "pope:Pope",
     "sandwich": "sandwich:Sandwich",
     "enformer": "enformer:Enformer",
     "inkling": "inkling:Inkling",
@@ -79,6 +74,7 @@ def position_names(
     acts_on: str | None = None,
     extrapolates: bool | None = None,
     shift_invariant: bool | None = None,
+    for_text: bool | None = None,
 ) -> list[str]:
     """The names of all methods, or of those with some properties, in the order of the registry.
 
@@ -90,6 +86,7 @@ def position_names(
         extrapolates: only methods that take positions of ``max_length`` and above (True), or that refuse them (False).
         shift_invariant: only methods for which the same number added to all positions changes nothing (True), or may
             change something (False).
+        for_text: only methods for text and sound (True), or for images (False), which need options.
 
     The properties are those of a method with its default options, as attributes of its class
     (:class:`~whereformer.positions.Position`).
@@ -99,7 +96,8 @@ def position_names(
     if not isinstance(pattern, str | None):
         raise InputError("pattern", f"expected a text such as 'rope*', got {shown(pattern)}")
     names = [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
-    for attribute, wanted in (("extrapolates", extrapolates), ("shift_invariant", shift_invariant)):
+    filters = {"extrapolates": extrapolates, "shift_invariant": shift_invariant, "for_text": for_text}
+    for attribute, wanted in filters.items():
         if not isinstance(wanted, bool | None):
             raise InputError(attribute, f"expected True, False or None, got {shown(wanted)}")
         if wanted is not None:
@@ -181,7 +179,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 
             - ``num_layers``: attention layers; a shared layer counts once per pass. 1 by default.
             - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.
-            - ``causal``: whether keys to the right are masked everywhere; False by default.
+            - ``causal``: whether keys to the right are masked everywhere, also by ``attend``; False by default.
             - ``head_dim``: width of one head; hidden_size / num_heads by default.
             - ``embedding_size``: width at the input; hidden_size by default.
             - ``initializer_range``: standard deviation of the model's fresh weights, which learned and tupe follow;

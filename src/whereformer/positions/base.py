@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -188,6 +188,8 @@ class Place:
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
         query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows, for methods that
             count keys: a query sees those of its own document. None: each row is one document.
+        dropped: the number of real tokens before the first key, (batch or 1, 1) or the same for all rows: a cache that
+            slides has dropped their keys. Methods that count keys count them.
     """
 
     queries: PositionsLike
@@ -198,6 +200,7 @@ class Place:
     scale: float | None = None
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
+    dropped: Tensor | int = 0
 
     def options(self, query: Tensor | None) -> CallOptions:
         """Return the place as keyword arguments of :func:`whereformer.attention`, which takes no scale without a
@@ -226,13 +229,6 @@ _HOOKS = {
 
 ACTS_ON = ("embeddings", "queries", "keys", "values", "scores")
 """All that a method may act on."""
-
-
-class Work(NamedTuple):
-    """A cost: the floating-point operations of a forward, and the bytes that it keeps for the backward."""
-
-    flops: int = 0
-    kept: int = 0
 
 
 class Position(nn.Module):
@@ -269,8 +265,9 @@ class Position(nn.Module):
     shift_invariant: bool = False
     """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
 
-    projects: bool = False
-    """Whether terms come from products with trained matrices, which autocast rounds like those of a linear layer."""
+    for_text: bool = True
+    """Whether positions count the tokens of a text or a sound. If not, they are the cells of an image, and the method
+    needs ``rows`` and ``columns`` as options."""
 
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
@@ -284,9 +281,6 @@ class Position(nn.Module):
 
     scales_query: bool = False
     """Whether ``rotate`` multiplies the query by a ``query_factor``."""
-
-    shares_heads: bool = True
-    """Whether other methods may change query, key or value. If not, none that does can be joined with this one."""
 
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
@@ -327,7 +321,7 @@ class Position(nn.Module):
         return getattr(self, hook)(*arguments)
 
     @shows_options(attention, without=_IN_PLACE)
-    def attend(
+    def attend(  # type: ignore[misc]  # causal is one of the options, with a default of its own
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
         query: Float[Tensor, "batch heads n_q head_dim"] | None,
@@ -336,6 +330,7 @@ class Position(nn.Module):
         place: Place,
         terms: Sequence[Term] = (),
         *,
+        causal: bool | None = None,
         return_lse: bool = False,
         backend: str = "auto",
         **options: Unpack[CallOptions],
@@ -354,20 +349,26 @@ class Position(nn.Module):
             value: (batch, heads, n_k, head_dim).
             place: the positions, the layer's number, the mask of the keys and the scale.
             terms: more terms, besides the method's own.
+            causal: whether keys at positions after the query's are masked. By default they are where the method was
+                built with ``causal=True``, which says so of every call.
             options: the other keyword arguments of :func:`whereformer.attention`.
 
         Returns:
             What :func:`whereformer.attention` returns: (batch, heads, n_q, head_dim), with ``return_lse`` a pair.
 
         Raises:
-            InputError: for a layer that the method was not built for, or no query where the method acts on it.
+            InputError: for a layer that the method was not built for, no query where the method acts on it, or
+                ``causal=False`` where it was built for causal attention alone.
             TypeError, ValueError: as :func:`whereformer.attention`.
         """
         for name, field in _IN_PLACE.items():
             if name in options:
                 raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
         _check_kinds(hidden, place)
-        if options.get("causal") and not self.model.causal and any(each.scales_query for each in self.methods()):
+        causal = self.model.causal if causal is None else causal
+        if causal is False and self.model.causal:
+            raise InputError("causal", "the method was built with causal=True, got False")
+        if causal and not self.model.causal and any(each.scales_query for each in self.methods()):
             raise InputError("causal", "the method counts keys on both sides; give build_position causal=True")
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
@@ -378,7 +379,7 @@ class Position(nn.Module):
             key_documents=options.get("key_documents", place.key_documents),
         )
         query, key, value, own = self("act", hidden, query, key, value, place)
-        call: CallOptions = {**place.options(query), **options}
+        call: dict[str, Any] = {**place.options(query), **options, "causal": causal}
         # The checker chooses an overload by the value of return_lse.
         return attention(query, key, value, (*own, *terms), return_lse=return_lse, backend=backend, **call)  # type: ignore[call-overload]
 
@@ -393,7 +394,8 @@ class Position(nn.Module):
     ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
         """Run the hooks of a layer; arguments are as in :meth:`attend`, which calls this.
 
-        Keys and values may have fewer heads than queries; they are repeated for methods that act on them.
+        Call :func:`whereformer.attention` with the result, with ``causal=True`` if the method was built so. Keys and
+        values may have fewer heads than queries; they are repeated for methods that act on them.
 
         Args:
             new: where query, key and value are for ``rotate``, if keys of earlier calls are in a cache and ``key`` and
@@ -568,31 +570,6 @@ class Position(nn.Module):
         """
         self.check_layer(layer)
         return None
-
-    def tabulate(self, length: int) -> None:
-        """Keep a table of ``length`` positions, in place of steps that an exported program cannot take for any length.
-
-        Models call this on a copy before they are exported. Most methods take no such steps, and do nothing here.
-        """
-
-    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
-        """The work of a forward that the hooks skip on the "meta" device; none for most methods.
-
-        The cost of a method is counted there: its hooks run without data. A method that takes very many steps may skip
-        them on this device and return their cost here. A custom operator is counted if it has a formula
-        (``torch.utils.flop_counter.register_flop_formula``).
-
-        Args:
-            places: the positions of queries and of keys in every attention layer of the forward.
-        """
-        return Work()
-
-    def decayed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The method's own parameters with weight decay; none by default.
-
-        Weight decay pulls parameters towards zero, where some methods add nothing and others still do.
-        """
-        return ()
 
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
@@ -770,7 +747,6 @@ class Several(Position):
         self.extrapolates = all(part.extrapolates for part in self)
         self.fractional = all(part.fractional for part in self)
         self.shift_invariant = all(part.shift_invariant for part in self)
-        self.projects = any(part.projects for part in self)
 
     def __iter__(self) -> Any:
         return iter(self.parts)
@@ -790,10 +766,6 @@ class Several(Position):
         given = [None] * len(self.parts) if prepared is None else prepared
         return tuple(part("prepare_for", queries, keys, own) for part, own in zip(self, given, strict=True))
 
-    def tabulate(self, length: int) -> None:
-        for part in self:
-            part.tabulate(length)
-
 
 class Sum(Several):
     """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
@@ -807,15 +779,6 @@ class Sum(Several):
                     f"{type(part).__name__} acts on query and key, which a Synthesizer with "
                     "content='none' does without; use content='add' or 'mix'",
                 )
-        methods = self.methods()
-        for alone in (method for method in methods if not method.shares_heads):
-            for other in methods:
-                if other is not alone and other.changes_heads():
-                    raise InputError(
-                        "position",
-                        f"{type(alone).__name__} makes scores of query and key in its own way, so it can't be joined "
-                        f"with {type(other).__name__}, which changes them",
-                    )
         self.embedding_scale = max(part.embedding_scale for part in self)
 
     def in_layer(self, layer: int) -> Position:
@@ -849,10 +812,6 @@ class Sum(Several):
             if part.scales_query:
                 query = (query * part("query_factor", query, own)).to(query.dtype)
         return tuple(term for part, own in places for term in part("content_terms", query, key, own))
-
-    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
-        works = [part.uncounted_work(places) for part in self]
-        return Work(sum(work.flops for work in works), sum(work.kept for work in works))
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..kernels.terms import Positions, Term
-from .base import ModelShape, Place, Position, Several, Work
+from ..kernels.terms import Term
+from .base import ModelShape, Place, Position, Several
 from .none import NoPosition
 
 
@@ -68,13 +68,6 @@ class ByLayer(Several):
             # Nothing is added, which is a curve beside those of other layers.
             return self._like.new_zeros(self.model.num_heads, *torch.as_tensor(offsets).shape)
         return part.curve(offsets, layer=own)
-
-    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
-        works = [
-            part.uncounted_work([places[layer] for layer in layers if layer < len(places)])
-            for part, layers in zip(self, self.layers, strict=True)
-        ]
-        return Work(sum(work.flops for work in works), sum(work.kept for work in works))
 
     def _in(self, layer: int) -> tuple[Position, int]:
         """Return the method of a layer, and the layer's number among those of this method."""

@@ -13,8 +13,14 @@ from .base import Place
 def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
     """Count the keys that each query may attend to, (1 or batch, n_q) int64, in O(n log n) and without all pairs.
 
-    These are the real keys of the query's document; if ``causal``, those at its position or before.
+    These are the real keys of the query's document; if ``causal``, those at its position or before. Those that a cache
+    has dropped count, too.
     """
+    return _visible_here(place, causal=causal, device=device) + place.dropped
+
+
+def _visible_here(place: Place, *, causal: bool, device: torch.device) -> Tensor:
+    """Count the keys that are here."""
     mask = None if place.key_mask is None else place.key_mask.to(torch.int64)
     queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
     if place.query_documents is None or place.key_documents is None:

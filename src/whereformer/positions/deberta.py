@@ -74,7 +74,6 @@ class Deberta(Position):
     acts_on = frozenset({"scores"})
     fractional = False
     shift_invariant = True
-    projects = True
     needs_content = True
 
     def __init__(

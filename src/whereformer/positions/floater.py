@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from ..kernels.torch_private import recording
-from .base import ModelShape, Place, Position, PositionRangeError, Work, float_dtype, out_of_range, table_rows
+from .base import ModelShape, Place, Position, float_dtype, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
 """The time between neighboring positions: 0.01 in float32, as in the authors' models."""
@@ -38,9 +38,6 @@ def midpoint(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
 
 SOLVERS = {"rk4": rk4, "midpoint": midpoint}
 
-EVALUATIONS = {"rk4": 4, "midpoint": 2}
-"""The number of times that each solver evaluates the flow in one step."""
-
 
 def integrate(
     initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
@@ -53,6 +50,10 @@ def integrate(
         return functional.linear(hidden, w2[:, :-1], b2 + time * w2[:, -1])
 
     advance, step = SOLVERS[solver], STEP / substeps
+    if initial.device.type == "meta":
+        # Without data, all steps at once need what they need one after another.
+        steps = advance(flow, 0.0, step, initial.repeat((length - 1) * substeps, *[1] * initial.ndim))
+        return torch.cat([initial.unsqueeze(0), steps.unflatten(0, (length - 1, substeps))[:, -1]])
     states = [initial]
     # Steps are small: half precision (also under autocast) would round most of each away.
     with without_autocast(initial.device):
@@ -172,8 +173,6 @@ class Floater(Position):
         self.out = Affine(width + 1, width)
         self.query_hidden = Affine(width + 1, width) if query_flow else None
         self.query_out = Affine(width + 1, width) if query_flow else None
-        self.table: Tensor | None
-        self.register_buffer("table", None, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -184,21 +183,8 @@ class Floater(Position):
                 nn.init.xavier_normal_(linear.weight)
                 nn.init.zeros_(linear.bias)
 
-    @torch.no_grad()
-    def tabulate(self, length: int) -> None:
-        self.table = None
-        self.table = self.trajectory(length)
-
     def trajectory(self, length: int) -> Tensor:
-        """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider.
-
-        Raises:
-            PositionRangeError: if they come from a table (:meth:`tabulate`), which is shorter.
-        """
-        if self.table is not None:
-            if length > len(self.table):
-                raise PositionRangeError(out_of_range("floater's table", len(self.table), length - 1))
-            return self.table[:length]
+        """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider."""
         if self.query_hidden is None or self.query_out is None:
             return self._integrate(self.initial, self.hidden, self.out, length)
         queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
@@ -207,19 +193,9 @@ class Floater(Position):
     def _integrate(self, initial: Tensor, hidden: Affine, out: Affine, length: int) -> Tensor:
         """Integrate vectors (..., num_layers, width) with one network; (length, ..., num_layers, width)."""
         dtype = float_dtype(initial)
-        if initial.device.type == "meta":
-            # A tensor without data needs no steps; ``uncounted_work`` returns their cost.
-            return initial.to(dtype).expand(length, *initial.shape)
         run = _trajectory if torch.compiler.is_compiling() else integrate
         start, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in (initial, *hidden(), *out()))
         return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
-
-    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
-        length = max((self._length(positions) for place in places for positions in place), default=1)
-        evaluations = EVALUATIONS[self.solver] * self.substeps * (length - 1)
-        # Each evaluation is two linear maps, which keep their inputs.
-        products = evaluations * 2 * self.initial.numel()
-        return Work(2 * products * self.initial.shape[2], products * self.initial.element_size())
 
     def prepare(self) -> list[Tensor]:
         """Start the list that will hold the longest trajectory of this forward."""

@@ -40,7 +40,6 @@ class Inkling(Position):
     acts_on = frozenset({"scores"})
     fractional = False
     shift_invariant = True
-    projects = True
 
     def __init__(
         self,

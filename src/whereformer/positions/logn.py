@@ -31,9 +31,8 @@ class Logn(Position):
     join ``logn`` in the others, as in ``rope/rope/rope/rope+logn``.
 
     The query is multiplied before any other method changes it. So the factor reaches query . key, and the products of
-    the query with the vectors of a joined method such as shaw, cope or transformer_xl. Numbers that the query has no
-    part in stay as they are: the biases of t5, tisa or alibi, transformer_xl's own, and deberta's product of key and
-    offset.
+    the query with the vectors of a joined method such as shaw or transformer_xl. Numbers that the query has no part in
+    stay as they are: the biases of t5, tisa or alibi, transformer_xl's own, and deberta's product of key and offset.
 
     Args:
         kind: one of the four factors.

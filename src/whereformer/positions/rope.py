@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -96,7 +95,8 @@ class Rope(Position):
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         query_turns, key_turns = self.prepared_at(place)
         kind = self.kinds[place.layer % len(self.kinds)]
-        return self._rotate(query, *query_turns[kind]), self._rotate(key, *key_turns[kind]), value
+        query, key = rotated(query, query_turns[kind], self.layout), rotated(key, key_turns[kind], self.layout)
+        return query, key, value
 
     def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
         """Return the turns of these positions, computed once for pooled layers and their neighbors."""
@@ -110,42 +110,26 @@ class Rope(Position):
     def _turns(self, positions: PositionsLike) -> Turns:
         """Return cosines and sines of these positions for each kind of layer."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
+        if device.type == "mps":
+            device = torch.device("cpu")  # MPS has no float64
+        # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
+        values = position_values(positions, device).to(torch.float64).unsqueeze(-1)
         turns: Turns = {}
         for base, number in dict.fromkeys(self.kinds):
             scaling = self.scalings[number]
-            cos, sin = cosines_and_sines(positions, partial(scaling.frequencies, base), device)
-            turns[base, number] = (cos * scaling.attention_factor, sin * scaling.attention_factor)
+            angles = values * scaling.frequencies(base, device)
+            if angles.dim() == 3:
+                angles = angles.unsqueeze(1)
+            turns[base, number] = (angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor)
         return turns
 
-    def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotated(features, cos, sin, self.layout)
 
-
-def cosines_and_sines(
-    positions: PositionsLike, frequencies: Callable[[torch.device], Tensor], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every angle, (n, frequencies) or (batch, 1, n, frequencies) each, in float64.
-
-    Args:
-        positions: n positions.
-        frequencies: returns the angle of each feature per token, (frequencies,) float64 on a device.
-        device: where the results are wanted.
-    """
-    if device.type == "mps":
-        device = torch.device("cpu")  # MPS has no float64
-    # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
-    angles = position_values(positions, device).to(torch.float64).unsqueeze(-1) * frequencies(device)
-    if angles.dim() == 3:
-        angles = angles.unsqueeze(1)
-    return angles.cos(), angles.sin()
-
-
-def rotated(features: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+def rotated(features: Tensor, turns: tuple[Tensor, Tensor], layout: str) -> Tensor:
     """Turn pairs of features (..., n, head_dim) by angles, whose cosines and sines are (..., n, pairs).
 
     The features beyond those of the pairs pass through. ``layout`` is that of :class:`Rope`.
     """
-    cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
+    cos, sin = (turn.to(features.device, features.dtype) for turn in turns)
     rotary_dim = 2 * cos.shape[-1]
     turning = features[..., :rotary_dim]
     if layout == "half":

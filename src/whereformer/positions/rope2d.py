@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..kernels.terms import PositionsLike
-from .base import ModelShape, Place
-from .grids import GridMethod
+from .base import MOST_POSITIONS, ModelShape, Place, Position, table_rows
 from .rope import LAYOUTS, rotated
 
 FREQUENCIES = ("axial", "alternate")
@@ -20,7 +19,7 @@ Turns: TypeAlias = tuple[Tensor, Tensor]
 """Cosine and sine of every angle, (n, head_dim / 2) or (batch, 1, n, head_dim / 2)."""
 
 
-class Rope2d(GridMethod):
+class Rope2d(Position):
     """Rotates features of query and key by angles proportional to the row and to the column; for images.
 
     The first half of the pairs turns with the row and the other half with the column, so that query . key depends on
@@ -28,9 +27,11 @@ class Rope2d(GridMethod):
     of the prefix, such as [CLS], do not turn. The default is DINOv3; Pixtral has ``base=10000, frequencies="alternate",
     normalize=False``, and EVA-02 ``base=10000, layout="interleaved", normalize=False``.
 
+    Position p is cell ``p - prefix`` of the grid, row by row.
+
     Args:
-        rows: the rows of the grid; by default as many as ``max_length`` tokens need.
-        columns: the columns of the grid; by default those of a square.
+        rows: the rows of the grid. They have to be given; :func:`~whereformer.attach` takes them from the model.
+        columns: the columns of the grid, likewise.
         prefix: the tokens before the grid, such as [CLS].
         base: sets the longest wavelength.
         frequencies: "axial", the same ones for rows and columns; "alternate", where columns have those between the
@@ -44,8 +45,10 @@ class Rope2d(GridMethod):
     """
 
     paper, year = "Siméoni et al.", 2025
-    name = "rope2d"
+    extrapolates = False
+    fractional = False
     needs_content = True
+    for_text = False
 
     def __init__(
         self,
@@ -59,7 +62,17 @@ class Rope2d(GridMethod):
         normalize: bool = True,
         layout: str = "half",
     ) -> None:
-        super().__init__(model, rows=rows, columns=columns, prefix=prefix)
+        super().__init__(model)
+        if rows is None or columns is None:
+            field = "rows" if rows is None else "columns"
+            raise InputError(field, "rope2d turns by rows and columns of an image: expected their number, got None")
+        for field, number, least in (("rows", rows, 1), ("columns", columns, 1), ("prefix", prefix, 0)):
+            if number < least:
+                raise InputError(field, f"expected at least {least}, got {number}")
+        self.rows, self.columns, self.prefix = int(rows), int(columns), int(prefix)
+        if self.rows * self.columns > MOST_POSITIONS:
+            raise InputError("rows", f"expected at most {MOST_POSITIONS} cells, got {rows} x {columns}")
+        self.length = self.prefix + self.rows * self.columns
         if model.head_dim % 4:
             raise InputError("head_dim", f"rope2d needs a multiple of 4, got {model.head_dim}")
         if base <= 0:
@@ -76,17 +89,15 @@ class Rope2d(GridMethod):
         return turns, turns if keys is queries else self._turns(keys)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        turns: tuple[Turns, Turns] = self.prepared_at(place)
-        query, key = (
-            rotated(features, cos, sin, self.layout) for features, (cos, sin) in zip((query, key), turns, strict=True)
-        )
-        return query, key, value
+        query_turns, key_turns = self.prepared_at(place)
+        return rotated(query, query_turns, self.layout), rotated(key, key_turns, self.layout), value
 
     def _turns(self, positions: PositionsLike) -> Turns:
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
-        cells = self.cells(positions, device)
+        # Below 0 for the prefix
+        cells = table_rows(positions, self.length, "rope2d", device, "prefix + rows * columns") - self.prefix
         pair = torch.arange(self.model.head_dim // 4, dtype=torch.float64, device=device)
         between = 0.5 if self.frequencies == "alternate" else 0.0
         angles = torch.cat(

@@ -43,9 +43,8 @@ class Synthesizer(Position):
     Shape (with L = num_layers, H = num_heads):
         random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors (L,
             H, rank, n), Glorot uniform. dense: first (L, H * head_dim, hidden_size), second (L, head_dim, n) and their
-            biases; factorized_dense: first (L, H * a, hidden_size), second (L, H * b, hidden_size) and their biases,
-            which are called near and far beside "dense"; weights with variance 1 / fan-in, biases 0. alpha: (L,), in a
-            softmax mixture (L, variants); 0.
+            biases; factorized_dense: near (L, H * a, hidden_size), far (L, H * b, hidden_size) and their biases;
+            weights with variance 1 / fan-in, biases 0. alpha: (L,), in a softmax mixture (L, variants); 0.
     Extrapolation: none; positions of max_length and above raise :class:`PositionRangeError`.
     Source: Tay et al. (2020), arXiv 2005.00743; tensorflow/mesh ``synthetic_attention`` and Long Range Arena. Where
         that code departs from the paper (factors that ignore the query, heads mixed up by a reshape), this class
@@ -64,6 +63,10 @@ class Synthesizer(Position):
     first_bias: nn.Parameter
     second: nn.Parameter
     second_bias: nn.Parameter
+    near: nn.Parameter
+    near_bias: nn.Parameter
+    far: nn.Parameter
+    far_bias: nn.Parameter
 
     def __init__(
         self,
@@ -101,9 +104,6 @@ class Synthesizer(Position):
         elif near_size < 1 or n % near_size:
             raise InputError("near_size", f"expected a divisor of `max_length` {n}, got {near_size}")
         self.near_size, self.far_size = near_size, n // near_size
-        # A mixture needs names that "dense" does not have; alone the names stay those of earlier checkpoints.
-        self.factors = ("near", "far") if "dense" in self.variants else ("first", "second")
-        self.projects = any("dense" in part for part in self.variants)
         self.mode = content
         self.tiling = tiling
         self.content = content != "none"
@@ -134,15 +134,8 @@ class Synthesizer(Position):
                     "second": (model.head_dim, n),
                     "second_bias": (n,),
                 }
-        sizes: dict[str, tuple[int, ...]] = {}
-        for name, size in zip(self.factors, (self.near_size, self.far_size), strict=True):
-            sizes |= {name: (heads * size, width), f"{name}_bias": (heads * size,)}
-        return sizes
-
-    def _factor(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of A (0) or B (1) of "factorized_dense"."""
-        name = self.factors[index]
-        return getattr(self, name), getattr(self, f"{name}_bias")
+        near, far = heads * self.near_size, heads * self.far_size
+        return {"near": (near, width), "near_bias": (near,), "far": (far, width), "far_bias": (far,)}
 
     def reset_parameters(self) -> None:
         heads, n = self.model.num_heads, self.model.max_length
@@ -160,7 +153,7 @@ class Synthesizer(Position):
             nn.init.zeros_(self.first_bias)
             nn.init.zeros_(self.second_bias)
         if "factorized_dense" in self.variants:
-            for weight, bias in map(self._factor, (0, 1)):
+            for weight, bias in ((self.near, self.near_bias), (self.far, self.far_bias)):
                 nn.init.normal_(weight, 0.0, weight.shape[-1] ** -0.5)
                 nn.init.zeros_(bias)
         if self.alpha is not None:
@@ -211,7 +204,8 @@ class Synthesizer(Position):
             query_factors = torch.cat((units, torch.ones_like(units[..., :1])), -1)
             key_factors = torch.cat((self.second[layer], self.second_bias[layer].unsqueeze(0))).mT[columns]
             return FactorPair(share * query_factors, key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1))
-        near, far = (self._of_heads(hidden, *(part[layer] for part in self._factor(index))) for index in (0, 1))
+        near = self._of_heads(hidden, self.near[layer], self.near_bias[layer])
+        far = self._of_heads(hidden, self.far[layer], self.far_bias[layer])
         columns = columns[:, None, None].expand(hidden.shape[0], self.model.num_heads, hidden.shape[1], -1)
         far_columns = columns // self.near_size if self.tiling == "pairs" else columns % self.far_size
         return DenseBias(share * near.gather(-1, columns % self.near_size) * far.gather(-1, far_columns))

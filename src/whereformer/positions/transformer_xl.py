@@ -85,7 +85,6 @@ class BiasedQuery(Position):
 
     acts_on = frozenset({"scores"})
     shift_invariant = True
-    projects = True
     needs_content = True
 
     def __init__(self, model: ModelShape, num_features: int) -> None:

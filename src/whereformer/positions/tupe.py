@@ -37,7 +37,6 @@ class Tupe(Position):
     acts_on = frozenset({"scores"})
     extrapolates = False
     fractional = False
-    projects = True
     needs_content = True
     asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
 

@@ -12,15 +12,12 @@ if TYPE_CHECKING:
 
 STUDIES = {
     "analyze": "analyze.settings:Analyze",
-    "bench": "bench.settings:Bench",
-    "distill_positions": "distill.settings:DistillPositions",
     "extend": "extend.settings:Extend",
     "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",
     "probe": "probe.settings:Probe",
     "translate": "translate.settings:TranslateTrain",
-    "properties": "properties.settings:Properties",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
 

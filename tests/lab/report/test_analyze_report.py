@@ -1,6 +1,7 @@
 """The analysis' page and pictures, from findings that are made up."""
 
 import dataclasses
+import io
 import re
 from xml.etree import ElementTree
 
@@ -11,6 +12,7 @@ from PIL import Image
 from tests.lab.report.findings import model_of, results_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
+from whereformer.lab.terminal import Terminal
 from whereformer.studies.analyze.pictures import scatter_points
 from whereformer.studies.analyze.report import kernels_of
 
@@ -49,6 +51,16 @@ def test_a_whole_model(text):
     assert "<strong>position-blind</strong>: scores by position alone hardly differ" in text
     assert "whereformer analyze &#39;models/tiny bert&#39; --length 64" in text
     assert "some &lt;i&gt;text&lt;/i&gt;" in text
+
+
+def test_the_table_of_heads_fits_into_a_narrow_terminal():
+    """With every kind of head and what was measured in text; tables that do not fit repeat their first column."""
+    console = Terminal(width=80, file=io.StringIO())
+    console.print(results_of([model_of()]))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    (header,) = [line for line in lines if line.split()[:2] == ["layer", "head"]]
+    assert header.split()[-1] == "measured"
 
 
 def test_equal_findings_give_equal_pages(text):

@@ -1,13 +1,35 @@
 """The page of probes, from results that are made up."""
 
 import dataclasses
+from html.parser import HTMLParser
 
-from tests.lab.report.test_properties_report import ODD_NAME, Cells
 from tests.studies.test_probe_judgment import CANNOT, results_of, run
 from whereformer.studies.probe.report import build_report
 from whereformer.studies.probe.results import Failed
 
+ODD_NAME = 'my<b>&"own"'
 MACHINE = {"cpu": "a processor", "threads": 2, "torch": "2"}
+
+
+class Cells(HTMLParser):
+    """The text of every cell of a page's tables."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.cells, self.inside = [], False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        if tag in ("td", "th"):
+            self.cells.append("")
+            self.inside = True
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self.inside:
+            self.cells[-1] += data
 
 
 def made_up():
@@ -40,6 +62,7 @@ def test_every_accuracy_has_its_mark_and_color():
 def test_names_and_reasons_are_escaped():
     page = page_of(made_up())
     assert "my<b>" not in page
+    assert "my&lt;b&gt;&amp;&#34;own&#34;" in page
     assert 'title="with seed 1, it &lt;broke&gt;"' in page
 
 

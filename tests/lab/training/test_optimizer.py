@@ -8,25 +8,8 @@ import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
 
 from tests.models.test_encoder import small_config
-from whereformer import Encoder, EncoderForMaskedLM, positions
+from whereformer import Encoder, EncoderForMaskedLM
 from whereformer.lab.training.optimizer import BETAS, SCHEDULES, StableAdamW, build_optimizer, build_schedule
-from whereformer.positions import ModelShape, Position
-
-
-class Decaying(Position):
-    """A toy with a matrix that decays, a kernel, and a number that is neither."""
-
-    def __init__(self, model: ModelShape) -> None:
-        super().__init__(model)
-        self.matrix = torch.nn.Parameter(torch.ones(2, 2))
-        self.kernel = torch.nn.Parameter(torch.ones(3, 3))
-        self.number = torch.nn.Parameter(torch.ones(1))
-
-    def decayed_parameters(self):
-        return (self.matrix,)
-
-    def kernel_parameters(self):
-        return (self.kernel,)
 
 
 def settings(model, **options):
@@ -52,16 +35,6 @@ def test_tisas_kernels_have_their_own_learning_rate(position):
     found = settings(Encoder(small_config(position=position)), kernel_learning_rate=0.5)
     for name, (rate, _) in found.items():
         assert rate == (0.5 if name.rpartition(".")[2] in ("amplitude", "sharpness", "center") else 1e-3)
-
-
-@pytest.mark.parametrize("name", ["decaying", "decaying+learned"])
-def test_a_method_says_what_decays_and_what_its_kernels_are(name, monkeypatch):
-    monkeypatch.setitem(positions.METHODS, "decaying", Decaying)
-    found = settings(Encoder(small_config(position=name)), kernel_learning_rate=0.5)
-    own = {key.rpartition(".")[2]: value for key, value in found.items() if key.startswith("position.")}
-    assert own["matrix"] == (1e-3, 0.1)
-    assert own["kernel"] == (0.5, 0.0)
-    assert own["number"] == (1e-3, 0.0)
 
 
 def test_stable_adamw_is_the_papers():
@@ -93,9 +66,8 @@ def test_every_optimizer_decays_the_same_parameters(name):
     assert settings(model, name=name, kernel_learning_rate=0.5) == settings(model, kernel_learning_rate=0.5)
 
 
-@pytest.mark.parametrize("position", ["learned", "shaw", "tupe", "decaying"])
-def test_muon_trains_the_matrices_of_layers_alone(position, monkeypatch):
-    monkeypatch.setitem(positions.METHODS, "decaying", Decaying)
+@pytest.mark.parametrize("position", ["learned", "shaw", "tupe"])
+def test_muon_trains_the_matrices_of_layers_alone(position):
     model = EncoderForMaskedLM(small_config(position=position))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     muon, *adamw = build_optimizer(model, 1e-3, name="muon").param_groups

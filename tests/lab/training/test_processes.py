@@ -87,7 +87,7 @@ def test_every_training_takes_the_steps_of_one_process(text, tmp_path, subtests)
         **{name: [*encoder, *more] for name, more in ENCODERS.items() if EVERY or name in USUAL_ENCODERS},
         **{
             name: [*encoder, "--steps=2", f"--position={name}"]
-            for name in (position_names() if EVERY else USUAL_METHODS)
+            for name in (position_names(for_text=True) if EVERY else USUAL_METHODS)
         },
         "translation": translator,
         # One long pair fills a batch, and the second process has nothing to read.

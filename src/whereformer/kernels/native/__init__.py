@@ -88,7 +88,7 @@ def _run_kernel(problem: Problem, for_backward: bool = True) -> tuple[Tensor, Ke
     if _is_empty(problem):
         output.zero_()
         kept.whole.zero_()
-        kept.log_sums[0] = -math.inf if problem.sinks is None else problem.sinks.unsqueeze(-1)
+        kept.log_sums[0] = -math.inf
         return output, kept, None
     level = _level_for(problem.value.dtype)
     arguments = Arguments(problem, output, kept, level, parts_of_forward(problem), poison=poisons)
@@ -125,11 +125,7 @@ def _run_backward(
     problem = Problem(*arguments)
     names = [name for name, need in zip(GRADIENTS, needed, strict=True) if need]
     if _is_empty(problem):
-        found = [gradient.zero_() for gradient in problem.new_gradients(needed)]
-        if "sinks" in names and lse_gradient is not None:
-            # Without keys, the sink is all of a row's sum.
-            found[names.index("sinks")].copy_(lse_gradient.sum((0, 2)))
-        return found
+        return [gradient.zero_() for gradient in problem.new_gradients(needed)]
     parts = parts_of_backward(problem, names)
     into = _new_gradients(problem, names, parts)
     given = Backward(output_gradient, None if lse_gradient is None else lse_gradient.to(problem.dtype), into)
@@ -207,8 +203,6 @@ def _new_gradients(problem: Problem, needed: Sequence[str], parts: tuple[int, in
         query_levels=of_rows("query_levels", "key_levels"),
         key_levels=of_rows("key_levels", "query_levels"),
         dense=dense,
-        grid_bias=of_table("grid_bias"),
-        sinks=of_table("sinks"),
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..call import Call
+from ..logsums import LogSums
 from ..problem import Problem
 from ..terms import DistanceDecay, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions
 from ..torch_private import intercepted, transforming, zeros_without_memory
@@ -81,7 +82,6 @@ class _Known:
     dtype: torch.dtype
     sums: torch.dtype
     unread: Tensor | None
-    returns_lse: bool
 
 
 class _Memory(local):
@@ -113,8 +113,8 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
         if kind is Tensor or kind is nn.Parameter:
             if each.device != _CPU or each.layout != torch.strided or (records and each.requires_grad):
                 return None
-            if each.is_neg() or zeros_without_memory(each):
-                # Its memory does not have its numbers.
+            if each.is_nested or each.is_neg() or zeros_without_memory(each):
+                # Its memory does not have its numbers, or not in rows.
                 return None
             parts += (each.dtype, each.shape, each.stride())
             tensors.append(each)
@@ -132,8 +132,11 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
     return Kind(tuple(parts), tensors)
 
 
-def attend_again(kind: Kind) -> tuple[Tensor, Tensor | None] | None:
-    """Compute a call of a known kind: its output, and its log-sum-exp if it asks for one; None if it is not known."""
+def attend_again(kind: Kind) -> tuple[Tensor, LogSums] | None:
+    """Compute a call of a known kind without its sinks; None if it is not known.
+
+    ``LogSums`` may change with the next call, unless the call asks for them or has sinks.
+    """
     known = _memory.known.get(kind.key)
     if known is None:
         return None
@@ -150,7 +153,7 @@ def attend_again(kind: Kind) -> tuple[Tensor, Tensor | None] | None:
     handle = library()
     if handle is None or handle.whereformer_attention(fields.buffer_info()[0]):
         return None
-    return output, log_sums.sum(0) if known.returns_lse else None
+    return output, log_sums
 
 
 def remember(kind: Kind, call: Call, problem: Problem, arguments: Arguments, output: Tensor, kept: Kept) -> None:
@@ -173,7 +176,6 @@ def remember(kind: Kind, call: Call, problem: Problem, arguments: Arguments, out
         output.dtype,
         kept.log_sums.dtype,
         None if call.return_lse or kept.log_sums.numel() > _FEW else kept.log_sums,
-        call.return_lse,
     )
     if len(_memory.known) > _MOST:
         _memory.known.popitem(last=False)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ..grids import CellOffsets
 from ..problem import Problem
 from ..terms import Positions, position_values
 from ..torch_private import zeros_without_memory
@@ -21,7 +19,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 
 THREADS = 2
 """The index of the number of threads among the fields."""
 
-_LAYOUT = struct.Struct("=39q3d131q")
+_LAYOUT = struct.Struct("=37q3d126q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -51,8 +49,6 @@ class Gradients:
     query_levels: Tensor | None = None
     key_levels: Tensor | None = None
     dense: Tensor | None = None
-    grid_bias: Tensor | None = None
-    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -108,12 +104,11 @@ def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int
     """
     batch, key_heads = problem.value.shape[:2]
     parts = batch
-    if any(name in needed for name in ("bias", "key_table", "query_table", "value_table", "grid_bias", "sinks")):
+    if any(name in needed for name in ("bias", "key_table", "query_table", "value_table")):
         parts = min(batch, -(-_TASKS // key_heads))
     if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
         # Items that share a matrix are in one part.
-        items = len(problem.dense)
-        parts = max(number for number in range(1, parts + 1) if items % number == 0)
+        parts = 1
     # Each part of the queries sums the gradients of all keys in memory of its own.
     return parts, _row_parts(parts * key_heads, problem.n_q, _TASKS // 2)
 
@@ -157,17 +152,16 @@ class Arguments:
         threads = torch.get_num_threads()
         seed = 0 if problem.seed is None else int(problem.seed)
         least, most = problem.min_offset, problem.max_offset
-        always = problem.always_within or (0, 0)
         self.data = _LAYOUT.pack(
             *(_LAYOUT.size, level, threads, backward is not None, poison),
             *(batch, problem.heads, key_heads, problem.n_q, n_k, head_dim, value_dim, *ranks),
             *(DTYPES[problem.value.dtype], *parts),
             *self._positions(problem),
-            *(least is not None, most is not None, least or 0, most or 0, *always),
+            *(least is not None, most is not None, least or 0, most or 0),
             *self._key_mask(problem.key_mask),
             self._whole_numbers(problem.query_documents),
             self._whole_numbers(problem.key_documents),
-            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed, problem.softcap_terms),
+            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed),
             *self._tensor(query),
             *self._tensor(problem.key),
             *self._tensor(problem.value),
@@ -181,9 +175,7 @@ class Arguments:
             *self._tensor(problem.key_factors if rank else None),
             *self._tensor(problem.query_levels),
             *self._tensor(problem.key_levels),
-            *self._dense(problem),
-            *self._cells(problem),
-            self._contiguous(problem.sinks),
+            *self._dense(problem.dense),
             *self._backward(problem, backward),
         )
 
@@ -205,12 +197,9 @@ class Arguments:
         strides = tensor.stride()
         return (self._keep(tensor), DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
-    def _dense(self, problem: Problem) -> tuple[int, ...]:
-        """Return the scores of pairs, and how many batch items share them."""
-        dense = problem.dense
-        if dense is None:
-            return *_ABSENT, 1
-        return *self._tensor(dense if dense.dtype in DTYPES else dense.float()), len(problem.value) // len(dense)
+    def _dense(self, dense: Tensor | None) -> tuple[int, ...]:
+        """Return the scores of pairs, in a dtype that the kernel reads."""
+        return self._tensor(dense if dense is None or dense.dtype in DTYPES else dense.float())
 
     def _positions(self, problem: Problem) -> tuple[int, ...]:
         """Return the fields from ``listed`` to ``rounding``."""
@@ -248,16 +237,9 @@ class Arguments:
             sizes += [table.shape[1], _near(first), 0 if len(table) == 1 else table.stride(0)]
         return *pointers, *sizes
 
-    def _cells(self, problem: Problem) -> tuple[int, ...]:
-        if problem.grid_bias is None:
-            return 0, 0, 0, 0, 0
-        queries, keys, first = _cells_of(tuple(problem.grids))
-        pointers = self._contiguous(problem.grid_bias), self._keep(queries), self._keep(keys)
-        return *pointers, problem.grid_bias.shape[1], first
-
     def _backward(self, problem: Problem, given: Backward | None) -> tuple[int, ...]:
         if given is None:
-            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 13)
+            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 10, *_ABSENT)
         into = given.gradients
         return (
             *self._tensor(given.d_output),
@@ -266,10 +248,9 @@ class Arguments:
             *self._tensor_of_parts(into.key),
             *self._tensor_of_parts(into.value),
             *map(self._contiguous, (into.bias, into.key_table, into.query_table, into.value_table)),
-            *map(self._contiguous, (into.grid_bias, into.sinks)),
             *map(self._contiguous, (into.key_table_factors, into.query_factors, into.query_levels)),
             *map(self._contiguous, (into.query_table_factors, into.key_factors, into.key_levels)),
-            self._contiguous(into.dense),
+            *self._tensor(into.dense),
         )
 
     def _tensor_of_parts(self, tensor: Tensor | None) -> tuple[int, ...]:
@@ -289,10 +270,3 @@ def _in_memory(tensor: Tensor) -> Tensor:
 
 def _near(first: int) -> int:
     return max(-_FARTHEST, min(first, _FARTHEST))
-
-
-@lru_cache(maxsize=16)
-def _cells_of(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
-    """Return positions of queries and keys that have an offset for every entry of the grids' row, and its first one."""
-    offsets = CellOffsets(*sizes)
-    return *offsets.positions(torch.device("cpu")), offsets.first

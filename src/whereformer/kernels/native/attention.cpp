@@ -2,7 +2,7 @@
 // compiled once for each set of instructions (LEVEL). The formulas are those of reference.py.
 //
 //   score_ij = softcap(scale <q_i, k_j>) + bias[o] + <f_i, key_table[o]> + <g_j, query_table[o]> + <qf_i, kf_j>
-//              - sum |ql_i - kl_j| + dense_ij + cells[o'], or with the soft cap over all of it;
+//              - sum |ql_i - kl_j| + dense_ij;
 //              f and g are factors, or scale q and scale k
 //   out_i    = sum_j w_ij (v_j + value_table[o]),  w = dropout(softmax(score)),  o = offset of key j from query i
 //
@@ -27,10 +27,10 @@ template <class F> struct Attention {
   const bool backward;
   const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
   const int64_t key_width, query_width;  // of the vectors of tables
-  Line line, cell_line{};
+  Line line;
   Limits<A> limits;
-  uint8_t *runs = nullptr, *cell_runs = nullptr;
-  Ends bias_ends, cell_ends;
+  uint8_t* runs = nullptr;
+  Ends bias_ends;
   Vectors<A> key_vectors, value_vectors;
   Mirror<A> query_vectors;
   const A minus_infinity = -(A)__builtin_inf();
@@ -43,9 +43,9 @@ template <class F> struct Attention {
   A *key_table_rows = nullptr, *key_table_turned = nullptr, *d_key_table_rows = nullptr;
   A *query_table_rows = nullptr, *query_table_turned = nullptr, *d_query_table_rows = nullptr;
   A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr, *tile_levels = nullptr;
-  A *bias = nullptr, *bias_sums = nullptr, *cells = nullptr, *cell_sums = nullptr;
+  A *bias = nullptr, *bias_sums = nullptr;
   // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
-  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr, *capped = nullptr;
+  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr;
   uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
   F *narrow_rows = nullptr;
   // Numbers of a block's rows
@@ -75,9 +75,8 @@ template <class F> struct Attention {
         limits(call, line, memory, bk) {
     in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
     in_place_value = in_place(c.value, c.value_dim, dv), in_place_gradient = in_place(c.d_output, c.value_dim, dv);
-    bias_ends = {c.bias_first, c.bias_length}, cell_ends = {c.cells_first, c.cells_length};
+    bias_ends = {c.bias_first, c.bias_length};
     if (c.listed == 1) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
-    if (c.cells_length) cell_runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
     scores = memory.take<A>(bq * ld);
     block16 = memory.take<A>(16 * larger<int64_t>(larger(dk, dv), larger<int64_t>(rk, 16)));
     if (c.head_dim) {
@@ -90,7 +89,6 @@ template <class F> struct Attention {
     }
     if (!in_place_value) values_copy = memory.take<F>(keys_up * dv);
     if (c.bias) bias = memory.take<A>(bias_ends.pitch());
-    if (c.cells) cells = memory.take<A>(cell_ends.pitch());
     // The most offsets in a tile
     constexpr int64_t any = (int64_t)1 << 40;
     const int64_t most = c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1) + bk, any);
@@ -102,7 +100,6 @@ template <class F> struct Attention {
     if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
     value_vectors.reserve(memory, {c.value_first, c.value_length}, c.value_dim, bq, most, backward, true, backward && c.d_value_table);
     if (c.dropout_p > 0) kept = memory.take<A>(bk);
-    if (c.caps_terms && !backward) capped = memory.take<A>(ld);
     if (!backward) {
       output = memory.take<A>(bq * dv), tops = memory.take<A>(bq), totals = memory.take<A>(bq);
       if constexpr (halves) values_packed = memory.take<Unit<F>>(keys_up / 2 * dv), narrow_rows = memory.take<F>(bq * bk);
@@ -111,7 +108,7 @@ template <class F> struct Attention {
     values_turned = memory.take<Unit<F>>(keys_up * dv / step);
     gradients = memory.take<A>(bq * ld + 32);
     if (gradients) gradients += 16;
-    if (c.softcap) tangents = memory.take<A>(bq * ld), capped = tangents;
+    if (c.softcap) tangents = memory.take<A>(bq * ld);
     if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
     wide_output = memory.take<A>(bq * dv);
     if constexpr (halves) {
@@ -131,7 +128,6 @@ template <class F> struct Attention {
     if (copies_keys && c.d_query_table) query_table_turned = memory.take<A>(keys_up * up(query_width, 16));
     if (c.d_query_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
     if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
-    if (c.d_cells) cell_sums = memory.take<A>(cell_ends.pitch());
   }
 
   // --- what a batch item, its head of keys, a head and a block of queries have in common
@@ -185,13 +181,6 @@ template <class F> struct Attention {
       __builtin_memcpy(bias + 16, (const A*)c.bias + h * c.bias_stride, sizeof(A) * bias_ends.length);
       bias_ends.pad(bias);
       if (bias_sums) zero(bias_sums, bias_ends.pitch());
-    }
-    if (c.cells) {
-      cell_line = {true, 0, 0, 0, c.query_cells, c.key_cells, cell_runs};
-      find_runs(c.key_cells, c.n_k, cell_runs);
-      __builtin_memcpy(cells + 16, (const A*)c.cells + h * cell_ends.length, sizeof(A) * cell_ends.length);
-      cell_ends.pad(cells);
-      if (cell_sums) zero(cell_sums, cell_ends.pitch());
     }
     if (key_vectors.on()) key_vectors.enter((const A*)c.key_table + h * c.key_stride, key_width);
     if (query_vectors.on()) {
@@ -263,7 +252,7 @@ template <class F> struct Attention {
   }
 
   // Whether something is added that only a pass of its own over a row can
-  bool adds_by_row() const { return c.cells || c.dense.data || c.levels || (line.listed && (c.bias || key_vectors.on())); }
+  bool adds_by_row() const { return c.dense.data || c.levels || (line.listed && (c.bias || key_vectors.on())); }
 
   // Calls f(first row, rows, first column, end of columns) for parts of a tile that have all allowed pairs: where causality or
   // a window cuts through it, a few rows reach fewer keys than all. Columns begin and end at multiples of 16.
@@ -273,7 +262,7 @@ template <class F> struct Attention {
     if (!t.partial || !limits.limited || c.listed || c.softcap) return f(0, t.rows, 0, t.width);
     for (int64_t i = 0; i < t.rows; i += few) {
       const int64_t rows = smaller(few, t.rows - i);
-      const int64_t begin = limits.always ? 0 : between<int64_t>(limits.begin_of(t.i + i) - t.j, 0, t.real) / L * L;
+      const int64_t begin = between<int64_t>(limits.begin_of(t.i + i) - t.j, 0, t.real) / L * L;
       const int64_t end = between<int64_t>(limits.end_of(t.i + i + rows - 1) - t.j, 0, t.real);
       f(i, rows, begin, larger(begin, up(end, L)));
     }
@@ -298,7 +287,7 @@ template <class F> struct Attention {
     if (c.head_dim) multiply_rows(t, query, dk, keys_turned, scores);
     else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
     A factor = c.head_dim ? (A)c.scale : A(1);
-    if (c.softcap && !c.caps_terms) {
+    if (c.softcap) {
       // Infinity times a score of 0 would be NaN.
       const A steep = sizeof(A) == 8 ? (A)(c.scale / c.softcap) : (A)between<double>(c.scale / c.softcap, -3e38, 3e38);
       for (int64_t i = 0; i < t.rows; i++) {
@@ -315,7 +304,7 @@ template <class F> struct Attention {
     }
     if (query_vectors.on()) {
       // Products with keys lack the same factor as those of queries and keys, unless these have it already.
-      const bool both = !c.query_rank && !c.rank && (!c.softcap || c.caps_terms);
+      const bool both = !c.query_rank && !c.rank && !c.softcap;
       if (!both && factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
       if (!both) factor = 1;
       query_vectors.add(t, line, query_table_left, both || c.query_rank ? A(1) : (A)c.scale, scores, ld);
@@ -328,7 +317,6 @@ template <class F> struct Attention {
     if (factor != 1) times_row(s, t.width, factor);
     if (line.listed && c.bias) add_listed(s, t, t.i + i, line, bias_ends, bias);
     if (line.listed && key_vectors.on()) add_listed(s, t, t.i + i, line, key_vectors.part, key_vectors.products + i * key_vectors.pitch);
-    if (c.cells) add_listed(s, t, t.i + i, cell_line, cell_ends, cells);
     for (int64_t l = 0; l < c.levels; l++) {
       const Vec<A> level = set(query_levels[i * c.levels + l]);
       const A* x = key_levels + l * keys_up + t.j;
@@ -336,7 +324,7 @@ template <class F> struct Attention {
     }
     if (c.dense.data)
       by_dtype(c.dense.dtype, c.dense.data, [&](const auto* data) {
-        const auto* x = data + start_of(c.dense, b / c.dense_shared, h, t.i + i) + t.j * c.dense.stride[3];
+        const auto* x = data + start_of(c.dense, b, h, t.i + i) + t.j * c.dense.stride[3];
         if (c.dense.stride[3] == 1) for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j]);
         else for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j * c.dense.stride[3]]);
       });
@@ -366,27 +354,6 @@ template <class F> struct Attention {
   // Adds to a row of products what the terms add, and forbids; returns the largest score. Behind the row's ``span`` all is
   // forbidden, and what stands there has no meaning.
   A finish(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
-    const A top = finish_terms(t, sides, i, factor, span);
-    return c.caps_terms ? cap_row(t, i, span) : top;
-  }
-
-  // Caps a row of whole scores. What is forbidden stays so.
-  A cap_row(const Tile& t, int64_t i, Span span) {
-    A *s = scores + i * ld, *tangent = capped + (tangents ? i * ld : 0);
-    const Vec<A> never = set(minus_infinity), most = set((A)c.softcap);
-    __builtin_memcpy(tangent, s, sizeof(A) * t.width);
-    tanh_row(tangent + span.begin, span.end - span.begin, (A)(1 / c.softcap));
-    clear_around(tangent, t.width, span);
-    Vec<A> top = never;
-    for (int64_t j = span.begin; j < span.end; j += L) {
-      const Vec<A> x = where_equal(load(s + j), never, never, load(tangent + j) * most);
-      store(s + j, x);
-      top = larger_of(top, x);
-    }
-    return largest(top);
-  }
-
-  A finish_terms(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
     A* s = scores + i * ld;
     if (adds_by_row()) add_by_row(t, i, s, factor), factor = 1;
     Added<A> added[2];
@@ -506,20 +473,12 @@ template <class F> struct Attention {
   }
 
   void put_output(const Tile& t, int64_t i) {
-    A top = tops[i], sum = totals[i], share = 1;
-    if (c.sinks) {  // one more key, without a value
-      const A sink = ((const A*)c.sinks)[h], now = larger(top, sink);
-      if (now != minus_infinity) {
-        share = top == minus_infinity ? A(0) : exp(set(top - now)).p[0][0];
-        sum = sum * share + exp(set(sink - now)).p[0][0];
-        top = now;
-      }
-    }
+    const A top = tops[i], sum = totals[i];
     const bool empty = top == minus_infinity && !(sum != sum);
     A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i + i;
     sums[0] = top, sums[c.batch * c.heads * c.n_q] = empty ? A(0) : (A)logarithm(sum);
     A* row = output + i * dv;
-    times_row(row, dv, empty ? A(0) : share / sum);
+    times_row(row, dv, empty ? A(0) : A(1) / sum);
     write_row(c.output, b, h, t.i + i, c.value_dim, row, A(1));
     if (c.rounded_off) {
       read_rows(c.output, b, h, t.i + i, 1, c.value_dim, block16, dv);
@@ -538,15 +497,14 @@ template <class F> struct Attention {
     enter_key_head(key_head);
     for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
       enter_head(head);
-      A d_sink = 0;
       for (int64_t block = first_block; block < last_block; block++) {
         Tile t{};
         enter_block(t, block);
-        enter_gradient(t, d_sink);
+        enter_gradient(t);
         for (int64_t j = limits.from; limits.next(t, j, bk);) differentiate(t);
         leave_block(t);
       }
-      leave_head(part, row_part, d_sink, first);
+      leave_head(part, row_part, first);
     }
     const int64_t item = row_part * c.batch + b;
     if (d_query_table_rows && !c.query_rank) {
@@ -559,7 +517,7 @@ template <class F> struct Attention {
   }
 
   // Prepares the block's gradients of the output, and the number that each row's gradient of scores is relative to.
-  void enter_gradient(const Tile& t, A& d_sink) {
+  void enter_gradient(const Tile& t) {
     d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
     wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
     read_rows(c.output, b, h, t.i, t.rows, c.value_dim, wide_output, dv);
@@ -568,14 +526,12 @@ template <class F> struct Attention {
         read_rows(rounded_off(), b, h, t.i + i, 1, c.value_dim, block16, dv);
         for (int64_t e = 0; e < dv; e += L) store(wide_output + i * dv + e, load(wide_output + i * dv + e) + load(block16 + e));
       }
-    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
     const A* given = (const A*)c.d_log_sums;
     for (int64_t i = 0; i < t.rows; i++) {
       Vec<A> x = set(A(0));
       for (int64_t e = 0; e < dv; e += L) x = fma(load(wide_gradient.at + i * wide_gradient.pitch + e), load(wide_output + i * dv + e), x);
       // The gradient of a row's log of sums is its weights.
       deltas[i] = total(x) - (given ? given[(b * c.heads + h) * c.n_q + t.i + i] : A(0));
-      if (c.d_sinks && tops[i] != minus_infinity) d_sink -= exp(set(((const A*)c.sinks)[h] - tops[i] - sums[i])).p[0][0] * deltas[i];
     }
     const int64_t pitch = up(bq, 32);
     if (c.head_dim) transpose_rows<F>(query.at, query.pitch, t.rows, dk, query_turned, pitch, pair_scratch);
@@ -622,11 +578,6 @@ template <class F> struct Attention {
     if (across) weigh<true>(s, d, t.width, span, top, sums[i], delta, values);
     else weigh<false>(s, d, t.width, span, top, sums[i], delta, values);
     if (kept) for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
-    if (c.caps_terms)
-      for (int64_t j = 0; j < t.width; j += L) {
-        const Vec<A> x = load(tangents + i * ld + j), y = load(d + j);
-        store(d + j, y - y * x * x);
-      }
   }
 
   void differentiate(const Tile& t) {
@@ -644,10 +595,9 @@ template <class F> struct Attention {
       if (key_vectors.on()) collect_row(t, i, d, key_vectors);
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
       if (bias_sums && line.listed) collect_listed(d, t, t.i + i, line, bias_ends, bias_sums);
-      if (cell_sums) collect_listed(d, t, t.i + i, cell_line, cell_ends, cell_sums);
       if (d_query_levels) collect_levels(t, i, d);
-      if (c.d_dense) {
-        A* to = (A*)c.d_dense + ((b / c.dense_shared * c.heads + h) * c.n_q + t.i + i) * c.n_k + t.j;
+      if (c.d_dense.data) {
+        A* to = (A*)c.d_dense.data + start_of(c.d_dense, b, h, t.i + i) + t.j;
         for (int64_t j = 0; j < t.real; j++) to[j] += d[j];
       }
     }
@@ -705,7 +655,7 @@ template <class F> struct Attention {
       else if (c.d_key_table) key_vectors.learn(turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows, reach(t));
     }
     if (query_vectors.on()) query_vectors.collect(t, line, gradients, ld, turned_keys_of_table(), d_query_table_rows);
-    if (tangents && !c.caps_terms)  // The cap holds for products of queries and keys alone.
+    if (tangents)  // The cap holds for products of queries and keys alone.
       for (int64_t i = 0; i < t.rows; i++)
         for (int64_t j = 0; j < t.width; j += L) {
           const Vec<A> x = load(tangents + i * ld + j), d = load(gradients + i * ld + j);
@@ -768,7 +718,7 @@ template <class F> struct Attention {
   }
 
   // Writes the gradients of the head's tables, or adds them to those of the batch items before.
-  void leave_head(int64_t part, int64_t row_part, A d_sink, bool first) {
+  void leave_head(int64_t part, int64_t row_part, bool first) {
     const int64_t place = (part * c.row_parts + row_part) * c.heads + h;
     auto put_table = [&](void* out, A* sums, const Ends& ends) {
       ends.fold(sums);
@@ -776,8 +726,6 @@ template <class F> struct Attention {
       for (int64_t t = 0; t < ends.length; t++) to[t] = first ? sums[16 + t] : to[t] + sums[16 + t];
     };
     if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
-    if (cell_sums) put_table(c.d_cells, cell_sums, cell_ends);
-    if (c.d_sinks) { A* to = (A*)c.d_sinks + place; *to = first ? d_sink : *to + d_sink; }
     if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first);
     if (c.d_query_table) {
       const Vectors<A>& vectors = query_vectors.vectors;

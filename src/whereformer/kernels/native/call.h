@@ -13,7 +13,7 @@ struct Tensor {
   int64_t stride[4];  // in numbers
 };
 
-// "Sums" below are float32, or float64 in calls of float64: the dtype of scores. Tables, factors and sinks have it too.
+// "Sums" below are float32, or float64 in calls of float64: the dtype of scores. Tables and factors have it too.
 struct Call {
   int64_t bytes;     // the size of this struct, which tells whether both sides mean the same
   int64_t level;     // an index into the levels of instructions
@@ -35,14 +35,12 @@ struct Call {
   int64_t rounding;  // the dtype in which offsets between listed doubles are rounded
 
   int64_t has_least, has_most, least, most;  // the offsets that causality and the window allow
-  int64_t always_first, always_stop;         // positions of keys that the limit ``least`` does not hold for
   const uint8_t* key_mask;                   // (batch, n_k) with these strides
   int64_t key_mask_strides[2];
   const int64_t *query_documents, *key_documents;  // (batch, n)
 
   double scale, softcap, dropout_p;  // softcap 0: none
   int64_t seed;                      // of dropout
-  int64_t caps_terms;                // whether the soft cap is over the terms too
 
   Tensor query, key, value, output;  // output is read by the backward
   void* log_sums;                    // (2, batch, heads, n_q) sums
@@ -55,12 +53,7 @@ struct Call {
   Tensor key_table_factors, query_table_factors;  // (1 or batch, heads, n_q, key_rank), (1 or batch, heads, n_k, query_rank) sums
   Tensor query_factors, key_factors;              // (1 or batch, heads, n, rank) sums
   Tensor query_levels, key_levels;                // (1 or batch, heads, n, levels) sums
-  Tensor dense;          // (items, heads, n_q, n_k) in any dtype; without one, data is null
-  int64_t dense_shared;  // so many neighboring batch items share one of its items
-  const void* cells;                  // (heads, T), a table between cells of grids, read at the offsets of their own lists
-  const int64_t *query_cells, *key_cells;
-  int64_t cells_length, cells_first;
-  const void* sinks;  // (heads,)
+  Tensor dense;       // (1 or batch, heads, n_q, n_k) in any dtype; without one, data is null
 
   // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),
   // those of keys, values and what else has a row per key (row_parts, batch, ...) in float32 or wider, of query and what else
@@ -68,10 +61,10 @@ struct Call {
   Tensor d_output;
   const void* d_log_sums;  // (batch, heads, n_q) sums, or null
   Tensor d_query, d_key, d_value;
-  void *d_bias, *d_key_table, *d_query_table, *d_value_table, *d_cells, *d_sinks;
+  void *d_bias, *d_key_table, *d_query_table, *d_value_table;
   void *d_key_table_factors, *d_query_factors, *d_query_levels;    // (batch, heads, n_q, numbers)
   void *d_query_table_factors, *d_key_factors, *d_key_levels;      // (row_parts, batch, heads, n_k, numbers)
-  void* d_dense;
+  Tensor d_dense;
 };
 
 // One set of instructions: computes part ``task`` of a call, and says how many there are. The functions return 0, or 1 if

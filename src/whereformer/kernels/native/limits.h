@@ -14,7 +14,7 @@ template <class A> struct Limits {
   const int64_t *query_documents = nullptr, *key_documents = nullptr;
   int64_t panels;
   A *keys = nullptr, *row = nullptr; // 1 for keys that the mask allows; the same for a row of a tile
-  uint8_t *always = nullptr, *some = nullptr, *every = nullptr, *some_always = nullptr;
+  uint8_t *some = nullptr, *every = nullptr;
   int64_t *first_document = nullptr, *last_document = nullptr, *low = nullptr, *high = nullptr;
   double *real_low = nullptr, *real_high = nullptr;
   // of the block of queries
@@ -23,12 +23,10 @@ template <class A> struct Limits {
 
   Limits(const Call& call, const Line& positions, Scratch& memory, int64_t tile_width) : c(call), line(positions) {
     limited = c.has_least || c.has_most;
-    const bool exempt = c.has_least && c.always_stop > c.always_first;
-    by_pair = c.query_documents || (limited && c.listed) || exempt;
+    by_pair = c.query_documents || (limited && c.listed);
     panels = (c.n_k + 63) / 64;
     if (c.key_mask) keys = memory.take<A>(up(c.n_k, 64)), some = memory.take<uint8_t>(panels), every = memory.take<uint8_t>(panels);
     if (by_pair) row = memory.take<A>(tile_width);
-    if (exempt) always = memory.take<uint8_t>(up(c.n_k, 64)), some_always = memory.take<uint8_t>(panels);
     if (c.query_documents) first_document = memory.take<int64_t>(panels), last_document = memory.take<int64_t>(panels);
     if (limited && c.listed == 1) low = memory.take<int64_t>(panels), high = memory.take<int64_t>(panels);
     if (limited && c.listed == 2) real_low = memory.take<double>(panels), real_high = memory.take<double>(panels);
@@ -55,15 +53,6 @@ template <class A> struct Limits {
         }
         some[p] = any, every[p] = all;
       }
-      if (always) {
-        bool any = false;
-        for (int64_t e = j; e < end; e++) {
-          always[e] = c.listed == 2 ? real_keys[e] >= (double)c.always_first && real_keys[e] < (double)c.always_stop
-                                    : line.key(e) >= c.always_first && line.key(e) < c.always_stop;
-          any |= always[e];
-        }
-        some_always[p] = any;
-      }
       if (key_documents) range(key_documents, j, end, first_document[p], last_document[p]);
       if (low) range(line.keys, j, end, low[p], high[p]);
       if (real_low) range(real_keys, j, end, real_low[p], real_high[p]);
@@ -80,7 +69,7 @@ template <class A> struct Limits {
 
   void enter_block(int64_t i, int64_t rows) {
     from = 0, to = c.n_k;
-    if (!c.listed) from = always ? 0 : begin_of(i) / 16 * 16, to = end_of(i + rows - 1);
+    if (!c.listed) from = begin_of(i) / 16 * 16, to = end_of(i + rows - 1);
     if (query_documents) range(query_documents, i, i + rows, block_first_document, block_last_document);
     if (low) range(line.queries, i, i + rows, block_low, block_high);
     if (real_low) range(real_queries, i, i + rows, block_real_low, block_real_high);
@@ -116,7 +105,7 @@ template <class A> struct Limits {
       const int64_t most = c.listed ? high[p] - block_low : line.key(end - 1) - line.query(block.i);
       reached = most >= c.least, enclosed = least >= c.least, not_after = least <= c.most, all_before = most <= c.most;
     }
-    if (c.has_least) any &= reached || (some_always && some_always[p]), all &= enclosed;
+    if (c.has_least) any &= reached, all &= enclosed;
     if (c.has_most) any &= not_after, all &= all_before;
   }
 
@@ -148,17 +137,12 @@ template <class A> struct Limits {
     low = 0, high = t.real;
     if (!c.listed && limited) {
       high = between<int64_t>(end_of(i) - t.j, 0, t.real);
-      if (!always) low = between<int64_t>(begin_of(i) - t.j, 0, t.real);
+      low = between<int64_t>(begin_of(i) - t.j, 0, t.real);
     }
     if (!by_pair) return keys ? keys + t.j : nullptr;
     for (int64_t j = 0; j < t.width; j++) row[j] = j < high ? keys ? keys[t.j + j] : A(1) : A(0);
     if (query_documents) for (int64_t j = 0; j < high; j++) row[j] = key_documents[t.j + j] == query_documents[i] ? row[j] : A(0);
-    if (!limited || (!c.listed && !always)) return row;
-    if (!c.listed) {  // The first limit does not hold for some keys.
-      const int64_t begin = between<int64_t>(begin_of(i) - t.j, 0, high);
-      for (int64_t j = 0; j < begin; j++) row[j] = always[t.j + j] ? row[j] : A(0);
-      return row;
-    }
+    if (!limited || !c.listed) return row;
     for (int64_t j = 0; j < high; j++) {
       bool reached, not_after;
       if (c.listed == 2) {
@@ -168,7 +152,7 @@ template <class A> struct Limits {
         const int64_t offset = line.keys[t.j + j] - line.queries[i];
         reached = offset >= c.least, not_after = offset <= c.most;
       }
-      const bool on = (!c.has_least || reached || (always && always[t.j + j])) && (!c.has_most || not_after);
+      const bool on = (!c.has_least || reached) && (!c.has_most || not_after);
       row[j] = on ? row[j] : A(0);
     }
     return row;

@@ -130,7 +130,6 @@ template <class E> INLINE Vec<E> signed_like(Vec<E> x, Vec<E> y) {
 }
 
 // x where ``a`` and ``b`` are equal, else y
-template <class E> INLINE Vec<E> where_equal(Vec<E> a, Vec<E> b, Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] = a.p[i_] == b.p[i_] ? x.p[i_] : y.p[i_]; return x; }
 
 template <class E> INLINE E total(Vec<E> x) {
   Part<E> y = x.p[0];

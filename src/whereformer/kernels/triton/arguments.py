@@ -88,9 +88,8 @@ class Scale(NamedTuple):
     """The factor on products of queries and keys, which is positive, and what bounds them then."""
 
     natural: Any
-    log2: Any  # times log2(e); or divided by a cap over products alone
+    log2: Any  # times log2(e); or divided by the cap
     cap: Any  # in units of log2; None without a soft cap
-    inverse_cap: Any  # of the cap over all scores; None without one
     last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
 
 
@@ -236,7 +235,8 @@ class KeyGradients(NamedTuple):
 
 
 class OffsetSums(NamedTuple):
-    """Sums of the scores' gradient for the gradient of a bias, as whole numbers: the same in any order of additions.
+    """Sums of the scores' gradient for the gradient of a bias, to which several programs add: whole numbers, whose sum
+    is the same in any order.
 
     If the strides of positions are the same, a row of ``data`` has the sums by key index - query index, from the last
     query's first key on, with a margin of LARGEST_BLOCK at both ends. Otherwise it has the sums by column of the table,
@@ -245,13 +245,6 @@ class OffsetSums(NamedTuple):
 
     data: Any  # (batch, heads, length), int64; None if not needed
     unit: Any  # what a gradient of 1 is as a whole number
-
-
-class SharedSums(NamedTuple):
-    """The zeros to which several programs add."""
-
-    query: RowMatrix  # in float32; without data in the deterministic kernels
-    offsets: OffsetSums
 
 
 SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
@@ -481,13 +474,10 @@ def query_table_rows(problem: Problem) -> Tensor:
 
 def _scale_of(problem: Problem) -> Scale:
     if problem.softcap is not None:
-        cap = problem.softcap * LOG2E
-        if problem.softcap_terms:
-            return Scale(problem.scale, problem.scale * LOG2E, cap, 1.0 / cap, constant(False))
-        return Scale(problem.scale, problem.scale / problem.softcap, cap, None, constant(False))
+        return Scale(problem.scale, problem.scale / problem.softcap, problem.softcap * LOG2E, constant(False))
     tables = (problem.bias, problem.key_table, problem.query_table)
     added = (*tables, problem.query_factors, problem.query_levels, problem.dense)
-    return Scale(problem.scale, problem.scale * LOG2E, None, None, constant(all(term is None for term in added)))
+    return Scale(problem.scale, problem.scale * LOG2E, None, constant(all(term is None for term in added)))
 
 
 def _covers(problem: Problem, first: int, length: int) -> bool:

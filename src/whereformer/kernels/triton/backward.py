@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..problem import GRADIENTS, Problem
-from . import bias_gradient, one_pass
+from . import bias_gradient
 from .arguments import (
     Inputs,
     KeyGradients,
@@ -18,7 +18,6 @@ from .arguments import (
     PairRules,
     QueryGradients,
     RowCounts,
-    SharedSums,
     TableSums,
     Terms,
     at_rows,
@@ -107,17 +106,6 @@ class Backward:
         )
 
     def run(self) -> None:
-        if one_pass.takes(self.problem, self.gradients):
-            self._all_gradients(self._part(self.problem, slice(0, self.problem.n_q)))
-        else:
-            self._run_deterministic_kernels()
-        for name, found in self.sums.items():
-            gradient = self.gradients.get(name)
-            if gradient is not None and found is not None and found is not gradient:
-                shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
-                gradient.copy_(found.sum(0, keepdim=True) if shared else found)
-
-    def _run_deterministic_kernels(self) -> None:
         for problem, rows in self.parts:
             part = self._part(problem, rows)
             if self.needs(*_SUMS_OVER_KEYS):
@@ -126,6 +114,11 @@ class Backward:
                 self._key_gradients(part)
             if self.needs("dense"):
                 self._dense_gradients(part)
+        for name, found in self.sums.items():
+            gradient = self.gradients.get(name)
+            if gradient is not None and found is not None and found is not gradient:
+                shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
+                gradient.copy_(found.sum(0, keepdim=True) if shared else found)
 
     def _part(self, problem: Problem, rows: slice) -> _QueryPart:
         d_out, delta, norm = at_rows(self.d_out, rows), at_rows(self.delta, rows).contiguous(), self.norm
@@ -153,50 +146,6 @@ class Backward:
             row_matrix(out), row_matrix(self.d_out), delta, RowCounts(n_q, self.heads), BLOCK_M=size
         )
         return delta
-
-    def _all_gradients(self, part: _QueryPart) -> None:
-        """Compute all gradients in one pass."""
-        from .jit.all_gradients import all_gradients
-
-        problem = part.problem
-        blocks, shared = blocks_of("all", problem), shared_by(problem)
-        assert problem.query is not None
-        d_query = torch.zeros(problem.query.shape, dtype=torch.float32, device=problem.query.device)
-        offsets = self._offset_sums(part)
-        all_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
-            part.inputs,
-            part.known,
-            self._key_places(None, None),
-            SharedSums(row_matrix(d_query), offsets),
-            part.terms,
-            part.pairs,
-            **blocks.launch,
-        )
-        torch.mul(d_query, problem.scale, out=self.gradients["query"])
-        self.sums["query"] = self.gradients["query"]
-        self._add_bias_gradient(part, offsets)
-
-    def _offset_sums(self, part: _QueryPart) -> OffsetSums:
-        """Allocate the sums of the bias's gradient, if it is needed."""
-        if not self.needs("bias"):
-            return OffsetSums(None, None)
-        return bias_gradient.new_sums(part.problem, part.d_out, part.delta)
-
-    def _add_bias_gradient(self, part: _QueryPart, offsets: OffsetSums) -> None:
-        if offsets.data is not None:
-            found, before = bias_gradient.to_table(part.problem, offsets), self.sums["bias"]
-            self.sums["bias"] = found if before is None else before + found
-
-    def _key_places(self, ends: Tensor | None, rows: Tensor | None) -> KeyGradients:
-        """Describe the memory of the keys' gradients to the kernels."""
-        shared = shared_by(self.problem)
-        return KeyGradients(
-            row_matrix(self.sums["key"], shared=shared),
-            row_matrix(self.sums["value"], shared=shared),
-            row_matrix(self.sums["key_factors"]),
-            level_matrix(self.sums["key_levels"], self.batch),
-            KeyRowSums(ends, rows),
-        )
 
     def _query_gradients(self, part: _QueryPart) -> None:
         """Compute all gradients that are sums over keys, and those that follow from them."""
@@ -250,18 +199,28 @@ class Backward:
         if table is not None and self.needs("query_table", "query_table_factors"):
             ends = new_ends(part.d_out, self.heads, problem.n_k)
             rows = new_rows(part.d_out, self.heads, problem.n_k, table.shape[1])
-        offsets = self._offset_sums(part)
+        offsets = OffsetSums(None, None)
+        if self.needs("bias"):
+            offsets = bias_gradient.new_sums(problem, part.d_out, part.delta)
         key_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
-            self._key_places(ends, rows),
-            SharedSums(row_matrix(None), offsets),
+            KeyGradients(
+                row_matrix(self.sums["key"], shared=shared),
+                row_matrix(self.sums["value"], shared=shared),
+                row_matrix(self.sums["key_factors"]),
+                level_matrix(self.sums["key_levels"], self.batch),
+                KeyRowSums(ends, rows),
+            ),
+            offsets,
             part.terms,
             part.pairs,
             ADD=len(self.parts) > 1,
             **blocks.launch,
         )
-        self._add_bias_gradient(part, offsets)
+        if offsets.data is not None:
+            found, before = bias_gradient.to_table(problem, offsets), self.sums["bias"]
+            self.sums["bias"] = found if before is None else before + found
         d_table, d_factors = self.sums["query_table"], self.sums["query_table_factors"]
         if ends is not None and rows is not None and table is not None and d_table is not None:
             assert d_factors is not None

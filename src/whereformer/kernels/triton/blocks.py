@@ -1,10 +1,10 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. ``benchmarks/gpu_static.py`` counts what they compile to. These need few instructions for each score and fit
-into registers. Most leave room for two programs, and all but those of _64_ROWS fit into the 99 KiB of shared memory of
-the smallest GPUs of compute capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich"
-calls have smaller tiles.
+was faster. Those of _MEASURED were the fastest of those tried on an H100. ``benchmarks/gpu_static.py`` counts what the
+others compile to: they need few instructions for each score and fit into registers. Most leave room for two programs,
+and all but those of _64_ROWS and _MEASURED fit into the 99 KiB of shared memory of the smallest GPUs of compute
+capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich" calls have smaller tiles.
 """
 
 from __future__ import annotations
@@ -35,19 +35,17 @@ class Blocks:
         return {"BLOCK_M": self.rows, "BLOCK_N": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
-# By kernel and by the padded width of a head: up to 64, 128, 256 (which "all" does not take).
+# By kernel and by the padded width of a head: up to 64, 128, 256.
 _PLAIN = {
     "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
-    "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 4, 1)),
     "dense": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
     "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
-    "all": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1)),
     "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # GPUs of compute capability 9 and 10 multiply 64 rows at once.
@@ -55,14 +53,19 @@ _PLAIN_64_ROWS = {
     "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
-    "all": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 3)),
     "dense": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
+}
+# The same on compute capability 9, with and without a bias.
+_MEASURED = {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), _PLAIN_64_ROWS["forward"][2]),
+    "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), _PLAIN_64_ROWS["query"][2]),
+    "key": (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), _PLAIN_64_ROWS["key"][2]),
+    "dense": _PLAIN_64_ROWS["dense"],
 }
 _RICH_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
-    "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1)),
     "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # With a bias, whose gradient is summed beside those of keys.
@@ -79,16 +82,7 @@ _SMALL_BIASED = {
     "forward": (_PLAIN["forward"][0], Blocks(128, 64, 8, 2), _PLAIN["forward"][2]),
     "query": (Blocks(128, 32, 8, 2), *_PLAIN["query"][1:]),
     "key": (Blocks(32, 64, 4, 1), *_BIASED["key"][1:]),
-    **{kernel: _PLAIN[kernel] for kernel in ("all", "dense")},
-}
-# With a bias in a soft cap.
-_CAPPED = {
-    **_PLAIN,
-    "query": (Blocks(64, 32, 4, 2), *_PLAIN["query"][1:]),
-}
-_CAPPED_64_ROWS = {
-    **_PLAIN_64_ROWS,
-    "forward": (Blocks(64, 64, 4, 2), *_PLAIN_64_ROWS["forward"][1:]),
+    "dense": _PLAIN["dense"],
 }
 # With tables of vectors alone: their offsets are known when the kernels are compiled.
 _VECTORS = {
@@ -108,14 +102,12 @@ _FLOAT = {
     "forward": (Blocks(64, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
     "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
     "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
-    "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
     "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 # On compute capability 9, for the heads of _ON_TENSOR_CORES.
@@ -123,14 +115,12 @@ _FLOAT_64_ROWS = {
     "forward": (Blocks(128, 32, 8, 1), *_FLOAT["forward"][1:]),
     "query": (Blocks(128, 32, 8, 1), *_FLOAT["query"][1:]),
     "key": (Blocks(32, 128, 8, 1), *_FLOAT["key"][1:]),
-    "all": (Blocks(32, 128, 8, 1), *_FLOAT["all"][1:]),
     "dense": (Blocks(64, 64, 8, 1), *_FLOAT["dense"][1:]),
 }
 _RICH_FLOAT_64_ROWS = {
     "forward": (Blocks(128, 16, 8, 1), *_RICH_FLOAT["forward"][1:]),
     "query": (Blocks(64, 16, 4, 1), *_RICH_FLOAT["query"][1:]),
     "key": (Blocks(16, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
-    "all": (Blocks(16, 64, 4, 1), *_RICH_FLOAT["all"][1:]),
     "dense": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["dense"][1:]),
 }
 # With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
@@ -144,13 +134,12 @@ _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
     "query": Blocks(16, 32, 4, 1),
     "key": Blocks(16, 32, 4, 1),
-    "all": Blocks(16, 32, 4, 1),
     "dense": Blocks(16, 16, 4, 1),
 }
 
 
 def blocks_of(kernel: str, problem: Problem) -> Blocks:
-    """Return the tile sizes of a problem in the kernel "forward", "query", "key", "all" or "dense"."""
+    """Return the tile sizes of a problem in the kernel "forward", "query", "key" or "dense"."""
     if available.interpreted():
         return _INTERPRETED[kernel]
     rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
@@ -164,13 +153,12 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         else:
             sizes = _RICH_FLOAT if rich or vectors else _FLOAT
     elif capability in (9, 10):
-        plain = _CAPPED_64_ROWS if problem.softcap_terms else _PLAIN_64_ROWS
+        plain = _MEASURED if capability == 9 else _PLAIN_64_ROWS
         sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
         small = capability == 12 or (capability == 8 and minor in (6, 9))
         biased = problem.bias is not None
         plain = (_SMALL_BIASED if biased else _SMALL) if small else _BIASED if biased else _PLAIN
-        plain = _CAPPED if problem.softcap_terms else plain
         sizes = _RICH if rich else _VECTORS if vectors else plain
     widest = _widest(problem)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]

@@ -61,8 +61,6 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
             rank, dtype = problem.query_factors.shape[3], _factors_dtype(call)
             changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
             changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
-        if problem.dense is not None and len(problem.dense) not in (1, len(problem.value)):
-            changes["dense"] = problem.dense.repeat_interleave(len(problem.value) // len(problem.dense), 0)
         out, _, lse = _run(replace(problem, **changes) if changes else problem)
         return out, lse if call.return_lse else None
 

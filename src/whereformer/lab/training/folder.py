@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -99,12 +99,13 @@ class Folder(Generic[Kind]):
             return "it has a .bin file, a pickle, which is never opened"
         return manifest.problem(self.checkpoint(step), {"step": step, "settings": self.settings}, alone=True)
 
-    def accept(self, step: int, keep: int) -> None:
+    def accept(self, step: int, keep: int, pinned: Sequence[int] = ()) -> None:
         """Put the checkpoint that lies beside its place there, with a manifest, and delete old ones.
 
         Args:
             step: the steps taken.
             keep: how many checkpoints to keep. Those that were passed over are deleted once a newer one is there.
+            pinned: the steps of checkpoints to keep besides.
         """
         place = self.checkpoint(step)
         complete = self.beside / place.name
@@ -117,7 +118,7 @@ class Folder(Generic[Kind]):
         older = [each for each in sorted(self._steps(), reverse=True) if each <= step]
         good = [each for each in older if self.checkpoint(each).name not in self.passed_over]
         for each in older:
-            if each not in good[:keep]:
+            if each not in good[:keep] and each not in pinned:
                 shutil.rmtree(self.checkpoint(each), ignore_errors=True)
 
     def finish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, results: Kind) -> None:

@@ -80,6 +80,11 @@ class LongTraining(ABC, Generic[Kind]):
     """How many checkpoints to keep."""
 
     @property
+    def pinned(self) -> Sequence[int]:
+        """The steps whose checkpoints are kept besides."""
+        return ()
+
+    @property
     @abstractmethod
     def course(self) -> Course:
         """The length of the training, and what its steps mean."""
@@ -131,10 +136,6 @@ class LongTraining(ABC, Generic[Kind]):
     def means(self, scores: dict[str, float]) -> dict[str, float]:
         """Return the held-out means to report, "loss" first."""
         return scores
-
-    def callbacks(self, folder: Folder[Kind]) -> list[TrainerCallback]:
-        """Return callbacks of this training's own."""
-        return []
 
     def unusable(self, folder: Folder[Kind], step: int, model: nn.Module) -> str | None:
         """Return why a step's checkpoint, which is what its manifest says, can't be used by a model; or None."""
@@ -207,7 +208,7 @@ class LongTrainer(SharedTrainer, Generic[Kind]):
         model: the model.
         start: the results before the first step.
         seconds: time that earlier runs took.
-        callbacks: callbacks besides those of the training.
+        callbacks: the Trainer's callbacks.
     """
 
     ADVICE = " (and another `out`), or more `warmup`"
@@ -241,7 +242,7 @@ class LongTrainer(SharedTrainer, Generic[Kind]):
                 seed=of.seed,
                 accumulate=of.accumulate,
             ),
-            callbacks=[*long.callbacks(folder), *callbacks],
+            callbacks=callbacks,
         )
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -251,7 +252,7 @@ class LongTrainer(SharedTrainer, Generic[Kind]):
             super()._save_checkpoint(model, trial)
             ranks.wait()  # until every process has written its random state
             if ranks.is_main():
-                self.folder.accept(step, self.long.keep)
+                self.folder.accept(step, self.long.keep, self.long.pinned)
                 self.results().write(self.folder.path)
             ranks.wait()  # until the checkpoint counts
 

@@ -26,7 +26,9 @@ def build_optimizer(
     weight_decay: float = 0.01,
     eps: float = 1e-8,
 ) -> Optimizer:
-    """Build an optimizer with decay of the backbone's matrices and of each position method's ``decayed_parameters``.
+    """Build an optimizer with decay of the backbone's matrices.
+
+    Position methods have none: it pulls parameters towards zero, where some methods add nothing and others still do.
 
     Args:
         model: the model to train.
@@ -45,8 +47,7 @@ def build_optimizer(
         if parameter.dim() > 1 and id(parameter) not in positional
     }
     hidden = {key: backbone.pop(key) for key in list(backbone) if name == "muon" and ".layers." in f".{key}"}
-    decayed = [*backbone.values(), *(each for position in positions for each in position.decayed_parameters())]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": weight_decay}]
+    groups: list[dict[str, Any]] = [{"params": [*backbone.values()], "weight_decay": weight_decay}]
     if kernel_learning_rate is not None:
         kernels = [parameter for position in positions for parameter in position.kernel_parameters()]
         groups.append({"params": kernels, "weight_decay": 0.0, "lr": kernel_learning_rate})

@@ -13,12 +13,13 @@ from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
 from ..devices import check_devices
-from .found import AttentionCall, around, by_stack, parts_of, record_calls, set_implementation
-from .hooks import NAME, Enter, Start
+from . import proof
+from .found import AttentionCall, around, by_stack, find_calls, parts_of, parts_with, record_calls, set_implementation
+from .hooks import Enter, Start
 from .images import CheckImage, check_grid, grid_options
-from .interface import layer_is_causal
+from .implementations import NAME, with_masks
 from .kinds import serve
-from .own import OwnBias, own_table, switches, takes_bias
+from .own import own_table, rotates, serve_tables, switches
 from .served import is_served
 from .undo import Undo
 
@@ -26,7 +27,7 @@ _UNDO = "_whereformer_undo"
 
 
 def attach(
-    model: PreTrainedModel, position: str, *, keep_absolute: bool = True, **position_options: Any
+    model: PreTrainedModel, position: str, *, keep_absolute: bool = True, prove: bool = True, **position_options: Any
 ) -> PreTrainedModel:
     """Give a transformers model a position method, in place; this library then computes its attention.
 
@@ -36,9 +37,9 @@ def attach(
 
     Relative positions that a model computes itself become tables over offsets instead of matrices, so ``attach(t5,
     "none")`` is the same model with less memory; the guide lists these models. Sliding windows (ModernBERT, Mistral,
-    Gemma), soft caps (Gemma 2), sinks (GPT-OSS) and grouped heads stay what they are, without matrices or copies. Other
-    masks than padding stay matrices, and so do windows in compiled code. A query that may not attend to anything gets
-    zeros; transformers averages all values.
+    Gemma), soft caps (Gemma 2), sinks (GPT-OSS, Inkling 2) and grouped heads stay what they are, without matrices or
+    copies. Other masks than padding stay matrices, and so do windows in compiled code. A query that may not attend to
+    anything gets zeros; transformers averages all values.
 
     Args:
         model: any model of text, images or sound that dispatches its attention through transformers'
@@ -47,6 +48,8 @@ def attach(
             "rope/rope/rope/none"; "none" adds nothing.
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
+        prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
+            if it computes something else. A model that computes with its mask then gets transformers' own masks.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. Methods for images get the sides of the model's grid
             of patches, and the number of tokens before it.
@@ -60,14 +63,16 @@ def attach(
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
             attention and is not of a kind that the guide lists, already has a method, lies on several devices, or whose
-            positions cannot be switched off.
+            positions cannot be switched off; for "rope" where the model keeps a rotation of its own; for a model that
+            computes something else when this library attends. A model that is refused is as it was.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(position, str):
         raise TypeError(f"position: expected the name of a method, got {type(position).__name__}")
-    if not isinstance(keep_absolute, bool):
-        raise InputError("keep_absolute", f"expected True or False, got {shown(keep_absolute)}")
+    for name, choice in (("keep_absolute", keep_absolute), ("prove", prove)):
+        if not isinstance(choice, bool):
+            raise InputError(name, f"expected True or False, got {shown(choice)}")
     if is_attached(model):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     check_devices(model)
@@ -78,14 +83,17 @@ def attach(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
+    calls, masks = proof.prove(model, keep_absolute) if prove else (find_calls(model), None)
+    if not calls:
+        raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
     undo = Undo()
     try:
-        serve(model, undo)
-        _attach(model, position, keep_absolute, position_options, undo)
+        serve(model, undo, parts_with(model, calls))
+        _attach(model, calls, masks, position, keep_absolute, position_options, undo)
     except Exception:
         undo.run()
         raise
-    set_implementation(model, NAME, undo)
+    set_implementation(model, calls, with_masks(NAME, masks), undo)
     model.config.whereformer = {
         "position": position,
         "keep_absolute": keep_absolute,
@@ -102,12 +110,15 @@ def is_attached(model: PreTrainedModel) -> bool:
 
 
 def _attach(
-    model: PreTrainedModel, position: str, keep_absolute: bool, position_options: dict[str, Any], undo: Undo
+    model: PreTrainedModel,
+    calls: list[AttentionCall],
+    masks: str | None,
+    position: str,
+    keep_absolute: bool,
+    position_options: dict[str, Any],
+    undo: Undo,
 ) -> None:
-    """Do what :func:`attach` says; ``undo`` gets what takes it back, as far as it got."""
-    calls = record_calls(model)
-    if not calls:
-        raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
+    """Do what :func:`attach` says to a model with these calls; ``undo`` gets what takes it back, as far as it got."""
     grouped = by_stack(model, calls)
     if not grouped:
         raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
@@ -124,12 +135,13 @@ def _attach(
 
     for switch_off in own:
         switch_off(undo)
+    if {"rope", "rope2d"} & {*method_names(position)} and rotates(model):
+        way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
+        raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
     for stack in stacks:
         stack.attach(undo)
-    for module in {id(call.module): call.module for call in calls}.values():
-        if takes_bias(module):
-            undo.add(module.register_forward_pre_hook(OwnBias(module), with_kwargs=True).remove)
-    arrived = [call for call in record_calls(model) if call.received is not None]
+    serve_tables(dict.fromkeys(call.module for call in calls), undo)
+    arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
     if len(arrived) < sum(len(stack.calls) for stack in stacks):
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
     for stack in stacks:
@@ -162,6 +174,11 @@ def _takes_keywords(module: nn.Module) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
+def _takes_position(module: nn.Module) -> bool:
+    """Whether what a hook passes to an attention layer arrives in its attention function."""
+    return is_served(module) or _takes_keywords(module)
+
+
 class Stack:
     """One encoder or decoder of a model, together with the method that it gets.
 
@@ -174,11 +191,15 @@ class Stack:
 
     def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], name: str, options: dict[str, Any]) -> None:
         self.stack = stack
-        self.calls = calls
+        # Residuals that attend to the layers before (Inkling 2) have another number of queries than there are tokens.
+        lengths = {call.n_q for call in calls if _takes_position(call.module)}
+        self.calls = calls = [
+            call for call in calls if _takes_position(call.module) or not lengths or call.n_q in lengths
+        ]
         config = stack.config
         modules = list({id(call.module): call.module for call in calls}.values())
         for module in modules:
-            if not is_served(module) and not _takes_keywords(module):
+            if not _takes_position(module):
                 name = type(module).__name__
                 raise InputError("model", f"{name} does not hand keyword arguments to its attention function")
         sizes = {
@@ -187,7 +208,7 @@ class Stack:
             "head_dim": calls[0].head_dim,
             "num_layers": len(calls),
             "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
-            "causal": all(layer_is_causal(module) for module in modules),
+            "causal": all(call.causal for call in calls),
             "initializer_range": getattr(config, "initializer_range", None) or 0.02,
             "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
         }

@@ -6,15 +6,24 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ...errors import InputError
-from .hooks import PROBE, LayerInput
-from .interface import check_options
+from .examples import run_any
+from .hooks import LayerInput
+from .implementations import NAME, register, with_masks
+from .interface import check_options, requested
+from .kinds import serve
+from .masks import mask
 from .served import is_served
+from .undisturbed import configs_of, undisturbed
 from .undo import Undo
+
+PROBE = f"{NAME}_probe"
+"""The name of the attention implementation that records its calls."""
+
+IMPLEMENTATION = "_attn_implementation_internal"
+"""The field of a configuration for it; the public one also changes the configurations inside, or refuses our names."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class AttentionCall:
         n_q, n_k: the numbers of queries and keys.
         num_heads, head_dim: the number of heads, and the width of one.
         received: what the hooks of an attached method passed on; None without a method.
+        causal: whether no query sees a later key.
     """
 
     module: nn.Module
@@ -34,6 +44,7 @@ class AttentionCall:
     num_heads: int
     head_dim: int
     received: LayerInput | None
+    causal: bool
 
 
 _calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
@@ -44,105 +55,67 @@ def _probe(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *_: Any,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
     whereformer: LayerInput | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """An attention function that records its calls and returns an output of the right shape."""
-    check_options(options)
-    batch, num_heads, n_q, head_dim = query.shape
-    _calls.get().append(AttentionCall(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
+    check_options(module, options)
+    (batch, num_heads, n_q, head_dim), n_k = query.shape, key.shape[2]
+    causal = requested(module, attention_mask, query, key, is_causal, options).hides_later_keys()
+    _calls.get().append(AttentionCall(module, n_q, n_k, num_heads, head_dim, whereformer, causal))
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 
 
-@torch.no_grad()
-def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
-    """Record the attention calls of one small forward, in order; none if the model does not dispatch them."""
-    if not (model._can_set_attn_implementation() or any(map(is_served, model.modules()))):
-        return []
-    training = [module for module in model.modules() if module.training]
-    undo = Undo()
-    set_implementation(model, PROBE, undo)
-    calls = _calls.set([])
-    model.eval()
+def find_calls(model: PreTrainedModel, own_masks: str | None = None) -> list[AttentionCall]:
+    """Find the attention calls of a model: those of one small forward, in order; none if it does not dispatch them.
+
+    Args:
+        model: the model, which stays as it is.
+        own_masks: whose masks it gets, "eager" or "sdpa" for transformers' own; None: ours.
+
+    Raises:
+        InputError: if there is no small input that it runs on.
+    """
+    with undisturbed(model):
+        serve(model, Undo())
+        if not (model._can_set_attn_implementation() or any(map(is_served, model.modules()))):
+            return []
+        for config in configs_of(model):
+            setattr(config, IMPLEMENTATION, with_masks(PROBE, own_masks))
+        return _record(model)
+
+
+def record_calls(model: PreTrainedModel, found: list[AttentionCall], own_masks: str | None) -> list[AttentionCall]:
+    """Record the attention calls of one small forward of a model with a method, in the parts in which calls were."""
+    with undisturbed(model):
+        set_implementation(model, found, with_masks(PROBE, own_masks), Undo())
+        return _record(model)
+
+
+def _record(model: PreTrainedModel) -> list[AttentionCall]:
+    calls: list[AttentionCall] = []
+    token = _calls.set(calls)
     try:
-        inputs = _example(model)
-        try:
-            _run(model, inputs)
-        except Exception as error:
-            raise InputError("model", f"{type(model).__name__} did not run on {', '.join(inputs)}: {error}") from error
-        return _calls.get()
+        run_any(model, rows=1, length=5, before=calls.clear)
     finally:
-        for module in training:
-            module.training = True
-        _calls.reset(calls)
-        undo.run()
+        _calls.reset(token)
+    return calls
 
 
-def _run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
-    """Run a model or, if its head takes inputs of another form (multiple choice, T5's classifiers), its base."""
-    try:
-        model(**inputs)
-    except Exception:
-        if model.base_model is model:
-            raise
-        _calls.get().clear()
-        model.base_model(**inputs)
+def set_implementation(model: PreTrainedModel, calls: list[AttentionCall], name: str, undo: Undo) -> None:
+    """Switch the attention implementation of the parts of a model that have these calls.
 
-
-def _example(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Build a small input. Encoder and decoder get different lengths, which identify cross-attention."""
-    config, name = model.config, model.main_input_name
-    token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
-    if name == "input_ids":
-        inputs = {name: torch.full((1, 5), token, device=model.device)}
-    else:
-        inputs = {name: torch.zeros(1, *_example_shape(name, config), device=model.device, dtype=model.dtype)}
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = torch.full((1, 3), token, device=model.device)
-    return inputs
-
-
-def _example_shape(name: str, config: Any) -> tuple[int, ...]:
-    """Return the shape of a small image or sound, without the batch."""
-    if name == "pixel_values":
-        size = config.image_size
-        return (config.num_channels, *(size if isinstance(size, list | tuple) else (size, size)))
-    config = getattr(config, "encoder_config", config)
-    bins = getattr(config, "num_mel_bins", None)
-    if name == "input_values" and hasattr(config, "conv_stride"):
-        samples = 5  # what convolutions make this number of
-        for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
-            samples = (samples - 1) * stride + kernel
-        return (samples,)
-    if name == "input_values" and bins and hasattr(config, "max_length"):
-        return config.max_length, bins
-    if name == "input_features" and bins and hasattr(config, "max_source_positions"):
-        return bins, 2 * config.max_source_positions
-    if name == "input_features":
-        width = getattr(config, "feature_projection_input_dim", bins)
-        if width is None and hasattr(config, "input_feat_per_channel"):
-            width = config.input_feat_per_channel * config.input_channels
-        if width is not None:
-            return 40, width  # enough for convolutions that make one of eight
-    raise InputError("model", f"expected one of text, images or sound of a known form, got one of {name}")
-
-
-def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
-    """Switch the attention implementation."""
-    parts = parts_of(model)
-    # Set the internal field, because the public one also changes the configs inside this one.
-    field = "_attn_implementation_internal"
-    for config in {id(part.config): part.config for part in parts}.values():
-        undo.add(setattr, config, field, getattr(config, field))
-    # Before some version of transformers, a model leaves the configs of its encoder and decoder alone.
-    for part in parts:
-        if part.config._attn_implementation == name:
-            continue
-        if part._can_set_attn_implementation():
-            part.set_attn_implementation(name)
-        else:
-            setattr(part.config, field, name)  # for its layers that are served
+    Others, such as what reads the images beside a text, ran in no example, so that nothing is known of them.
+    """
+    configs = [part.config for part in parts_with(model, calls)]
+    configs += [call.module.config for call in calls if hasattr(call.module, "config")]
+    for config in {id(config): config for config in configs}.values():
+        undo.add(setattr, config, IMPLEMENTATION, getattr(config, IMPLEMENTATION))
+        setattr(config, IMPLEMENTATION, name)
 
 
 def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[PreTrainedModel, list[AttentionCall]]]:
@@ -169,9 +142,15 @@ def parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
 
 
+def parts_with(model: PreTrainedModel, calls: list[AttentionCall]) -> list[PreTrainedModel]:
+    """Return a model and the models inside in which there are calls."""
+    layers = {call.module for call in calls}
+    return [part for part in parts_of(model) if not layers.isdisjoint(part.modules())]
+
+
 def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedModel]:
     """Return the models that a stack is part of, the outermost first and the stack itself last."""
     return [part for part in parts_of(model) if any(module is stack for module in part.modules())]
 
 
-AttentionInterface.register(PROBE, _probe)
+register(PROBE, _probe, mask)

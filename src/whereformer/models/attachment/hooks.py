@@ -13,14 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ...errors import InputError
 from ...kernels import Positions
 from ...positions import Place, Position
-
-NAME = "whereformer"
-"""The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
-
-PROBE = "whereformer_probe"
-"""The name of the attention implementation that records its calls."""
+from .implementations import NAME, is_ours
+from .masks import RequestedMask
 
 
 class StackForward:
@@ -30,12 +27,14 @@ class StackForward:
         position: the method.
         share: whether layers may use what another one computed.
         with_weights: whether the caller wants attention weights; None: the configuration decides.
+        placed: whether the caller gives positions, which may begin anew with each text of a row.
     """
 
-    def __init__(self, position: Position, share: bool, with_weights: bool | None = None) -> None:
+    def __init__(self, position: Position, share: bool, with_weights: bool | None = None, placed: bool = False) -> None:
         self.position = position
         self.share = share
         self.with_weights = with_weights
+        self.placed = placed
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
         self.kept: tuple[Positions, Positions, Any] | None = None
@@ -69,11 +68,50 @@ class LayerInput:
     hidden: Tensor
     with_weights: bool | None
 
-    def place(self, n_q: int, n_k: int, key_mask: Tensor | None, scale: float | None) -> Place:
-        """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens."""
-        keys = Positions(0, 1, n_k)
-        queries = keys if n_q == n_k else Positions(n_k - n_q, 1, n_q)
-        return Place(queries, keys, self.layer, self.forward.prepare_for(queries, keys), key_mask, scale)
+    def place(self, query: Tensor, asked: RequestedMask, scale: float | None) -> Place:
+        """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens.
+
+        Raises:
+            InputError: for a method that takes no packed rows, or that was made for causal attention and meets another.
+        """
+        (batch, _, n_q, _), n_k = query.shape, asked.n_k
+        self._check(asked, n_q, n_k)
+        first = asked.first or 0
+        keys = Positions(first, 1, n_k)
+        queries = keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q)
+        return Place(
+            queries,
+            keys,
+            self.layer,
+            self.forward.prepare_for(queries, keys),
+            asked.key_mask(batch),
+            scale,
+            asked.documents,
+            asked.documents,
+            asked.dropped(),
+        )
+
+    def _check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
+        """Raise an InputError if the method cannot serve what the layer asks for."""
+        causal, methods = self.forward.position.model.causal, self.forward.position.methods()
+        counting = [method for method in methods if method.scales_query]
+        if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
+            raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
+        # Keys can be counted within documents, but not within the blocks of a matrix.
+        from_start = [method for method in methods if not method.shift_invariant]
+        from_start += counting if asked.documents is None else []
+        if not from_start:
+            return
+        name = f"{type(from_start[0]).__name__} counts from the start of a row"
+        if asked.first is None and n_q < n_k:
+            raise InputError("cache", f"{name}, which the model's own mask does not tell; give use_cache=False")
+        # Compiled code cannot look at a matrix.
+        if torch.compiler.is_compiling() and asked.matrix is not None and asked.real is None and self.forward.placed:
+            raise InputError(
+                "position_ids", f"{name}, and compiled code cannot see whether they pack texts; leave them out"
+            )
+        if asked.is_packed():
+            raise InputError("position", f"{name}, so it takes no packed texts; give each text a row of its own")
 
 
 class Start:
@@ -91,9 +129,12 @@ class Start:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        method, stated = getattr(self.stack, NAME), kwargs.get("is_causal")
+        if stated is not None and stated != method.model.causal:
+            raise InputError("is_causal", f"{stated} needs config.is_causal = {stated} before a method is attached")
         # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
         share = not (module.training and any(layer.gradient_checkpointing for layer in self.layers))
-        forward = StackForward(getattr(self.stack, NAME), share, kwargs.get("output_attentions"))
+        forward = StackForward(method, share, kwargs.get("output_attentions"), kwargs.get("position_ids") is not None)
         return args, {**kwargs, "whereformer_forward": forward}
 
 
@@ -121,7 +162,7 @@ class Enter:
                 raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
             forward = StackForward(getattr(self.stack, NAME), share=False)
         config = getattr(module, "config", self.stack.config)
-        if config._attn_implementation not in (NAME, PROBE):
+        if not is_ours(config._attn_implementation):
             # Another attention function would silently ignore the positions.
             raise RuntimeError(
                 f"attn_implementation: a position method is attached, so it must be {NAME!r}, "
@@ -134,7 +175,10 @@ class Enter:
             layer = forward.calls
             forward.calls += 1
             if layer not in self.layers:
-                raise RuntimeError("whereformer: layers that share weights ran in another order than when attached")
+                raise RuntimeError(
+                    "whereformer: layers that share weights ran in another order than when attached, or "
+                    f"{type(module).__name__} attends several times each time it runs"
+                )
         hidden = args[0] if args else kwargs["hidden_states"]
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...positions import Position, describe, method_names
-from ...positions.grids import GridMethod
+from ...positions.rope2d import Rope2d
 
 
 def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
@@ -40,7 +40,7 @@ def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
 def check_grid(position: Position, n: int) -> None:
     """Raise an InputError if a method's grid is not that of the n tokens of an image model."""
     for part in position.methods():
-        if isinstance(part, GridMethod) and part.length != n:
+        if isinstance(part, Rope2d) and part.length != n:
             raise InputError(
                 "rows",
                 f"expected a prefix and rows x columns of {n} tokens, got {part.prefix} and {part.rows} x "

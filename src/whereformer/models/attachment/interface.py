@@ -1,35 +1,43 @@
-"""The attention function and the mask function that transformers calls in place of its own."""
+"""The attention function that transformers calls in place of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import FunctionType
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    prepare_padding_mask,
-    sdpa_mask,
-    sliding_window_bidirectional_mask_function,
-    sliding_window_causal_mask_function,
-)
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
-from .hooks import NAME, LayerInput
-from .masks import BiasMask, Regions, WindowMask
+from ...kernels.tracing import can_look
+from .hooks import LayerInput
+from .implementations import NAME, register
+from .masks import RequestedMask, mask
 
-Mask: TypeAlias = Tensor | WindowMask | Regions | BiasMask | None
+Mask: TypeAlias = Tensor | RequestedMask | None
 """What arrives as a mask."""
 
+COMPUTED = frozenset({
+    "cu_seq_lens_k", "cu_seq_lens_q", "output_attentions", "position_bias", "s_aux", "seq_idx", "sinks", "softcap",
+    "whereformer", "whereformer_first", "whereformer_forward", "whereformer_terms",
+})  # fmt: skip
+"""The options that attention computes with."""
 
-def layer_is_causal(module: nn.Module, stated: bool | None = None) -> bool:
-    """Whether attention is causal, by transformers' rule: the call's argument, else the layer's attribute."""
-    return bool(getattr(module, "is_causal", True) if stated is None else stated)
+HARMLESS = frozenset({
+    "cache", "cache_position", "decoder_input_ids", "deterministic", "input_ids", "labels", "logits_to_keep",
+    "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits",
+    "past_key_values", "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
+})  # fmt: skip
+"""The options that change no score: no attention function of transformers reads them, or they come with the mask."""
+
+
+def check_options(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Raise an InputError for an option of a layer's attention that might change scores, and that we do not know."""
+    for name, given in options.items():
+        if given is not None and name not in COMPUTED and name not in HARMLESS:
+            got = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)
+            raise InputError(name, f"whereformer's attention does not know it, got {got} from {type(module).__name__}")
 
 
 def attend(
@@ -52,35 +60,41 @@ def attend(
         attention_mask: a mask made by :func:`mask`, by a layer of :data:`KINDS`, or by the model itself.
         scaling: the factor on query . key; head_dim ** -0.5 if None.
         dropout: the dropout probability of the attention weights.
-        is_causal: whether later keys are masked; None: the layer decides.
+        is_causal: without a mask, whether later keys are masked; None: the layer decides.
         options: everything else that the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
             ``whereformer_terms`` from a layer of :data:`KINDS`, ``position_bias``, ``softcap`` (Gemma 2), ``s_aux``
-            (the sinks of GPT-OSS) and ``output_attentions`` from the model. Windows come with the mask, so
-            ``sliding_window`` is not read.
+            (the sinks of GPT-OSS, one a head) or ``sinks`` (those of Inkling 2, one a query), ``cu_seq_lens_q`` or
+            ``seq_idx`` (the texts of packed rows) and ``output_attentions`` from the model. Windows come with the mask,
+            so ``sliding_window`` is not read.
 
     Returns:
         (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model returns them.
 
     Raises:
-        InputError: for keys that the model chooses itself, which this attention cannot do.
+        InputError: for an option that might change scores and is not known, such as keys that the model chooses.
     """
-    check_options(options)
+    check_options(module, options)
+    asked = requested(module, attention_mask, query, key, is_causal, options)
     terms: tuple[Term, ...] = ()
-    limits, mask_terms = _limits(attention_mask, query, key.shape[2])
     layer: LayerInput | None = options.get("whereformer")
     if layer is not None:
-        position = layer.forward.position
-        place = layer.place(query.shape[2], key.shape[2], limits.get("key_mask"), scaling)
+        position, place = layer.forward.position, layer.place(query, asked, scaling)
         query, key, value, terms = position("act", layer.hidden, query, key, value, place)
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
+    if asked.matrix is not None:
+        terms += (_mask_term(asked.matrix, query, asked.n_k),)
     call: dict[str, Any] = {
-        "causal": layer_is_causal(module, is_causal),
+        "causal": asked.causal,
+        "window": asked.window,
+        "key_mask": asked.key_mask(query.shape[0]),
+        "query_documents": asked.documents,
+        "key_documents": asked.documents,
         "scale": scaling,
         "softcap": options.get("softcap"),
-        "sinks": options.get("s_aux"),
+        "sinks": _sinks(options),
+        "dropout_p": dropout,
     }
-    call, terms = call | limits | {"dropout_p": dropout}, terms + mask_terms
     with_weights = options.get("output_attentions", None if layer is None else layer.with_weights)
     if with_weights is None:
         with_weights = getattr(getattr(module, "config", None), "output_attentions", False)
@@ -90,6 +104,48 @@ def attend(
     else:
         out = attention(query, key, value, terms, **call)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def requested(
+    module: nn.Module, mask: Mask, query: Tensor, key: Tensor, is_causal: bool | None, options: Mapping[str, Any]
+) -> RequestedMask:
+    """Return what limits the attention of a layer, whatever arrives as its mask; the arguments are :func:`attend`'s.
+
+    Without a mask, transformers' rule counts: the call's argument says whether attention is causal, else the layer's
+    attribute. A mask of the model's own is all that limits its attention.
+    """
+    n_k = key.shape[2]
+    if mask is None:
+        asked = RequestedMask(n_k, causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal))
+    elif isinstance(mask, RequestedMask):
+        asked = mask
+        if asked.n_k != n_k:
+            raise InputError("attention_mask", f"expected the {asked.n_k} keys that the model asked for, got {n_k}")
+    elif mask.dim() != 4:
+        raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
+    elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
+        asked = RequestedMask(n_k, first=None, real=mask[:, 0, 0])
+    else:
+        asked = RequestedMask(n_k, first=None, matrix=mask)
+    documents = _documents(query, key, options)
+    return asked if documents is None else asked._replace(documents=documents)
+
+
+def _documents(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor | None:
+    """Return the texts of packed rows, (batch, n), by what transformers' collators say of them; None without any."""
+    (batch, _, n_k, _), n_q = key.shape, query.shape[2]
+    ends, of_keys, texts = (options.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"))
+    if ends is not None:
+        if of_keys is not None and can_look(ends) and not torch.equal(ends, of_keys):
+            raise InputError("cu_seq_lens_k", f"expected those of the queries, got {shown(of_keys)}")
+        # Tokens after the last end are padding, and get a text of their own.
+        texts = torch.searchsorted(ends[1:], torch.arange(n_k, device=ends.device), right=True)[None]
+    elif of_keys is not None:
+        raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
+    if texts is not None and (n_q != n_k or texts.shape != (batch, n_k)):
+        name, rows = ("seq_idx", "(batch, n)") if ends is None else ("cu_seq_lens_q", "one row")
+        raise InputError(name, f"it needs {rows} and no cache, got {batch} rows, {n_q} queries and {n_k} keys")
+    return texts
 
 
 def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
@@ -102,100 +158,19 @@ def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
     return (OffsetBias(bias[0, :, 0], first),) if bias.shape[3] > 1 else ()
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Raise an InputError for options by which a model's attention chooses the keys of each query in its own way."""
-    for name in ("indices", "block_indices"):
-        if options.get(name) is not None:
-            raise InputError(name, f"whereformer's attention chooses no keys, got {shown(options[name])}")
-
-
-def _limits(mask: Mask, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:
-    """Return how a mask limits attention: options of the call, and terms."""
-    if mask is None:
-        return {}, ()
-    if isinstance(mask, WindowMask):
-        if mask.n_k != n_k:
-            raise InputError("attention_mask", f"expected the {mask.n_k} keys that the window is over, got {n_k}")
-        options, terms = _limits(mask.padding, query, n_k)
-        return {**options, "window": (mask.before, mask.after), "causal": False}, terms
-    if isinstance(mask, BiasMask):
-        options, terms = _limits(mask.mask, query, n_k)
-        return options, mask.terms + terms
-    if isinstance(mask, Regions):
-        ids = mask.ids.repeat(query.shape[0] // mask.ids.shape[0], 1)
-        return {"query_documents": ids, "key_documents": ids}, ()
-    if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
-        # It has an entry for every pair and includes causal masking.
-        return {"causal": False}, (_mask_term(mask, query, n_k),)
-    return {"key_mask": mask[:, 0, 0].expand(query.shape[0], n_k)}, ()
+def _sinks(options: Mapping[str, Any]) -> Tensor | None:
+    """Return one logit a head, (heads,), or one a query, (batch, heads, n_q), which arrives as a column of scores."""
+    given: Tensor | None = options.get("s_aux")
+    if given is None:
+        given = options.get("sinks")
+    return given.squeeze(-1) if given is not None and given.dim() == 4 else given
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
     """Turn a mask (1 or batch, 1 or heads, n_q, n_k), bool or additive, into a term."""
-    if mask.dim() != 4:
-        raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
     return DenseBias(mask.expand(-1, query.shape[1], query.shape[2], n_k))
 
 
-def mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> Tensor | WindowMask | None:
-    """A mask function of transformers: it returns (batch, 1, 1, n_k) for mere padding, else (batch, 1, n_q, n_k).
-
-    Causal masking is left to the attention function, which needs no matrix for it. Nor does it need one for a sliding
-    window, which becomes a :class:`WindowMask`.
-    """
-    if isinstance(q_offset, Tensor):
-        raise InputError("past_key_values", "whereformer's attention needs a cache that grows, got a static one")
-    window = None
-    if mask_function not in (bidirectional_mask_function, causal_mask_function):
-        window = _window(mask_function, options.get("local_size"))
-        # The attention function takes the last query to be at the last key.
-        if window is None or q_offset + q_length != kv_offset + kv_length:
-            sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
-            return sdpa_mask(*sizes, mask_function, attention_mask, **options)
-    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is not None:
-        padding = padding[:, kv_offset : kv_offset + kv_length]
-        # A mask that masks nothing costs time. Only on the CPU can this be checked without waiting for the device.
-        if padding.device.type == "cpu" and not torch.compiler.is_compiling() and bool(padding.all()):
-            padding = None
-    padding = None if padding is None else padding[:, None, None]
-    if window is not None and window[0] < kv_length - 1:
-        return WindowMask(*window, kv_length, padding)
-    return padding
-
-
-def _window(mask_function: Callable[..., Tensor], size: int | None) -> tuple[int, int] | None:
-    """Return how far before and after it a query attends, if the mask is a sliding window of this size and no more."""
-    # A compiler cannot look into functions.
-    if size is None or torch.compiler.is_compiling():
-        return None
-    if _are_same(mask_function, sliding_window_causal_mask_function(size)):
-        return size - 1, 0
-    if _are_same(mask_function, sliding_window_bidirectional_mask_function(size)):
-        return size, size
-    return None
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    """Whether two functions have the same code and were made from the same functions and numbers."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_are_same, one, other))
-    if isinstance(one, FunctionType) and isinstance(other, FunctionType):
-        made_from = (tuple(cell.cell_contents for cell in each.__closure__ or ()) for each in (one, other))
-        return one.__code__ is other.__code__ and _are_same(*made_from)
-    return one is other or (type(one) is type(other) is int and one == other)
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+register(NAME, attend, mask)

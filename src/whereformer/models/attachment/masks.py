@@ -1,59 +1,197 @@
-"""What layers hand to the attention function as a mask, and which is no matrix."""
+"""What models hand to their layers as a mask: what they requested from transformers, without a matrix."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from itertools import permutations
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    packed_sequence_mask_function,
+    prepare_padding_mask,
+    sdpa_mask,
+    sliding_window_bidirectional_mask_function,
+    sliding_window_causal_mask_function,
+)
 
-from ...kernels import Term
+from ...errors import InputError
+from ...kernels.tracing import can_look
 
 
-class WindowMask(NamedTuple):
-    """The mask of a sliding window, which models hand to their layers in place of a tensor; causality is part of it.
+class RequestedMask(NamedTuple):
+    """The mask that a model requested from transformers, in place of a matrix.
 
-    Only the attention function looks inside. Models that take FlexAttention's masks let other objects pass, too, and
-    what moves or checkpoints their arguments looks into tuples.
+    Only the attention function looks inside. A model that computes with its masks stops with an error, rather than
+    being silently wrong. What moves or checkpoints a model's arguments looks into tuples.
 
     Args:
-        before, after: how far each query attends.
         n_k: the number of keys; the last of them is at the last query.
-        padding: (batch, 1, 1, n_k) bool, True = may be attended; None without padding.
+        first: the position of the first key: a cache that slides has dropped those before it. A mask of the model's own
+            does not tell it: None.
+        causal: whether later keys are masked.
+        window: how far before and after itself a query attends; None without a window.
+        real: (batch or 1, first + n_k) bool, which tokens of the whole text are no padding; None: all.
+        documents: (batch, n_k), the texts of packed rows, which do not see each other; None: each row is one text.
+        matrix: what else masks, (batch or 1, heads or 1, n_q, n_k): bool with True = may be attended, or numbers to
+            add to scores.
     """
 
-    before: int
-    after: int
     n_k: int
-    padding: Tensor | None
+    first: int | None = 0
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    real: Tensor | None = None
+    documents: Tensor | None = None
+    matrix: Tensor | None = None
+
+    @property
+    def ndim(self) -> int:
+        """What transformers asks of masks that it is given; those for static caches are made before the forward."""
+        raise InputError("attention_mask", "whereformer's attention takes no mask made before, as for a static cache")
+
+    def key_mask(self, batch: int) -> Tensor | None:
+        """Return which keys are real, (batch, n_k); None if all are."""
+        return None if self.real is None else self.real[:, self.first :].expand(batch, self.n_k)
+
+    def dropped(self) -> Tensor | int:
+        """Return the number of real tokens before the first key, (batch or 1, 1) or the same for all rows."""
+        first = self.first or 0
+        return first if self.real is None else self.real[:, :first].sum(1, keepdim=True)
+
+    def hides_later_keys(self) -> bool:
+        """Whether no query of a self-attention sees a later key."""
+        return self.causal if self.matrix is None else not bool(_seen(self.matrix).triu(1).any())
+
+    def is_packed(self) -> bool:
+        """Whether rows hold several texts. A matrix tells it by its blocks, but not in compiled code."""
+        if self.documents is not None or self.matrix is None or torch.compiler.is_compiling():
+            return self.documents is not None
+        return self.matrix.shape[2] == self.matrix.shape[3] and _has_blocks(_seen(self.matrix).any(1))
 
 
-class Regions(NamedTuple):
-    """The regions of tokens: a query attends only to keys of its own.
+def _seen(matrix: Tensor) -> Tensor:
+    """Return which keys are seen by which queries, of a mask that is bool or added to scores."""
+    return matrix if matrix.dtype == torch.bool else matrix > torch.finfo(matrix.dtype).min / 2
 
-    Args:
-        ids: (batch or a divisor of it, n), the same for every so many rows of a batch.
+
+def _has_blocks(seen: Tensor) -> bool:
+    """Whether a row of tokens, (batch, n, n), falls into parts of which none sees another; padding is no part."""
+    joined = seen | seen.mT
+    tokens = torch.arange(seen.shape[1], device=seen.device)
+    # The earliest token that one from here on sees, or is seen by
+    earliest = torch.where(joined, tokens, len(tokens)).amin(2).flip(1).cummin(1).values.flip(1)
+    real = joined.any(2)
+    before, from_here = real.cumsum(1) > real, real.flip(1).cumsum(1).flip(1) > 0
+    return bool(((earliest >= tokens) & before & from_here).any())
+
+
+def of_growing_caches(mask: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a mask function of transformers that refuses a cache in which the last key is not the last query's."""
+
+    def checked(
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: int = 0,
+        kv_offset: int = 0,
+        mask_function: Callable[..., Tensor] = causal_mask_function,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        end = kv_offset + kv_length
+        covered = attention_mask is not None and attention_mask.shape[1] >= end
+        ahead = not covered and q_offset + q_length < end and _is_causal(mask_function)
+        if isinstance(q_offset, Tensor) or ahead:
+            raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
+        return mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
+
+    return checked
+
+
+@of_growing_caches
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int,
+    kv_offset: int,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> RequestedMask:
+    """A mask function of transformers: it returns what was asked for, with a matrix only for patterns of other kinds.
+
+    Causality, windows, padding and the texts of packed rows need none.
     """
+    asked, end = _recognized(mask_function, kv_length), kv_offset + kv_length
+    if asked is None or ((asked.causal or asked.window) and q_offset + q_length != end):
+        # Without these, None stands for what sdpa takes from the layer.
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        matrix = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
+        asked = RequestedMask(kv_length, matrix=matrix)
+    real = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if real is not None:
+        real = real[:, :end]
+        # A mask that masks nothing costs time.
+        if can_look(real) and bool(real.all()):
+            real = None
+    return asked._replace(first=kv_offset, real=real)
 
-    ids: Tensor
+
+def _is_causal(mask_function: Callable[..., Tensor]) -> bool:
+    asked = _recognized(mask_function, 0)
+    return asked is not None and asked.causal
 
 
-class BiasMask(NamedTuple):
-    """A bias in terms, which a model adds to its masks and hands on in place of one.
+def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask | None:
+    """Return the mask of a function if it needs no matrix; None for others, and in compiled code for most."""
+    if mask_function in (causal_mask_function, bidirectional_mask_function):
+        return RequestedMask(n_k, causal=mask_function is causal_mask_function)
+    # A compiler cannot look into functions.
+    if torch.compiler.is_compiling():
+        return None
+    if parts := _parts(mask_function, sliding_window_causal_mask_function(ANY)):
+        return RequestedMask(n_k, causal=True, window=(parts[0] - 1, 0))
+    if parts := _parts(mask_function, sliding_window_bidirectional_mask_function(ANY)):
+        return RequestedMask(n_k, window=(parts[0], parts[0]))
+    # Releases of transformers join the two in either order, and older ones leave positions as they are.
+    for within, apart in permutations(_parts(mask_function, and_masks(ANY, ANY)) or (), 2):
+        if documents := _parts(apart, packed_sequence_mask_function(ANY)):
+            inner = None if REMAP is None else _parts(within, REMAP(ANY, ANY))
+            asked = _recognized(inner[0] if inner else within, n_k)
+            return None if asked is None else asked._replace(documents=documents[0])
+    return None
 
-    Args:
-        terms: the bias.
-        mask: what else masks; None masks nothing.
+
+REMAP = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+"""Lets a mask function see positions that start again with each text."""
+
+
+class ANY:
+    """Stands for whatever a mask function was made from."""
+
+
+def _parts(one: Any, other: Any) -> list[Any] | None:
+    """Return what one function was made from where the other has ANY.
+
+    None if they differ in their code or in the functions that they were made from.
     """
-
-    terms: tuple[Term, ...]
-    mask: Tensor | None = None
-
-    def __add__(self, other: BiasMask | Tensor) -> BiasMask:  # type: ignore[override]
-        """Add another bias, or a mask. A boolean mask stays one, where a sum of tensors would not."""
-        if not isinstance(other, BiasMask):
-            other = BiasMask((), other)
-        masks = [mask for mask in (self.mask, other.mask) if mask is not None]
-        if len(masks) == 2:
-            masks = [masks[0] & masks[1] if masks[0].dtype == masks[1].dtype == torch.bool else masks[0] + masks[1]]
-        return BiasMask(self.terms + other.terms, masks[0] if masks else None)
+    if other is ANY:
+        return [one]
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType) and one.__code__ is other.__code__:
+        one, other = (tuple(cell.cell_contents for cell in each.__closure__ or ()) for each in (one, other))
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        found: list[Any] = []
+        for pair in zip(one, other, strict=True):
+            if (parts := _parts(*pair)) is None:
+                return None
+            found += parts
+        return found
+    return [] if one is other else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...errors import InputError
 from .undo import Undo
 
 
@@ -46,6 +48,11 @@ def switches(model: PreTrainedModel) -> list[Callable[[Undo], None]]:
         if own_table(module) and takes_bias(module):
             found.append(partial(_replace, model, module, "relative_attention_bias", None))
     return found
+
+
+def rotates(model: PreTrainedModel) -> bool:
+    """Whether a model has rotary embeddings of its own, by the names that transformers gives their classes."""
+    return any(re.search("Rotary|Rope|RoPE", type(module).__name__) for module in model.modules())
 
 
 def _replace(model: PreTrainedModel, owner: nn.Module, name: str, by: nn.Module | Tensor | None, undo: Undo) -> None:
@@ -84,6 +91,13 @@ def takes_bias(module: nn.Module) -> bool:
     )
 
 
+def serve_tables(layers: Iterable[nn.Module], undo: Undo) -> None:
+    """Let layers that take T5's biases get them as tables over offsets."""
+    for layer in layers:
+        if takes_bias(layer):
+            undo.add(layer.register_forward_pre_hook(OwnBias(layer), with_kwargs=True).remove)
+
+
 def own_table(module: nn.Module) -> bool:
     """Whether a layer of T5 holds the table of biases; the other layers get the biases from this one."""
     return getattr(module, "has_relative_attention_bias", False)
@@ -94,6 +108,11 @@ class OwnBias:
 
     def __init__(self, module: Any) -> None:
         furthest = module.relative_attention_max_distance
+        exact = module.relative_attention_num_buckets // (2 if module.is_decoder else 4)
+        if own_table(module) and module.relative_attention_bias is not None and furthest <= exact:
+            raise InputError(
+                "relative_attention_max_distance", f"expected more than {exact} (the exact buckets), got {furthest}"
+            )
         buckets = module._relative_position_bucket(
             torch.arange(-furthest, furthest + 1),
             bidirectional=not module.is_decoder,

@@ -19,13 +19,13 @@ from ...errors import InputError, one_line, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
 from .attaching import attach
-from .hooks import NAME
+from .implementations import NAME
 
 SETTINGS = {"position", "keep_absolute", "options"}
 """What a model's config.json says of what was attached."""
 
 
-def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> PreTrainedModel:
+def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = True, **options: Any) -> PreTrainedModel:
     """Load a model that was saved with a position method attached.
 
     transformers' own ``from_pretrained`` does not know the method: it reports its parameters as unexpected and loads
@@ -35,6 +35,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     Args:
         path_or_id: a folder that ``save_pretrained`` wrote, or an id on the Hugging Face Hub.
         model_class: a class of transformers, or an auto class such as ``AutoModelForMaskedLM``.
+        prove: as in :func:`attach`.
         options: options of ``from_pretrained``.
 
     Raises:
@@ -60,7 +61,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
-    attach(model, settings["position"], keep_absolute=settings["keep_absolute"], **settings["options"])
+    attach(model, settings["position"], keep_absolute=settings["keep_absolute"], prove=prove, **settings["options"])
     saved = read_tensors(files, part=f"{NAME}.")
     check_weights(saved)
     # The names of a base model and of a model with a head differ by a prefix.
@@ -80,22 +81,6 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     if fresh := sorted(name for name in found["missing_keys"] if name in state):
         logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(fresh))
     return model
-
-
-def saved_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
-    """Return the class of transformers that a config.json names, if a method was attached to the model; else None.
-
-    Raises:
-        InputError: if it names no class of transformers.
-    """
-    if NAME not in config:
-        return None
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else names
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        raise InputError("architectures", f"expected the name of a model of transformers, got {shown(names)}")
-    return found
 
 
 def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Translates state dicts and configurations of BERT and its kin, up to ModernBERT and NeoBERT, into this library's.
+"""Translates state dicts and configurations of BERT and its kin, up to ModernBERT, into this library's.
 
 Nothing here reads or writes files.
 """
@@ -6,7 +6,7 @@ Nothing here reads or writes files.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
     for name, wanted in {**_WITHOUT, **family.without}.items():
         if found.get(name) not in (None, wanted):
             raise InputError(name, f"expected {wanted!r}, got {found[name]!r} in the checkpoint's configuration")
-    config = their_config(found, family)
+    config = AutoConfig.for_model(**found)
     embedding_size = getattr(config, "embedding_size", config.hidden_size)
     if family.always_projects and embedding_size == config.hidden_size:
         raise InputError(
@@ -83,6 +83,7 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
         "embedding_size": embedding_size,
         "blocks": f"1x{layers}" if hasattr(config, "num_hidden_groups") else str(layers),
         "position": "learned",
+        "count_padding": not family.skips_padding,
         **({} if "classifier_act" in family.renamed else {"classifier_act": family.classifier_act}),
         **own,
     }
@@ -99,18 +100,6 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
     return fields
 
 
-def their_config(found: Mapping[str, Any], family: Family) -> PreTrainedConfig:
-    """Return a checkpoint's configuration, with the defaults that its config.json may omit."""
-    if family.defaults is None:
-        return AutoConfig.for_model(**found)
-    given = {**family.defaults, **{name: value for name, value in found.items() if name != "model_type"}}
-    config = PreTrainedConfig(**given)
-    for name in family.defaults:
-        # The base class drops max_length, which it takes for an option of generation.
-        setattr(config, name, given[name])
-    return config
-
-
 def from_bert(
     state: Mapping[str, Tensor],
     family: Family,
@@ -119,9 +108,10 @@ def from_bert(
     head: Mapping[str, str],
     *,
     tied: bool,
-    without: Collection[str] = (),
 ) -> Checkpoint:
     """Rename the tensors of a family's checkpoint to this library's names.
+
+    Where its modules have no bias and ours do, it is zero.
 
     Args:
         state: the checkpoint's tensors; the names of the first releases (LayerNorm.gamma) are understood.
@@ -130,7 +120,6 @@ def from_bert(
         original: the checkpoint's own.
         head: the names of the head's parts.
         tied: whether to check that the masked-LM head is tied to the embeddings, if the configuration says so.
-        without: patterns of modules that have no bias; where ours do, it is zero.
 
     Raises:
         ValueError: for a tensor that no model of the family has; the message names it.
@@ -152,7 +141,7 @@ def from_bert(
     translated = {
         ours: _read(ours, theirs, state[theirs], family, config) for ours, theirs in names.items() if theirs in state
     }
-    zeros = {}
+    zeros, without = {}, family.modules_without_bias(original)
     for ours, theirs in names.items():
         weight = translated.get(re.sub("bias$", "weight", ours), translated.get(BODY + "embeddings.word.weight"))
         if weight is not None and theirs not in state and any(re.fullmatch(each, theirs) for each in without):
@@ -177,8 +166,7 @@ def _read(ours: str, theirs: str, tensor: Tensor, family: Family, config: Encode
     inner = config.num_attention_heads * config.head_dim
     # Of another size, it is reported as it is.
     if family.fused and part in QKV and tensor.shape[:1] == (3 * inner,):
-        heads = config.num_attention_heads if family.fused == "heads" else 1
-        return tensor.unflatten(0, (heads, 3, -1))[:, QKV.index(part)].flatten(0, 1).contiguous()
+        return tensor.chunk(3)[QKV.index(part)]
     return tensor
 
 

@@ -1,12 +1,10 @@
-"""The tensor names of BERT and its kin, up to ModernBERT and EuroBERT, with ours: one table per family."""
+"""The tensor names of BERT and its kin, up to ModernBERT, with ours: one table per family."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -68,16 +66,14 @@ class Family(NamedTuple):
         classifier_act: the activation in a sequence classifier.
         masked_lm_act: the activation of the masked-LM head, whatever the configuration says; None: the configuration's.
         skips_padding: whether positions are counted from the one after the padding token's id.
-        fused: how the rows of a projection to query, key and value lie: all of the "query" first, or "heads" one after
-            another; "" if there are three projections.
+        fused: whether one projection makes query, key and value, whose rows follow one another.
         without: options without a counterpart here, each with the value that it must have.
         renamed: their options, by our fields of another name.
         fixed: fields that all models of the family have.
         options: a function of their configuration and of whether there is a masked-LM head, which returns more fields.
         positions: a function of our configuration, which returns more names of tensors.
         prepared: a function of the tensors and of their configuration, which returns the tensors to read instead.
-        biases: patterns of the biases that an option leaves out, with its name; "" for ones that no model has.
-        defaults: the options that its config.json may omit; None if transformers knows the family.
+        biases: patterns of the biases that an option leaves out, with its name.
     """
 
     name: str
@@ -94,7 +90,7 @@ class Family(NamedTuple):
     classifier_act: str = "tanh"
     masked_lm_act: str | None = None
     skips_padding: bool = False
-    fused: str = ""
+    fused: bool = False
     without: Mapping[str, Any] = {}
     renamed: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
@@ -102,7 +98,6 @@ class Family(NamedTuple):
     positions: Callable[[EncoderConfig], dict[str, str]] | None = None
     prepared: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] | None = None
     biases: Mapping[str, str] = {}
-    defaults: Mapping[str, Any] | None = None
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
         """Return our name and theirs for all tensors of an encoder."""
@@ -122,7 +117,7 @@ class Family(NamedTuple):
 
     def modules_without_bias(self, config: PreTrainedConfig) -> list[str]:
         """Return the patterns of the biases that a model of this configuration does not have."""
-        return [pattern for pattern, option in self.biases.items() if not getattr(config, option, False)]
+        return [pattern for pattern, option in self.biases.items() if not getattr(config, option)]
 
 
 def _bert_models(
@@ -150,10 +145,6 @@ _OWN_CLASSIFIER = both({"classifier.dense": "classifier.dense", "classifier.out"
 _BERT_POOLER = both({"classifier.dense": "pooler.dense"})
 _BERT_MASKED_LM = {
     **both({"head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm"}),
-    "head.decoder.bias": "cls.predictions.bias",
-}
-_NOMIC_MASKED_LM = {
-    **both({"head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.layer_norm"}),
     "head.decoder.bias": "cls.predictions.bias",
 }
 _ALBERT_POOLER = both({"classifier.dense": "pooler"})
@@ -184,13 +175,6 @@ _MODERNBERT_MASKED_LM = {
     **both({"head.dense": "head.dense", "head.norm": "head.norm"}),
     "head.decoder.bias": "decoder.bias",
 }
-_ATTENTION = {
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-}
-_GATED = {"up": "mlp.up_proj", "down": "mlp.down_proj"}
 _MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
 
 
@@ -205,67 +189,6 @@ def _scaling(rotation: Mapping[str, Any]) -> dict[str, Any] | None:
     if rotation["rope_type"] == "default":
         return None
     return {name: value for name, value in rotation.items() if name not in ("rope_theta", "type")}
-
-
-def _rotary(config: Any, masked_lm: bool) -> dict[str, Any]:
-    """Return the fields of the positions of a model that rotates alike in all layers."""
-    scaling = _scaling(config.rope_parameters)
-    options = {"base": config.rope_parameters["rope_theta"], **({"scaling": scaling} if scaling else {})}
-    return {"position": "rope", "position_options": options}
-
-
-def _eurobert(config: Any, masked_lm: bool) -> dict[str, Any]:
-    pooling = config.classifier_pooling
-    return {
-        **_rotary(config, masked_lm),
-        "biases": config.attention_bias or config.mlp_bias,
-        "classifier_pooling": "cls" if pooling == "bos" else pooling,
-    }
-
-
-_ON_THE_HUB = {
-    r"^emb_ln\.": "embeddings.LayerNorm.",
-    r"^encoder\.layers\.": "layers.",
-    r"\.(mixer|attn)\.out_proj\.": ".self_attn.o_proj.",
-    r"\.norm1\.": ".post_attention_layernorm.",
-    r"\.norm2\.": ".post_mlp_layernorm.",
-}
-"""Names in the files of Jina's and Nomic's models, which transformers saves too, by the names that its modules have."""
-
-
-def _jina(state: Mapping[str, Tensor], config: Any, renamed: Mapping[str, str] = _ON_THE_HUB) -> dict[str, Tensor]:
-    """Give tensors the names of transformers' modules, and divide the fused projections."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        for pattern, new in renamed.items():
-            name = re.sub(pattern, new, name)
-        fused = re.sub(r"\.(mixer|attn)\.Wqkv\.", ".self_attn.{}_proj.", name)
-        # Of another size, it is reported as it is.
-        if fused != name and len(tensor) % 3 == 0:
-            found |= {fused.format(part): rows for part, rows in zip("qkv", tensor.chunk(3), strict=True)}
-        else:
-            found[name] = tensor
-    return found
-
-
-def _nomic(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    names = {r"\.fc11\.": ".up_proj.", r"\.fc12\.": ".gate_proj.", r"\.fc2\.": ".down_proj."}
-    return _with_one_gate(_jina(state, config, {**_ON_THE_HUB, **names}), config)
-
-
-def _with_one_gate(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Join the two halves of each gated projection, and give each query head keys and values of its own."""
-    found = dict(state)
-    shared = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    for name, tensor in state.items():
-        gate = name.replace(".mlp.up_proj.", ".mlp.gate_proj.")
-        if ".mlp.up_proj." in name and gate in found:
-            found[name] = torch.cat((found.pop(gate), found[name]))
-        # Of another size, it is reported as it is.
-        elif re.search(r"\.[kv]_proj\.", name) and len(tensor) == shared * config.head_dim:
-            each = tensor.unflatten(0, (shared, config.head_dim))
-            found[name] = each.repeat_interleave(config.num_attention_heads // shared, 0).flatten(0, 1)
-    return found
 
 
 def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
@@ -294,14 +217,6 @@ def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
         "sparse_prediction": config.sparse_prediction,
         "classifier_pooling": config.classifier_pooling,
     }
-
-
-def _neobert(config: Any, masked_lm: bool) -> dict[str, Any]:
-    """Return the fields of a NeoBERT that depend on several of its options."""
-    if str(config.hidden_act).lower() != "swiglu":
-        raise InputError("hidden_act", f"expected 'swiglu', got {shown(config.hidden_act)}")
-    # The option is the width that a plain network with as many weights would have.
-    return {"intermediate_size": 8 * ((2 * config.intermediate_size // 3 + 7) // 8), "hidden_act": "silu"}
 
 
 FAMILIES = {
@@ -452,7 +367,7 @@ FAMILIES = {
             "down": "mlp.Wo",
             "feed_forward_norm": "mlp_norm",
         },
-        fused="query",
+        fused=True,
         renamed={
             "hidden_act": "hidden_activation",
             "classifier_act": "classifier_activation",
@@ -495,162 +410,6 @@ FAMILIES = {
         options=deberta_options,
         positions=deberta_names,
         prepared=deberta_state,
-    ),
-    "jina_embeddings_v3": Family(
-        name="JinaEmbeddingsV3",
-        prefix="roberta.",
-        models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
-        tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
-        embeddings=_WITHOUT_POSITIONS,
-        layers="layers.{}.",
-        layer={
-            **_ATTENTION,
-            "attention_norm": "post_attention_layernorm",
-            "up": "mlp.fc1",
-            "down": "mlp.fc2",
-            "feed_forward_norm": "post_mlp_layernorm",
-        },
-        unused=("pooler.",),
-        masked_lm_act="gelu",
-        options=_rotary,
-        prepared=_jina,
-    ),
-    "nomic_bert": Family(
-        name="NomicBert",
-        prefix="nomic_bert.",
-        models={
-            "Model": (Encoder, {}),
-            "ForMaskedLM": (EncoderForMaskedLM, _NOMIC_MASKED_LM),
-            "ForSequenceClassification": (
-                EncoderForSequenceClassification,
-                {**_BERT_POOLER, **both({"classifier.out": "classifier"})},
-            ),
-            "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
-        },
-        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        embeddings=_WITHOUT_POSITIONS,
-        layers="layers.{}.",
-        layer={
-            **_ATTENTION,
-            "attention_norm": "post_attention_layernorm",
-            **_GATED,
-            "feed_forward_norm": "post_mlp_layernorm",
-        },
-        pooler=_BERT_POOLER,
-        unused=("pooler.",),
-        renamed={"head_dim": "head_dim"},
-        fixed={"feed_forward": "gated"},
-        options=_rotary,
-        prepared=_nomic,
-        biases={r".*\.(self_attn|mlp)\.\w+\.bias": ""},
-    ),
-    "eurobert": Family(
-        name="EuroBert",
-        prefix="model.",
-        models={
-            "Model": (Encoder, {}),
-            "ForMaskedLM": (EncoderForMaskedLM, {"head.decoder.bias": "lm_head.bias"}),
-            "ForSequenceClassification": (
-                EncoderForSequenceClassification,
-                both({"classifier.dense": "dense", "classifier.out": "classifier"}),
-            ),
-            "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
-        },
-        tied={"lm_head.weight": "embed_tokens.weight"},
-        embeddings={"embeddings.word.weight": "embed_tokens.weight", "norm.weight": "norm.weight"},
-        layers="layers.{}.",
-        layer={
-            **_ATTENTION,
-            "attention_norm": "input_layernorm",
-            **_GATED,
-            "feed_forward_norm": "post_attention_layernorm",
-        },
-        classifier_act="gelu",
-        renamed={
-            "head_dim": "head_dim",
-            "layer_norm_eps": "rms_norm_eps",
-            "attention_probs_dropout_prob": "attention_dropout",
-        },
-        fixed={
-            "norm": "pre",
-            "norm_type": "rms",
-            "embedding_norm": False,
-            "feed_forward": "gated",
-            "lm_head": "tied",
-            "type_vocab_size": 0,
-            "hidden_dropout_prob": 0.0,
-            "classifier_dropout": None,
-        },
-        options=_eurobert,
-        prepared=_with_one_gate,
-        biases={
-            r".*\.self_attn\.\w+\.bias": "attention_bias",
-            r".*\.mlp\.\w+\.bias": "mlp_bias",
-            r"lm_head\.bias": "mlp_bias",
-        },
-    ),
-    # Not in transformers; as in github.com/pszemraj/NeoBERT, src/neobert/huggingface/modeling_neobert.py.
-    "neobert": Family(
-        name="NeoBERT",
-        prefix="model.",
-        models={
-            "": (Encoder, {}),
-            "LMHead": (EncoderForMaskedLM, both({"head.decoder": "decoder"})),
-            "ForSequenceClassification": (
-                EncoderForSequenceClassification,
-                both({"classifier.dense": "dense", "classifier.out": "classifier"}),
-            ),
-        },
-        tied={},
-        embeddings={"embeddings.word.weight": "encoder.weight", "norm.weight": "layer_norm.weight"},
-        layers="transformer_encoder.{}.",
-        layer={
-            "attention.query": "qkv",
-            "attention.key": "qkv",
-            "attention.value": "qkv",
-            "attention.out": "wo",
-            "attention_norm": "attention_norm",
-            "up": "ffn.w12",
-            "down": "ffn.w3",
-            "feed_forward_norm": "ffn_norm",
-        },
-        unused=("freqs_cis",),
-        fused="heads",
-        without={"rope": True, "rms_norm": True, "ngpt": False},
-        renamed={
-            "max_position_embeddings": "max_length",
-            "initializer_range": "decoder_init_range",
-            "layer_norm_eps": "norm_eps",
-            "hidden_dropout_prob": "dropout",
-            "attention_probs_dropout_prob": "dropout",
-        },
-        fixed={
-            "position": "rope",
-            "position_options": {"layout": "interleaved"},
-            "norm": "pre",
-            "norm_type": "rms",
-            "embedding_norm": False,
-            "feed_forward": "gated",
-            "biases": False,
-            "lm_head": "tied",
-            "tie_word_embeddings": False,
-            "type_vocab_size": 0,
-        },
-        options=_neobert,
-        defaults={
-            "vocab_size": 30522,
-            "hidden_size": 768,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "swiglu",
-            "max_length": 1024,
-            "decoder_init_range": 0.02,
-            "norm_eps": 1e-6,
-            "pad_token_id": 0,
-            "dropout": 0.0,
-            "classifier_dropout": 0.1,
-        },
     ),
 }
 """The families by their ``model_type``."""

@@ -6,14 +6,12 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import InputError, printable
-from ..config import EncoderConfig
 
 BODY = "encoder."
 """The prefix of the encoder's names in a model with a head."""
@@ -87,7 +85,7 @@ def fill(
             if relabeled and not name.startswith(BODY) and own[name].shape[1:] == tensor.shape[1:]:
                 of_labels.add(name)
                 continue
-            raise misfit(checkpoint.names.get(name, name), name.removeprefix(BODY), tensor, own[name], model.config)
+            raise misfit(checkpoint.names.get(name, name), tensor, own[name])
         check_dtype(checkpoint.names.get(name, name), tensor)
     state = {name: tensor for name, tensor in state.items() if name not in of_labels}
     # A tensor with two names, such as tied embeddings, needs to be there under only one of them.
@@ -111,53 +109,10 @@ def fill(
     )
 
 
-HEADS = "num_attention_heads x head_dim"
-_SIZES = {
-    r"embeddings\.word\.weight": ("vocab_size", "embedding_size"),
-    r"embeddings\.token_type\.weight": ("type_vocab_size", "embedding_size"),
-    r"words\.weight": ("vocab_size", "hidden_size"),
-    r"position\.weight": ("max_position_embeddings", "embedding_size"),
-    r".*\.up\.weight": ("intermediate_size", "hidden_size"),
-    r".*\.down\.weight": ("hidden_size", "intermediate_size"),
-    r".*\.(query|key|value)\.(weight|bias)": (HEADS, "hidden_size"),
-    r".*\.attention\.out\.weight": ("hidden_size", HEADS),
-    r".*\bnorm\.weight": ("hidden_size",),
-}
-"""The configuration's fields for the sizes of tensors, by our names."""
-
-
-def misfit(shown_as: str, name: str, found: Tensor, own: Tensor, config: Any) -> InputError:
-    """Return the error for a checkpoint's tensor of another shape than the model's.
-
-    Args:
-        shown_as: the checkpoint's name for it.
-        name: ours, without the prefix of the encoder.
-        found: the checkpoint's tensor.
-        own: the model's.
-        config: the model's configuration, of which the error names the fields that do not fit, where they are known.
-    """
-    fields_of = next((names for pattern, names in _SIZES.items() if re.fullmatch(pattern, name)), ())
-    sizes = {**vars(config), HEADS: getattr(config, "num_attention_heads", 0) * (getattr(config, "head_dim", 0) or 0)}
-    fitting = [
-        f"{size} {here} would fit, got {there}"
-        for size, here, there in zip(fields_of, found.shape, own.shape, strict=False)
-        if here != there and sizes.get(size) == there
-    ]
-    said = (
-        f"{shown_as!r} has shape {tuple(found.shape)}, this model {tuple(own.shape)}; options may have changed a size"
-    )
-    return InputError("checkpoint", f"{said} ({', '.join(fitting)})" if fitting else said)
-
-
-def check_layers(config: EncoderConfig, header: Collection[str]) -> None:
-    """Check, before a model is built, that a checkpoint has a tensor for each of its layers.
-
-    Raises:
-        InputError: if it has fewer.
-    """
-    layers = max(config.passes) + 1
-    if layers > len(header):
-        raise InputError("blocks", f"the checkpoint has {len(header)} tensors, too few for {layers} different layers")
+def misfit(name: str, found: Tensor, own: Tensor) -> InputError:
+    """Return the error for a checkpoint's tensor of another shape than the model's."""
+    said = f"{name!r} has shape {tuple(found.shape)}, this model {tuple(own.shape)}; options may have changed a size"
+    return InputError("checkpoint", said)
 
 
 def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tensor]) -> None:
@@ -177,7 +132,7 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
     for name, own in model.state_dict().items():
         found = bare.get(name.removeprefix(prefix), own)
         if found.shape != own.shape:
-            raise misfit(name, name.removeprefix(prefix), found, own, model.config)
+            raise misfit(name, found, own)
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ from ...positions import describe, layer_pattern, method_names, own_name
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from .files import find_config, find_weights, read_header, read_tensors
-from .loading import BODY, Checkpoint, check_layers, check_weights, fill
+from .loading import BODY, Checkpoint, check_weights, fill
 from .sources import config_options, source_of
 
 # A child of transformers' logger, so that its handler and verbosity apply.
@@ -33,11 +33,10 @@ def load_pretrained(
 ) -> EncoderPreTrainedModel:
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
-    This takes transformers' BERT, ALBERT, RoBERTa, ELECTRA, DistilBERT, MPNet, DeBERTa (versions 2 and 3), ModernBERT,
-    EuroBERT, Nomic's BERT, Jina's embeddings (version 3) and Funnel-Transformer, the NeoBERT of chandar-lab, and this
-    library's own models. With the checkpoint's own method,
-    the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and freshly
-    initialised; a warning is logged if any were dropped or initialised.
+    This takes transformers' BERT, ALBERT, RoBERTa, ELECTRA, DistilBERT, MPNet, DeBERTa (versions 2 and 3), ModernBERT
+    and Funnel-Transformer, and this library's own models. With the checkpoint's own method, the outputs are
+    transformers'. The model's ``loading_report`` says which tensors were kept, dropped and freshly initialised; a
+    warning is logged if any were dropped or initialised.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
@@ -53,14 +52,13 @@ def load_pretrained(
 
     Where transformers goes by other conventions:
 
-    - RoBERTa's and MPNet's positions are counted here from 0 and in the order of the row, there from
-      ``pad_token_id + 1`` and without the padding. So rows padded on the right are the same, and for ones padded on the
-      left ``position_ids`` have to say where a row begins.
+    - RoBERTa's and MPNet's positions are counted from 0 here, also in given ``position_ids``, and there from
+      ``pad_token_id + 1``. In both, padding is not counted (``config.count_padding``).
     - An ELECTRA discriminator's logits are as it was trained, positive for a token that was *replaced*, where our own
       :class:`EncoderForPreTraining` and Funnel's say "original": label replaced tokens 1.
     - Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0,
       which is not the same: give zeros for its numbers.
-    - RoBERTa's, MPNet's, ELECTRA's and NeoBERT's classifiers of sequences have, in training, one dropout more: on the
+    - RoBERTa's, MPNet's and ELECTRA's classifiers of sequences have, in training, one dropout more: on the
       first token's state. ModernBERT's dropouts become those of EncoderConfig, which act at other places where they are
       not zero.
     - A ModernBERT rotates in float32 in transformers, whatever its dtype.
@@ -91,7 +89,6 @@ def load_pretrained(
 
     files = find_weights(path_or_id)
     header = read_header(files)
-    check_layers(config, header)
     # First without memory: an untrusted configuration could ask for any amount.
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -105,18 +102,6 @@ def load_pretrained(
     if model.loading_report.dropped or model.loading_report.initialised:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()
-
-
-def read_config(path_or_id: str | Path, model_class: type[EncoderPreTrainedModel] | None = None) -> dict[str, Any]:
-    """Read a checkpoint's config.json and check, as far as possible without weights, that :func:`load_pretrained` takes
-    it.
-
-    Raises:
-        OSError, ValueError: as in :func:`load_pretrained`.
-    """
-    found = find_config(path_or_id)
-    source_of(found, model_class, {})
-    return found
 
 
 def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from transformers import AutoConfig
 
 from ...errors import InputError, one_line
 from ..config import EncoderConfig
-from ..electra import ElectraPretrainingConfig
+from ..electra import ElectraPretrainingConfig, discriminator_fields
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import EncoderForCausalLM, EncoderForMaskedLM, EncoderForPreTraining, EncoderWithLMHead
-from .bert import bert_config, from_bert, their_config
+from .bert import bert_config, from_bert
 from .families import FAMILIES, Family
 from .funnel import funnel_config
 from .funnel_models import FUNNELS, WITHOUT_DECODER, from_funnel_model
@@ -93,7 +93,7 @@ def _of_family(
     # A causal model has the same head.
     masked_lm = built_as is EncoderForMaskedLM and issubclass(model_class or built_as, EncoderWithLMHead)
     fields = bert_config(found, family, masked_lm=masked_lm)
-    config, original = EncoderConfig.from_dict(fields), their_config(found, family)
+    config, original = EncoderConfig.from_dict(fields), AutoConfig.for_model(**found)
     return CheckpointSource(
         built_as,
         fields,
@@ -104,7 +104,6 @@ def _of_family(
             original=original,
             head=head,
             tied=masked_lm,
-            without=family.modules_without_bias(original),
         ),
     )
 
@@ -126,8 +125,10 @@ def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Checkpoi
 
 def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
-    EncoderConfig.from_dict(dict(found))  # for its errors
     # The discriminator is the part of ELECTRA to use.
+    if found.get("model_type") == ElectraPretrainingConfig.model_type:
+        found = discriminator_fields(found)
+    EncoderConfig.from_dict(dict(found))  # for its errors
     own = {model.__name__: model for model, _ in FUNNELS.values()}
     own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)

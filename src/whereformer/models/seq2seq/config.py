@@ -18,6 +18,7 @@ from ..checks import (
     check_inherited,
     check_kinds,
     check_position,
+    check_shares,
     set_unknown_apart,
     width_of_heads,
 )
@@ -89,9 +90,7 @@ class Seq2SeqConfig(PreTrainedConfig):
     type_vocab_size = 0
     segments = "embedding"
     feed_forward = "plain"
-    norm_type = "layer"
     query_bias = biases = first_norm = True
-    qk_norm = False
     attention_scale = None
 
     vocab_size: int = 32000
@@ -132,6 +131,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         check_position(self, "position", self.encoder_layers, self.decoder_layers)
         check_position(self, "cross_position", self.decoder_layers)
         check_bounds(self, BOUNDS)
+        check_shares(self, "attention_probs_dropout_prob", "label_smoothing")
         self.head_dim = width_of_heads(self)
         check_choices(self, {name: CHOICES[name] for name in ("norm", "attention_backend")})
         check_activation(self, "hidden_act")
@@ -139,8 +139,6 @@ class Seq2SeqConfig(PreTrainedConfig):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:
                 raise InputError(name, f"expected a token of the {self.vocab_size}, got {shown(token)}")
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError("label_smoothing", f"expected a number in [0, 1), got {self.label_smoothing}")
         if self.initializer_range is None:
             self.initializer_range = self.hidden_size**-0.5
         for name in ("position_options", "cross_position_options"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, Unpack
 
 import torch
@@ -14,14 +13,10 @@ from ...errors import InputError
 from ...positions import Position
 from ..checks import check_classes, check_shape, check_tensor, embedded_tokens
 from ..devices import OneDeviceModel
-from ..inputs import Seq2SeqInputs, SourceInputs, asks_for, takes
+from ..inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
 from .config import Seq2SeqConfig
 from .smoothed import IGNORED, smoothed_cross_entropy
 from .stacks import Seq2SeqDecoder, Seq2SeqEncoder
-
-
-CACHE = "cache" if "cache" in {each.name for each in fields(Seq2SeqLMOutput)} else "past_key_values"
-"""What transformers calls it: it was renamed in 5.24."""
 
 
 class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
@@ -115,7 +110,8 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             decoder_attention_mask: (batch, cached + n). Padding after the target needs none, because no target token
                 attends to it.
             encoder_outputs: the outputs of an earlier call, in place of the source.
-            past_key_values: keys and values of earlier calls; ``decoder_input_ids`` are then only the new tokens.
+            cache, past_key_values: two names of keys and values of earlier calls, since transformers 5.24 renamed
+                them; ``decoder_input_ids`` are then only the new tokens.
             labels: (batch, n) target tokens, -100 where there is nothing to predict.
             use_cache: return a cache; without labels the configuration decides.
             output_hidden_states, output_attentions: also return those of both parts.
@@ -124,8 +120,8 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
 
         Returns:
             ``logits`` (batch, n, vocab_size), ``loss`` (cross-entropy in nats, in training with
-            ``config.label_smoothing``; 0 if there is nothing to predict), ``past_key_values``, and the requested
-            outputs.
+            ``config.label_smoothing``; 0 if there is nothing to predict), the cache (``CACHE`` of
+            :mod:`whereformer.models.inputs` is its name), and the requested outputs.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
@@ -138,7 +134,6 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         read = self._read(input_ids, attention_mask, inputs)
         source = read.last_hidden_state
         words = self._target(decoder_input_ids, labels, inputs, len(source))
-        # transformers 5.24 renamed it.
         given = inputs.get("past_key_values") if inputs.get("cache") is None else inputs.get("cache")
         cache = self._cache(given, inputs.get("use_cache"), labels)
         if decoder_attention_mask is not None:
@@ -200,7 +195,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             # A cache that is allocated in advance holds more keys than there are.
             if own is given or own.is_compileable:
                 raise InputError(
-                    "past_key_values", "expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
+                    CACHE, "expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
                 )
             return given
         wanted = (self.config.use_cache and labels is None) if use_cache is None else use_cache

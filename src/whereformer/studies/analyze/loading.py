@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...files import check_regular_in
 from ...lab.training.trainer import quiet_transformers
 from ...models import Encoder, load_pretrained
-from ...models.checkpoints.pretrained import read_config
+from ...models.checkpoints.files import find_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,10 +27,9 @@ def load(path: str) -> tuple[Encoder, str]:
         InputError: if the checkpoint can't be read, or has weights that are not finite.
     """
     with named_errors(path), quiet_transformers():
-        kind = read_config(path, Encoder)["model_type"]
         encoder = load_pretrained(path, model_class=Encoder)
     assert isinstance(encoder, Encoder)
-    return encoder, kind
+    return encoder, find_config(path)["model_type"]
 
 
 @contextmanager

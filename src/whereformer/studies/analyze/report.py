@@ -109,8 +109,8 @@ def heads_sheet(
         Column("heads" if layers else "head"),
         Column("are" if layers else "is", left=True, wraps=layers),
         Column("Toeplitz", "of scores", "descending"),
-        Column("range", "of curve", "descending"),
-        *(Column(f"S = {count}", "explained", "descending") for count in kernels),
+        Column("range", first="descending"),
+        *(Column(f"S={count}", first="descending") for count in kernels),
     ]
     said = [
         "range: the largest difference that position makes to a score",
@@ -120,7 +120,7 @@ def heads_sheet(
     if layers:
         said.insert(0, "means over heads")
     if model.attention is not None:
-        columns.append(Column("measured", "by offset", "descending"))
+        columns.append(Column("measured", first="descending"))
         said.append("measured: the share of the variance of log attention weights in text that the offset explains")
     title, note = f"{'Layers' if layers else 'Heads'} of {model.name}", f"{'; '.join(said)}."
     return Sheet.of(title, columns, rows, notes=(note,), sortable=True, kind="head-table")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.study import command_line
 from ...models import Encoder
-from ...models.checkpoints.files import find_config, read_weights
+from ...models.checkpoints.files import find_config, find_weights, read_tensors
 from ...models.checkpoints.loading import check_weights
-from ...models.checkpoints.pretrained import read_config
-from ...models.checkpoints.sources import KINDS
+from ...models.checkpoints.sources import KINDS, source_of
 from ...positions import PositionRangeError
 from .loading import load, named_errors, tokenizer_of
 from .results import AnalyzeResults
@@ -62,15 +60,15 @@ class AnalyzeJob:
         options, pages = self.options, None
         for source in self.sources:  # errors that can be found before the first model is read, which may take long
             with named_errors(source.path):
-                if find_config(source.path).get("model_type") in KINDS:
-                    read_config(source.path, Encoder)
+                if (config := find_config(source.path)).get("model_type") in KINDS:
+                    source_of(config, Encoder, {})
         if options.text:
             progress.begin("reading the text")
             pages = pages_of(corpus.load_documents(options.data, options.column))
         progress.start(100 * len(self.sources))
         models: list[ModelFindings] = []
         notes: list[str] = []
-        with nullcontext() if options.threads is None else threads(options.threads):
+        with threads(options.threads):
             for source in self.sources:
                 progress.begin(source.name)
                 model, own = analyze_model(source, options, pages, progress)
@@ -178,7 +176,7 @@ def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) ->
     """Analyze a model that this library cannot run, from its position tables alone."""
     kind = str(config.get("model_type"))
     with named_errors(source.path):
-        weights = read_weights(source.path)
+        weights = read_tensors(find_weights(source.path))
         name, table = embedding_table(weights, config) or ("", None)
         positions = MOST_POSITIONS if table is None else len(table)
         length = _length(options, positions)

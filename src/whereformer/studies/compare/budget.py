@@ -22,8 +22,6 @@ from .windows import window_lengths
 
 JUDGING = 0.1
 """How long judging a run takes, as a share of training it."""
-TUNING = 0.5
-"""How long fine-tuning on a labeled table takes, as a share of training: its steps have about twice the tokens."""
 USED = 0.9
 """Share of the time that is planned for. The rest is for reading the text, for speed, and for the report."""
 LEAST_STEPS = 100
@@ -61,7 +59,7 @@ def seconds_per_step(
     return total
 
 
-def plan(minutes: float, step: float, settings: CompareSettings, seeds: int | None, *, tuned: bool = False) -> Budget:
+def plan(minutes: float, step: float, settings: CompareSettings, seeds: int | None) -> Budget:
     """Return the steps and seeds that fit into a budget if every method is trained with every seed.
 
     Args:
@@ -69,7 +67,6 @@ def plan(minutes: float, step: float, settings: CompareSettings, seeds: int | No
         step: seconds of one step of all methods.
         settings: the settings; their steps do not count.
         seeds: number of seeds; None chooses up to 3, as many as leave each training ENOUGH_STEPS, but at least 1.
-        tuned: whether every run is fine-tuned on a labeled table.
 
     Raises:
         InputError: if fewer than LEAST_STEPS fit; it says the least that is enough.
@@ -78,7 +75,7 @@ def plan(minutes: float, step: float, settings: CompareSettings, seeds: int | No
 
     def cost(count: int) -> float:
         """Return the seconds that one more step takes in all."""
-        return step * (count * (1 + JUDGING + tuned * TUNING) + search)
+        return step * (count * (1 + JUDGING) + search)
 
     available = minutes * 60 * USED
     if seeds is None:

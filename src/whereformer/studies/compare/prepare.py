@@ -17,7 +17,6 @@ from ...files import write_atomically
 from ...lab.progress import Progress
 from .results import CompareResults, CompareText
 from .settings import CompareSettings
-from .task import TableText, TaskRows, prepare_rows
 
 if TYPE_CHECKING:
     from .run import CompareJob
@@ -33,7 +32,6 @@ class Material:
         held_out: the held-out text, masked unless models are causal.
         facts: facts about the text.
         characters: how many characters were read of a longer text; None if all of it was.
-        rows: the labeled table to rank by; None ranks by held-out text.
     """
 
     settings: CompareSettings
@@ -41,7 +39,6 @@ class Material:
     held_out: HeldOut
     facts: CompareText
     characters: int | None = None
-    rows: TaskRows | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -66,45 +63,31 @@ def prepare(job: CompareJob, folder: Path, progress: Progress) -> Material:
     Raises:
         InputError: if the text can't be read or is too short, or the folder holds results for other settings.
     """
-    settings, table, characters = job.settings, job.table, job.characters
-    loaded = rows = None
-    text: Text
-    try:
-        if table is None:
-            text = Text(job.data, job.column)
-            if job.data:
-                progress.line(text.about_files)
-        else:
-            loaded = table.load()
-            text = TableText(table, loaded)
-        text = text if characters is None else FirstPart(text, characters)
-        task = None if loaded is None else loaded.facts.fingerprint
-        settings = replace(settings, text=text.fingerprint, task=task)
-        # Checked before anything in the folder changes.
-        CompareResults.earlier(folder, settings=settings)
-        encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, settings.vocab_size))
-        training, held_out = len(encoded.training), len(encoded.held_out)
-        if min(training, held_out) < (longest := max(*settings.lengths, HeldOut.GROUP)):
-            raise InputError(
-                "data",
-                f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
-                f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
-            )
-    except InputError as error:
-        # Whoever gave a table gave no --data.
-        raise InputError("train" if table and error.field == "data" else error.field, error.reason) from None
+    settings, characters = job.settings, job.characters
+    text = Text(job.data, job.column)
+    if job.data:
+        progress.line(text.about_files)
+    text = text if characters is None else FirstPart(text, characters)
+    settings = replace(settings, text=text.fingerprint)
+    # Checked before anything in the folder changes.
+    CompareResults.earlier(folder, settings=settings)
+    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, settings.vocab_size))
+    training, held_out = len(encoded.training), len(encoded.held_out)
+    if min(training, held_out) < (longest := max(*settings.lengths, HeldOut.GROUP)):
+        raise InputError(
+            "data",
+            f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
+            f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
+        )
     write_atomically(folder / "tokenizer.json", encoded.tokenizer.backend_tokenizer.to_str())
     if characters is not None and encoded.characters < characters:
         characters = None
     source = text.source if characters is None else f"the first {characters:,} characters of {text.source}"
     facts = replace(encoded.facts, source=source)
-    if table is not None and loaded is not None:
-        rows = prepare_rows(table, loaded, encoded.tokenizer, settings)
     return Material(
         settings,
         encoded.training,
         HeldOut(encoded.held_out, None if settings.causal else HELD_OUT_RATE, facts.vocabulary),
         CompareText(**vars(facts), data=list(text.paths), column=text.column),
         characters,
-        rows,
     )

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations
 
-from scipy import stats
-
 from ...lab.encoders import BASELINE
 from ...lab.report.page import listed
 from ...lab.score import Cannot
@@ -21,8 +19,6 @@ SEED_NOISE = 0.07
 """How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
 seeds at the default sizes, measured by ``benchmarks/seed_noise.py`` (0.064, with eight methods and three seeds). With
 one seed, a smaller gap is not a result."""
-TELLING = 2.0
-"""With enough seeds, a gap counts that is this many times as large as its standard deviation over seeds."""
 MOST_PAIRS = 4
 """Pairs of methods that are named in a sentence."""
 
@@ -33,7 +29,6 @@ class RankedMethod:
 
     ``rank`` is one more than the number of methods that are clearly better. It never falls as the loss rises, and it is
     None for a method that is not yet learning. ``outlook`` is None for such a method, and if there are too few steps.
-    ``score`` is that of a labeled table, with its standard error over the rows; None without one.
     """
 
     rank: int | None
@@ -41,8 +36,6 @@ class RankedMethod:
     runs: Mapping[int, Run]
     loss: dict[int, Spread]
     outlook: Outlook | None
-    score: Spread | None = None
-    score_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,18 +55,17 @@ class Ranking:
     waiting: list[str]
 
 
-def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run], noise: float = SEED_NOISE) -> bool:
+def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run]) -> bool:
     """Return whether one method's runs beat the other's by more than chance explains.
 
     The first method must be ahead with every common seed. The mean gap must exceed twice its standard error over the
-    held-out text or rows, and also ``noise`` divided by the square root of the number of seeds.
+    held-out text, and also :data:`SEED_NOISE` divided by the square root of the number of seeds.
 
     Args:
         better, worse: the runs of each method, by seed.
-        noise: how much another seed may change a gap.
     """
     gaps = [
-        [loss - best for best, loss in zip(better[seed].errors, worse[seed].errors, strict=True)]
+        [loss - best for best, loss in zip(better[seed].window_losses, worse[seed].window_losses, strict=True)]
         for seed in better
         if seed in worse
     ]
@@ -81,46 +73,11 @@ def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run], noise: f
     if min(means, default=0.0) <= 0:
         return False
     error = _standard_error([statistics.fmean(window) for window in zip(*gaps, strict=True)])
-    return statistics.fmean(means) > max(2 * error, noise / len(means) ** 0.5)
+    return statistics.fmean(means) > max(2 * error, SEED_NOISE / len(means) ** 0.5)
 
 
 def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
-def noise_of(results: CompareResults) -> float:
-    """Return how much another seed may change the gap between two methods.
-
-    For held-out text it is :data:`SEED_NOISE`. For a labeled table it depends on the table, and is measured here: the
-    standard deviation of a gap over seeds, pooled over all pairs of methods, times the 97.5% quantile of Student's
-    distribution, which is large for few methods and seeds. It is infinite if every method has one seed.
-    """
-    if results.task is None:
-        return SEED_NOISE
-    scores = [
-        {seed: statistics.fmean(run.errors) for seed, run in by_seed.items()} for by_seed in results.runs.values()
-    ]
-    pairs = [
-        [first[seed] - second[seed] for seed in first if seed in second] for first, second in combinations(scores, 2)
-    ]
-    several = [gaps for gaps in pairs if len(gaps) > 1]
-    if not several:
-        return math.inf
-    variance = statistics.fmean(map(statistics.variance, several))
-    return _quantile(len(scores), max(map(len, several))) * variance**0.5
-
-
-def _quantile(methods: int, seeds: int) -> float:
-    """Return the 97.5% quantile of Student's distribution for gaps between methods over seeds."""
-    return float(stats.t.ppf(0.975, (methods - 1) * (seeds - 1)))
-
-
-def seeds_to_tell(methods: int) -> int:
-    """Return how many seeds it takes on a labeled table until a gap of TELLING standard deviations counts."""
-    seeds = 2
-    while methods > 1 and _quantile(methods, seeds) / seeds**0.5 > TELLING:
-        seeds += 1
-    return seeds
 
 
 def not_yet_learning(results: CompareResults) -> list[str]:
@@ -128,11 +85,10 @@ def not_yet_learning(results: CompareResults) -> list[str]:
 
     On it, a model predicts from the words around a masked token, whatever their order, as it does without positions. So
     a method is on it if its held-out loss is not clearly lower than that of :data:`BASELINE`, which learns no more.
-    Without the baseline nothing is known, and a labeled table asks another question. Causal models learn the order of
-    words without positions, too.
+    Without the baseline nothing is known. Causal models learn the order of words without positions, too.
     """
     baseline = results.runs.get(BASELINE)
-    if not baseline or results.task is not None or results.settings.causal:
+    if not baseline or results.settings.causal:
         return []
     return [
         name
@@ -143,25 +99,18 @@ def not_yet_learning(results: CompareResults) -> list[str]:
 
 def rank(results: CompareResults) -> Ranking:
     """Rank the methods of a comparison."""
-    length, noise, waiting = results.settings.length, noise_of(results), not_yet_learning(results)
+    length, waiting = results.settings.length, not_yet_learning(results)
     better = {
-        name: sum(clearly_better(other, runs, noise) for rival, other in results.runs.items() if rival != name)
+        name: sum(clearly_better(other, runs) for rival, other in results.runs.items() if rival != name)
         for name, runs in results.runs.items()
     }
     rows = [_row(name, runs) for name, runs in results.runs.items()]
-
-    def order(row: RankedMethod) -> float:
-        if row.score is not None and row.score.median is not None:
-            return -row.score.median
-        return row.loss[length].median or math.inf
-
-    rows.sort(key=order)
+    rows.sort(key=lambda row: row.loss[length].median or math.inf)
     ranks = accumulate((1 + better[row.position] for row in rows), max)
     ranked = [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
     last = [replace(row, rank=None, outlook=None) for row in ranked if row.position in waiting]
     rows = [row for row in ranked if row.position not in waiting]
-    # The curves of masked LM say nothing about labels.
-    unsettled, uncertain = _outlooks(rows, length) if results.task is None else ([], [])
+    unsettled, uncertain = _outlooks(rows, length)
     return Ranking([*rows, *last], _verdict(rows, results, waiting), unsettled, uncertain, waiting)
 
 
@@ -174,12 +123,11 @@ def predicted(row: RankedMethod, length: int) -> Estimate | None:
 
 
 def sentences(results: CompareResults) -> list[str]:
-    """Return the result in a few sentences; the first says which method is best, and how many rows were cut."""
+    """Return the result in a few sentences; the first says which method is best."""
     if not results.runs:
         return ["No method has a result."]
-    ranking, task = rank(results), results.task
-    cut = "" if task is None else task.about_cut(results.settings.length)
-    found = [f"{ranking.verdict} {cut}".strip()]
+    ranking = rank(results)
+    found = [ranking.verdict]
     if ranking.waiting:
         are = "is" if len(ranking.waiting) == 1 else "are"
         found.append(
@@ -219,17 +167,12 @@ def _outlooks(rows: Sequence[RankedMethod], length: int) -> tuple[list[tuple[str
 
 def _row(position: str, runs: Mapping[int, Run]) -> RankedMethod:
     every = list(runs.values())
-    scores = [run.task for run in every if run.task is not None]
     return RankedMethod(
         rank=1,
         position=position,
         runs=runs,
         loss={length: _loss([run.scores[length] for run in every]) for length in every[0].scores},
         outlook=outlook([run.train_loss for run in every]),
-        score=Spread.of([each.score for each in scores]) if scores else None,
-        score_error=_standard_error(
-            [statistics.fmean(row) for row in zip(*(each.rows for each in scores), strict=True)]
-        ),
     )
 
 
@@ -243,22 +186,17 @@ def _loss(scores: Sequence[Score | Cannot]) -> Spread:
 
 def _verdict(rows: Sequence[RankedMethod], results: CompareResults, waiting: Sequence[str]) -> str:
     """Return the result in one sentence, given the methods that have a rank and those that are not yet learning."""
-    first, task = rows[0], results.task
-    if task is not None:
-        if first.score is None or (first.score.median or 0.0) <= task.guessing + 2 * first.score_error:
-            return "No method predicts these labels better than guessing yet; train longer or with more rows."
-    else:
-        loss = first.loss[results.settings.length].median
-        if loss is None or loss >= results.text.unigram_entropy:
-            return "No method predicts better than guessing by frequency yet; train longer."
-        if waiting and len(rows) == 1:
-            return f"No method predicts clearly better than {BASELINE} yet; train longer."
-    what = "this text" if task is None else "these labels"
+    first = rows[0]
+    loss = first.loss[results.settings.length].median
+    if loss is None or loss >= results.text.unigram_entropy:
+        return "No method predicts better than guessing by frequency yet; train longer."
+    if waiting and len(rows) == 1:
+        return f"No method predicts clearly better than {BASELINE} yet; train longer."
     best = [row.position for row in rows if row.rank == first.rank]
     if len(rows) == 1:
         return f"Only {best[0]} was tried."
     if len(best) == len(rows):
         return "The methods can't be told apart; train longer or with more seeds."
     if len(best) == 1:
-        return f"{best[0]} predicts {what} best."
-    return f"{listed(best)} predict {what} best; they can't be told apart."
+        return f"{best[0]} predicts this text best."
+    return f"{listed(best)} predict this text best; they can't be told apart."

@@ -15,7 +15,7 @@ from ...lab.sheet import Cell, Column, Row, Sheet
 from ...lab.study import command_line
 from ...positions import METHODS, describe, method_names
 from .outlook import AHEAD, SHARES
-from .ranking import RankedMethod, Ranking, noise_of, predicted, rank
+from .ranking import SEED_NOISE, RankedMethod, Ranking, predicted, rank
 from .results import CompareResults, Score
 from .settings import Compare
 
@@ -34,20 +34,16 @@ def ranking_sheet(
     results: CompareResults, ranking: Ranking, looks: Mapping[str, figures.Series] | None = None
 ) -> Sheet:
     """Return the ranking as a table, in which methods have their looks on a page."""
-    task, rows = results.task, ranking.rows
+    rows = ranking.rows
     goal = "causal" if results.settings.causal else "masked"
     title = f"Held-out {goal}-LM loss, trained on {results.settings.length} tokens at a time (lower is better)"
-    if task is not None:
-        kind = "Accuracy" if task.classes else "Spearman's correlation"
-        title = f"{kind} on {task.validation_rows:,} rows (higher is better), and masked-LM loss"
-    heading = [Column("twice", "steps"), Column("loss", f"{AHEAD}x steps", page=True)]
     columns = [
         Column("#"),
         Column("position", left=True),
-        *([Column(task.metric, "of labels", "descending")] if task else []),
         *(Column("loss", f"@{length}") for length in sorted(rows[0].loss)),
-        Column("accuracy", "", "descending", page=task is not None),
-        *([] if task else heading),
+        Column("accuracy", "", "descending"),
+        Column("twice", "steps"),
+        Column("loss", f"{AHEAD}x steps", page=True),
         Column("rate", "", "descending", page=True),
         Column("speed", f"{BASELINE} = 1", "descending"),
         Column("MiB"),
@@ -70,10 +66,7 @@ def _reading(ranking: Ranking, results: CompareResults) -> str:
     notes = ["Methods with the same # cannot be told apart."]
     if ranking.waiting:
         notes.append(f"Without #: not yet learning, since the loss is not clearly lower than that of {BASELINE}.")
-    if results.task is not None:
-        notes.append("\N{PLUS-MINUS SIGN}: standard error over the rows, with the range of seeds below.")
-    else:
-        notes.append("twice steps: expected change of the loss with twice as many steps.")
+    notes.append("twice steps: expected change of the loss with twice as many steps.")
     clock = "CPU time" if results.settings.device == "cpu" else "time"
     notes.append(
         f"speed: training speed relative to {BASELINE}, by {clock}, with the range of the rounds below if it is wide. "
@@ -86,7 +79,7 @@ def _cells(
     row: RankedMethod, ranking: Ranking, results: CompareResults, looks: Mapping[str, figures.Series] | None
 ) -> list[Cell]:
     """Return a method's cells."""
-    seeds, task = len(_seeds(results)), results.task
+    seeds = len(_seeds(results))
     few = f"{len(row.runs)} of {seeds} seeds" if len(row.runs) != seeds else ""
     look = None if looks is None else looks[row.position]
     by_length = [of for _, of in sorted(row.loss.items())]
@@ -99,15 +92,12 @@ def _cells(
         Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank),
         Cell(row.position, "not learning" if row.rank is None else few, order=row.position, swatch=look),
     ]
-    if task is not None and row.score is not None:
-        error = f"{100 * row.score_error:.1f}" if task.classes else f"{row.score_error:.3f}"
-        cells.append(_number(row.score, lambda score: f"{task.shown(score)} \N{PLUS-MINUS SIGN}{error}", task.shown))
     cells += [
         Cell("cannot", note=why_not) if of.median is None else _number(of, "{:.3f}".format, "{:.2f}".format)
         for of in by_length
     ]
     cells.append(_number(accuracy, "{:.1%}".format))
-    cells += [] if task else _heading(row, results.settings.length, row.position in ranking.uncertain)
+    cells += _heading(row, results.settings.length, row.position in ranking.uncertain)
     cells.append(Cell(f"{run.learning_rate:.2g}", order=run.learning_rate))
     if (speed := results.speed.get(row.position)) is None:
         cells += [Cell(DASH, title="not measured"), Cell(DASH)]
@@ -180,7 +170,7 @@ def build_report(results: CompareResults) -> str:
         seeds=seeds,
         layers=len(next(iter(rows[0].runs.values())).attention),
         sizes=sorted({run.parameters for _, run in results.each()}),
-        seed_noise=noise_of(results) / len(seeds) ** 0.5,
+        seed_noise=SEED_NOISE / len(seeds) ** 0.5,
         table=ranking_sheet(results, ranking, looks),
         baseline=BASELINE,
         ahead=AHEAD,
@@ -241,16 +231,13 @@ def _method(row: RankedMethod, look: figures.Series, index: int) -> dict[str, An
 
 def _options(results: CompareResults, seeds: Sequence[int]) -> Compare:
     """Return the options with which the command gives these results again."""
-    about, task = asdict(results.settings), results.task
-    del about["text"], about["task"]
+    about = asdict(results.settings)
+    del about["text"]
     about["rate_factors"] = ",".join(f"{factor:g}" for factor in results.settings.rate_factors)
     about["lengths"] = ",".join(map(str, results.settings.lengths))
-    if task is None:
-        about |= {"data": tuple(results.text.data), "column": results.text.column}
-    else:
-        about |= {"train": Path(task.train), "validation": Path(task.validation)}
-        about |= {"text": ",".join(task.text), "label": task.label, "regression": task.classes is None}
     return Compare(
+        data=tuple(results.text.data),
+        column=results.text.column,
         positions=",".join(results.runs),
         quick=results.characters is not None,
         plugin=None if results.plugin is None else Path(results.plugin),

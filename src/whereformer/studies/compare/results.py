@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ...data.encode import TextFacts
 from ...errors import InputError
@@ -27,55 +27,6 @@ class CompareText(TextFacts):
 
     data: list[str]
     column: str | None
-
-
-@dataclass(frozen=True)
-class CompareTask:
-    """Facts about a labeled table.
-
-    Args:
-        train, validation: its files, as the user gave them.
-        text: its columns of text.
-        label: its column of labels.
-        classes: the classes; None for numbers.
-        metric: "accuracy", or "spearman" for numbers.
-        training_rows, validation_rows: number of rows.
-        cut_rows: number of rows that are longer than the training length, and are cut.
-        guessing: the score of always predicting the training rows' most frequent class; 0 for numbers.
-        whole_length: a length at which nine rows in ten are whole; None if no row is cut.
-    """
-
-    train: str
-    validation: str
-    text: list[str]
-    label: str
-    classes: list[str] | None
-    metric: Literal["accuracy", "spearman"]
-    training_rows: int
-    validation_rows: int
-    cut_rows: int
-    guessing: float
-    whole_length: int | None = None
-
-    def shown(self, score: float) -> str:
-        """Format a score."""
-        return f"{score:.1%}" if self.classes else f"{score:.3f}"
-
-    def about_cut(self, length: int) -> str:
-        """Return how many rows are cut and what to do about it, in a sentence; empty if none is."""
-        if not self.cut_rows:
-            return ""
-        rows = self.training_rows + self.validation_rows
-        advice = f"; --length {self.whole_length} reads nine in ten of them whole" if self.whole_length else ""
-        return f"{self.cut_rows:,} of {rows:,} rows were cut to {length} tokens{advice}."
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    """The score of a fine-tuned model, and each validation row's share of it: their mean is the score."""
-
-    score: float
-    rows: list[float]
 
 
 @dataclass(frozen=True)
@@ -119,7 +70,6 @@ class Run:
         positional_parameters, parameters: number of parameters, of position and in all.
         curves: what each head adds to scores, [layer][head][offset]; None if that is not a curve over offsets.
         attention: the mean attention weight, [layer][head][offset]; None for layers between pooled sequences.
-        task: the score of fine-tuning; None without a labeled table.
     """
 
     learning_rate: float
@@ -131,12 +81,6 @@ class Run:
     parameters: int
     curves: list[list[list[float]]] | None
     attention: list[list[list[float]] | None]
-    task: TaskScore | None = None
-
-    @property
-    def errors(self) -> list[float]:
-        """What a method is ranked by (lower is better): each window's loss, or each row's share of the task's error."""
-        return self.window_losses if self.task is None else [1 - share for share in self.task.rows]
 
 
 @dataclass(frozen=True)
@@ -162,7 +106,6 @@ class CompareResults(RunResults):
         budget: what was chosen for a number of minutes; None if the steps were given.
         trials: the learning rates that were tried for each method.
         failed: the reason, for each method whose loss was not finite.
-        task: facts about a labeled table; None without one.
         characters: how many characters were read of a longer text; None if all of it was.
         plugin: the file that registered methods; None without one.
         sources: the hash of the file of each method that a plugin registered.
@@ -179,7 +122,6 @@ class CompareResults(RunResults):
     budget: Budget | None = None
     trials: dict[str, list[Trial]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    task: CompareTask | None = None
     characters: int | None = None
     plugin: str | None = None
     sources: dict[str, str] = field(default_factory=dict)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ...data.glue import OwnTask
 from ...data.masks import IGNORED
 from ...lab.encoders import BASELINE
 from ...lab.fit import DivergedError
@@ -22,12 +21,10 @@ from ...lab.store import FILE, missing, refuse_other_settings
 from .budget import duration, plan, shared_seconds
 from .models import model_folder, model_problem
 from .prepare import Material, prepare
-from .ranking import seeds_to_tell
-from .results import Budget, CompareResults, CompareTask, Run, Score, Trial
+from .results import Budget, CompareResults, Run, Score, Trial
 from .search import best_rate, rates, search_rate, short_steps
 from .settings import CompareSettings
 from .speed import ROUNDS, measure_speed
-from .task import tuning_steps
 from .train import judging_steps, train_and_judge
 
 
@@ -38,9 +35,7 @@ class CompareJob:
     Args:
         settings: the settings that all runs share, without the text's.
         characters: how many characters of the text to read; None for all.
-        table: a labeled table, whose training rows are the text.
         free_seeds: whether ``minutes`` also decides the number of seeds.
-        speed: whether to measure speed.
     """
 
     settings: CompareSettings
@@ -51,11 +46,9 @@ class CompareJob:
     data: tuple[str, ...] = ()
     column: str | None = None
     characters: int | None = None
-    table: OwnTask | None = None
     minutes: float | None = None
     free_seeds: bool = False
     plugin: Path | None = None
-    speed: bool = True
 
     def run(self, folder: Path, progress: Progress) -> CompareResults:
         """Find each method's learning rate, train and judge it with every seed, then measure speed.
@@ -74,7 +67,13 @@ class CompareJob:
             seeds = range(self.seeds[0], self.seeds[0] + budget.seeds)
             job = replace(self, settings=replace(self.settings, steps=budget.steps), seeds=seeds)
         progress.begin("reading the text and training a tokenizer")
-        return job.complete(job.prepare(folder, progress), folder, progress, budget)
+        material = prepare(job, folder, progress)
+        text = material.facts
+        progress.line(
+            f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "
+            f"guessing by frequency: loss {text.unigram_entropy:.2f}"
+        )
+        return _Comparison(job, material, folder, progress, budget).run()
 
     def _budget(self, minutes: float, folder: Path, progress: Progress) -> Budget:
         """Return the budget that the folder's results began with, or a new one, by the speed of a few steps."""
@@ -86,35 +85,7 @@ class CompareJob:
             return kept if seeds is None else replace(kept, seeds=seeds)
         progress.begin("measuring the speed of each method")
         step = shared_seconds(self.settings, self.positions, self.device, self.jobs)
-        return plan(minutes, step, self.settings, seeds, tuned=self.table is not None)
-
-    def prepare(self, folder: Path, progress: Progress) -> Material:
-        """Read and encode the text."""
-        return prepare(self, folder, progress)
-
-    def complete(
-        self, material: Material, folder: Path, progress: Progress, budget: Budget | None = None
-    ) -> CompareResults:
-        """Do what the folder lacks."""
-        text = material.facts
-        progress.line(
-            f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "
-            f"guessing by frequency: loss {text.unigram_entropy:.2f}"
-        )
-        if material.rows is not None:
-            self._tell(material.rows.facts, progress)
-        return _Comparison(self, material, folder, progress, budget).run()
-
-    def _tell(self, task: CompareTask, progress: Progress) -> None:
-        """Tell what is known of a labeled table before training, and whether little can come of it."""
-        guess = f"; guessing the most frequent class: accuracy {task.guessing:.1%}" if task.classes else ""
-        progress.line(f"{task.training_rows:,} training and {task.validation_rows:,} validation rows{guess}")
-        if task.cut_rows:
-            progress.line(task.about_cut(self.settings.length))
-        methods, seeds, enough = len(self.positions), len(self.seeds), seeds_to_tell(len(self.positions))
-        if methods > 1 and seeds < enough:
-            few = f"with {methods} methods and {seeds} seeds, only large differences can be told from chance"
-            progress.line(f"{few}; --seeds {enough} would do")
+        return plan(minutes, step, self.settings, seeds)
 
 
 class _Comparison:
@@ -124,9 +95,8 @@ class _Comparison:
         self, job: CompareJob, material: Material, folder: Path, progress: Progress, budget: Budget | None
     ) -> None:
         self.job, self.material, self.folder, self.progress = job, material, folder, progress
-        self.settings, rows = material.settings, material.rows
+        self.settings = material.settings
         self.steps_per_run = self.settings.steps + judging_steps(material)
-        self.steps_per_run += 0 if rows is None else tuning_steps(self.settings, rows)
         found = CompareResults.earlier(folder, settings=self.settings) or CompareResults(
             settings=self.settings, runs={}, text=material.facts, predicted_tokens=0
         )
@@ -141,7 +111,6 @@ class _Comparison:
             text=material.facts,
             predicted_tokens=int((material.held_out.labels != IGNORED).sum()),
             budget=budget or found.budget,
-            task=None if rows is None else rows.facts,
             failed={},
             characters=material.characters,
             plugin=None if job.plugin is None else str(job.plugin),
@@ -157,7 +126,7 @@ class _Comparison:
         self._keep(**(provenance(job.device) if names else {}))
         tried = len(self.settings.rate_factors)
         searched = [name for name in names if name not in self.results.trials] if tried > 1 else []
-        timed = not job.speed or self.results.speed.keys() >= set(job.positions)
+        timed = self.results.speed.keys() >= set(job.positions)
         rounds = 0 if timed else ROUNDS + len({BASELINE, *job.positions})
         steps = len(self.missing) * self.steps_per_run + len(searched) * tried * short_steps(self.settings)
         if names and job.minutes is None:
@@ -219,17 +188,15 @@ class _Comparison:
                 self._keep(failed={**self.results.failed, name: run})
             else:
                 self._keep(runs=self.results.with_run((name, seed), run).runs)
-            about = run if isinstance(run, str) else about_run(run, self.settings.length, self.results.task)
+            about = run if isinstance(run, str) else about_run(run, self.settings.length)
             self.progress.line(f"{name}, seed {seed}: {about}")
 
 
-def about_run(run: Run, length: int, task: CompareTask | None) -> str:
+def about_run(run: Run, length: int) -> str:
     """Return what came out of a run."""
     score = run.scores[length]
     assert isinstance(score, Score)  # a method that can't read the training length fails in training
-    labels = "" if run.task is None or task is None else f"{task.metric} of labels {task.shown(run.task.score)}, "
-    tokens = f"accuracy of tokens {score.accuracy:.1%}"
-    return f"{labels}held-out loss {score.loss:.3f}, {tokens}, {run.seconds:.0f} s"
+    return f"held-out loss {score.loss:.3f}, accuracy of tokens {score.accuracy:.1%}, {run.seconds:.0f} s"
 
 
 def _try_rates(material: Material, seed: int, plugin: Path | None, name: str, progress: Progress) -> list[Trial]:

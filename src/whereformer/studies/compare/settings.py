@@ -24,7 +24,6 @@ from ...lab.options import (
     listed_numbers,
 )
 from ...lab.study import Study
-from ..labeled import TableSettings
 
 if TYPE_CHECKING:
     from .run import CompareJob
@@ -38,8 +37,6 @@ LENGTH_FACTORS = (1, 2, 4)
 """Held-out text is read in windows of these multiples of the training length, if nothing else is said."""
 MOST_LENGTHS = 5
 """The most lengths to judge at."""
-TABLE_SEEDS = 3
-"""Number of seeds with a labeled table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,6 @@ class CompareSettings:
         lengths: held-out text is read in windows of these numbers of tokens; the first is ``length``.
         text: the text's fingerprint; empty until the text has been read.
         device: the kind of device, such as "cpu".
-        task: the fingerprint of a labeled table; None without one.
     """
 
     blocks: str
@@ -70,7 +66,6 @@ class CompareSettings:
     lengths: tuple[int, ...] = ()
     text: str = ""
     device: str = "cpu"
-    task: str | None = None
     causal: bool = False
 
     def __post_init__(self) -> None:
@@ -79,15 +74,12 @@ class CompareSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Jobs, TableSettings, TextOptions, Study):
+class Compare(Jobs, TextOptions, Study):
     """Which position method suits your text? Trains the same small encoder once per method and compares them.
 
     Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
     methods start from the same weights and see the same batches and masks, so the models differ only in their position
     method.
-
-    With --train, --validation, --text and --label, the text comes from your own table. After training on it, each
-    method is fine-tuned on the table's labels, and ranked by how well it predicts the labels of the validation rows.
 
     Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
     EncoderForMaskedLM.from_pretrained, or with --causal for EncoderForCausalLM). After an interruption, the same
@@ -97,8 +89,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
 
     positions: str | None = None
-    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method. Default: none,
-    sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
+    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text. Default:
+    none, sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
 
     out: Path = Path("runs/compare")
     """Folder for the results."""
@@ -114,7 +106,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Time for the whole comparison, instead of --steps. A short measurement decides how many steps fit into it, as
     many for every method. Reading a large text may take longer than planned."""
 
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
     """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
     but in a small size. Default: BERT with pre-layer normalization."""
 
@@ -136,8 +128,8 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
     """Training steps of each method. Default: 1800, or 400 for a quick comparison."""
 
     seeds: int | None = None
-    """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or 3
-    with --train. With --minutes, up to 3 if there is time."""
+    """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or with
+    --minutes up to 3 if there is time."""
 
     seed: int = 0
     """The first seed."""
@@ -173,7 +165,6 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
 
         # What somebody may have misspelled is looked at before the imports that take seconds.
         from ...data.corpus import Text
-        from ...files import check_regular
         from ...lab.methods import known_methods
         from ...lab.plugins import load_plugin
 
@@ -181,11 +172,7 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         positions = known_methods(usual if self.positions is None else self.positions)
         device = find_device(self.device)
-        if self.train is None:
-            Text(self.data, self.column)
-        for name in ("train", "validation"):
-            if (file := getattr(self, name)) is not None:
-                check_regular(name, file)
+        Text(self.data, self.column)
 
         from ...lab.jobs import number_of_jobs
         from .models import check_positions, layers_of
@@ -213,38 +200,25 @@ class Compare(Jobs, TableSettings, TextOptions, Study):
         return CompareJob(
             settings=settings,
             positions=positions,
-            seeds=range(self.seed, self.seed + self._seeds),
+            seeds=range(self.seed, self.seed + (self.seeds or 1)),
             device=device,
             jobs=number_of_jobs(self.jobs, device, small=True),
             data=self.data,
             column=self.column,
             characters=QUICK_CHARACTERS if self.quick else None,
-            table=None if self.train is None else self.own_task(),
             minutes=self.minutes,
             plugin=self.plugin,
-            free_seeds=self.seeds is None and self.train is None,
+            free_seeds=self.seeds is None,
         )
 
-    @property
-    def _seeds(self) -> int:
-        return self.seeds or (TABLE_SEEDS if self.train else 1)
-
     def _check(self) -> None:
-        self.check_table()
-        table = self.train is not None
-        for name in ("data", "column"):
-            if table and getattr(self, name):
-                raise InputError(name, "only without `train`, whose rows are the text")
         if self.minutes is not None and self.steps is not None:
             raise InputError("minutes", "expected either `minutes` or `steps`, got both")
         check_range(self, jobs=(1, MOST_JOBS), steps=(1, MOST_COUNT), length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE))
         check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
-        # How much a seed changes the score of a table can only be measured with several.
-        check_range(self, seeds=(2 if table else 1, MOST_SEEDS))
-        check_range(self, seed=(0, MOST_SEED + 1 - self._seeds))
+        check_range(self, seeds=(1, MOST_SEEDS))
+        check_range(self, seed=(0, MOST_SEED + 1 - (self.seeds or 1)))
         check_positive(self, "minutes", "learning_rate")
-        if self.causal and table:
-            raise InputError("causal", "only without `train`, since classifiers read in both directions")
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
 

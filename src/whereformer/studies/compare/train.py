@@ -17,7 +17,6 @@ from ...models.heads import EncoderWithLMHead
 from .models import keep_model, untrained
 from .prepare import Material
 from .results import Run, Score
-from .task import ROWS_PER_STEP, tune
 from .windows import growing
 
 TOKENS = 8192
@@ -49,15 +48,13 @@ def train(
 
 def judging_steps(material: Material) -> int:
     """Return how many training steps take about as long as judging a model, which reads text in a third of the time."""
-    tokens, settings, rows = len(material.held_out.labels), material.settings, material.rows
+    tokens, settings = len(material.held_out.labels), material.settings
     of_a_length = max(1, tokens // (3 * settings.batch_size * settings.length))
-    return of_a_length * len(settings.lengths) + (0 if rows is None else len(rows.validation) // (3 * ROWS_PER_STEP))
+    return of_a_length * len(settings.lengths)
 
 
 def train_and_judge(material: Material, position: str, seed: int, rate: float, folder: Path, progress: Progress) -> Run:
     """Train a method with a seed and a learning rate, save the model in the run's folder, and judge it.
-
-    With a labeled table, the model is then fine-tuned on its rows, and judged by others.
 
     Raises:
         DivergedError: if a loss is not finite.
@@ -66,7 +63,7 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
     def on_step(loss: float) -> None:
         progress.step(1, f"loss {loss:.2f}")
 
-    settings, held_out, rows = material.settings, material.held_out, material.rows
+    settings, held_out = material.settings, material.held_out
     model, fitted = train(material, position, seed, rate, on_step)
     model.eval()
 
@@ -80,7 +77,6 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
     trained = scores[settings.length]
     assert isinstance(trained, HeldOutScore)  # a method that can't read the training length fails in training
     keep_model(model, folder, settings, position, seed)
-    task = None if rows is None else tune(rows, settings, position, seed, rate, model, on_step)
     progress.step(judging_steps(material))
     return Run(
         learning_rate=rate,
@@ -96,7 +92,6 @@ def train_and_judge(material: Material, position: str, seed: int, rate: float, f
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         curves=head_curves(model.encoder, settings.length - 1),
         attention=attention_by_offset(model, held_out, settings.length),
-        task=task,
     )
 
 

@@ -47,7 +47,8 @@ class SentenceEncoder:
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors of texts, (rows, hidden_size), each of length 1."""
-        return SentenceSettings(self.pooling, normalized=True).vectors(states, mask)
+        mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        return functional.normalize(states[:, 0] if self.pooling == "cls" else mean, dim=-1)
 
     def vectors(self, rows: Sequence[Tensor]) -> Tensor:
         """Return the vectors of texts, (rows, hidden_size); each row is the text's token ids without special ones."""
@@ -84,8 +85,6 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
     if settings is None and (folder / LIST).exists():
         raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {path}")
     settings = settings or SentenceSettings()
-    if settings.pooling not in ("mean", "cls"):
-        raise InputError("model", f"expected pooling by the mean or by the first token, got {settings.pooling}")
     model, kind = load(path)
     table = learned(model)
     if "-" in model.config.blocks:

@@ -6,7 +6,6 @@ import hashlib
 import math
 import shutil
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,7 +59,7 @@ class ExtendJob:
         Raises:
             InputError: if the model or the text is not suitable, or the folder holds another extension.
         """
-        with nullcontext() if self.threads is None else threads(self.threads):
+        with threads(self.threads):
             return self._extend(folder, progress)
 
     def _extend(self, folder: Path, progress: Progress) -> ExtendResults:

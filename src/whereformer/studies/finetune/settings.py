@@ -25,7 +25,7 @@ from ...lab.options import (
     part,
 )
 from ...lab.study import Study
-from ..labeled import TableSettings
+from .table import TableSettings
 
 if TYPE_CHECKING:
     from ...data.words import WordTask

@@ -140,8 +140,7 @@ class Pretraining(LongTraining[PretrainResults]):
                 judge = self.config.discriminator_config()
                 models = {"generator": (self.config.generator_config(), targets), "discriminator": (judge, 0)}
             for name, (config, predicted) in models.items():
-                device = self.device.type
-                batch = cost(config, stage.length, stage.batch_size, predictions=predicted, device=device)
+                batch = cost(config, stage.length, stage.batch_size, predictions=predicted)
                 found.append(f"\n{name}, a batch{length}{steps}:\n{batch}")
         return tuple(found)
 

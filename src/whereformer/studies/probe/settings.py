@@ -59,8 +59,8 @@ class Probe(Jobs, Seeds, Study):
     """
 
     positions: str | None = None
-    """Methods to try, separated by commas. "a+b" uses both at once; "all" means every method. Default: none, learned,
-    rope, alibi, t5, shaw, tisa (with --quick: none, learned, rope, tisa)."""
+    """Methods to try, separated by commas. "a+b" uses both at once; "all" means every method for text. Default: none,
+    learned, rope, alibi, t5, shaw, tisa (with --quick: none, learned, rope, tisa)."""
 
     tasks: str | None = None
     """Tasks to try, separated by commas. Default: all."""

@@ -1,1 +1,1 @@
-"""The translate study: train a translation model, translate with it, and score translations."""
+"""The translate study: train a translation model, and translate with it."""

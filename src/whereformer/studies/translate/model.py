@@ -9,7 +9,7 @@ from ...data import subwords
 from ...lab.options import parsed_options
 from ...lab.training.model_options import as_setting
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
-from .settings import SIZES, Decoding, TranslationSettings
+from .settings import SIZES, TranslationSettings
 
 
 def build_config(settings: TranslationSettings, vocab_size: int) -> Seq2SeqConfig:
@@ -45,12 +45,12 @@ def build_config(settings: TranslationSettings, vocab_size: int) -> Seq2SeqConfi
     return config
 
 
-def generation_config(config: Seq2SeqConfig, decoding: Decoding, **limit: int) -> GenerationConfig:
-    """Return settings for transformers' ``generate``, with ``max_length`` or ``max_new_tokens`` as the limit."""
+def generation_config(config: Seq2SeqConfig, max_length: int) -> GenerationConfig:
+    """Return settings for transformers' ``generate``: the beam search of Vaswani et al."""
     return GenerationConfig(
-        num_beams=decoding.beams,
-        length_penalty=decoding.length_penalty if decoding.beams > 1 else None,
-        **limit,
+        num_beams=4,
+        length_penalty=0.6,
+        max_length=max_length,
         do_sample=False,
         pad_token_id=config.pad_token_id,
         bos_token_id=config.bos_token_id,

@@ -7,22 +7,8 @@ from itertools import chain
 
 from ...data.read import open_table, read_lines
 from ...lab.progress import Progress
-from .parallel import Pair, PairFiles, Pairs, ParallelText, aligned, table_pairs
+from .parallel import Pair, PairFiles, ParallelText, aligned, table_pairs
 from .settings import ParallelData, columns_of
-
-
-def load_pairs(data: ParallelData) -> Pairs:
-    """Read all of the files that the options name.
-
-    Raises:
-        InputError: if a file is missing, is not UTF-8, or does not match the other; the message says where.
-    """
-    files = pair_files(data, Progress())
-    found = Pairs([], [], files.name)
-    for one, other in files:
-        found.source.append(one)
-        found.target.append(other)
-    return found
 
 
 def open_text(data: ParallelData, validation: ParallelData | None, progress: Progress) -> ParallelText:

@@ -39,21 +39,6 @@ Pick = Callable[[Sequence[str]], tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs that fit in memory: the source lines, their translations, and where they come from, for people to read."""
-
-    source: list[str]
-    target: list[str]
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __iter__(self) -> Iterator[Pair]:
-        return zip(self.source, self.target, strict=True)
-
-
-@dataclass(frozen=True)
 class PairFiles:
     """Pairs in files. No more of them is in memory than some rows.
 
@@ -150,12 +135,6 @@ def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targ
             empty = target if one.strip() else source
             hint = f"; line {number} is the first that is empty in {empty} alone"
         yield one, other
-
-
-def check_aligned(field: str, source: Path, sources: Sequence[str], target: Path, targets: Sequence[str]) -> None:
-    """Check that two files have the same number of lines; the errors are those of :func:`aligned`."""
-    for _ in aligned(field, source, sources, target, targets):
-        pass
 
 
 def table_pairs(field: str, columns_field: str, file: Path, named: tuple[str, str] | None) -> Iterator[Pair]:

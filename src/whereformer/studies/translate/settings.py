@@ -183,7 +183,8 @@ class TranslationSettings(Optimization):
     schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "inverse_sqrt"
 
     average: int = 5
-    """The final model is the mean of this number of last checkpoints. With 1 it is the last checkpoint itself."""
+    """The final model is the mean of this number of last checkpoints, which stay on the disk. With 1 it is the last
+    checkpoint itself."""
 
     every: int | None = None
     """Number of steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
@@ -218,37 +219,6 @@ class TranslationSettings(Optimization):
         )
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """How translations are searched for."""
-
-    beams: int = 4
-    """Number of beams. 1 is greedy search."""
-
-    length_penalty: float = 0.6
-    """A translation's log-probability is divided by its length to this power. A larger power favors longer
-    translations."""
-
-    batch_tokens: int | None = None
-    """Tokens of source lines to translate at a time, including padding. Default: 512, or 8192 on a GPU."""
-
-    max_length: int | None = None
-    """Most tokens in a line. Default: as in training. Relative position methods allow more."""
-
-    truncate: bool = False
-    """Truncate longer lines. Otherwise they are an error."""
-
-    def checked(self) -> Decoding:
-        """Check the settings and return them.
-
-        Raises:
-            InputError: if a field is out of range; it names the field.
-        """
-        check_range(self, beams=(1, 1000), batch_tokens=(1, MOST_SIZE), max_length=(2, MOST_SIZE))
-        check_range(self, length_penalty=(-10, 10))
-        return self
-
-
 @dataclass(frozen=True, kw_only=True)
 class TranslateTrain(LongRun, TranslationSettings, ValidationData, ParallelData, Study):
     """Train a translation Transformer on parallel text, with any position method.
@@ -257,9 +227,9 @@ class TranslateTrain(LongRun, TranslationSettings, ValidationData, ParallelData,
     languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
 
     The text may be larger than memory: it is encoded once, into cache/, and read from there a pair at a time. Also
-    writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
-    checkpoints/ and, unless --report-to says otherwise, tensorboard/. Ctrl-C finishes the current step and
-    saves it; the same command then continues and ends with the same weights.
+    writes model/ (the mean of the last checkpoints, and the tokenizer), results.json, checkpoints/ (the last two, and
+    those of the mean) and, unless --report-to says otherwise, tensorboard/. Ctrl-C finishes the current step and saves
+    it; the same command then continues and ends with the same weights.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}

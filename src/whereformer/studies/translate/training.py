@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from ...data import batches as drawing
 from ...lab import ranks
@@ -26,11 +28,10 @@ from ...lab.training.optimizer import build_optimizer, build_schedule
 from ...lab.training.shared import Batch, Count, shared_loader
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.seq2seq.smoothed import IGNORED
-from .averaging import Averaging
 from .examples import TranslationText, collate
 from .model import generation_config
 from .results import TranslationPlan, TranslationResults
-from .settings import Decoding, TranslationSettings
+from .settings import TranslationSettings
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class TranslatorTraining(LongTraining[TranslationResults]):
         )
 
     @property
-    def averaged_steps(self) -> list[int]:
+    def pinned(self) -> Sequence[int]:
         """The steps after which the weights are averaged into the final model."""
         judged = (step for step in range(self.course.steps, 0, -1) if self.course.is_judged(step))
         return sorted(islice(judged, self.training.average))
@@ -123,25 +124,27 @@ class TranslatorTraining(LongTraining[TranslationResults]):
     def judge(self) -> Judge:
         return judge
 
-    def callbacks(self, folder: Folder[TranslationResults]) -> list[TrainerCallback]:
-        return [Averaging(folder, self.averaged_steps)]
-
     def unusable(self, folder: Folder[TranslationResults], step: int, model: nn.Module) -> str | None:
-        return super().unusable(folder, step, model) or Averaging(folder, self.averaged_steps).problem(step, model)
+        """Return why a checkpoint can't be used: what is wrong with it, or with an earlier one to average."""
+        if (reason := super().unusable(folder, step, model)) is not None:
+            return reason
+        for earlier in self.pinned:
+            if earlier < step and (reason := folder.problem(earlier)) is not None:
+                return f"the average also needs {folder.checkpoint(earlier).name}, but {reason}"
+        return None
 
     def finished(
         self, model: Any, folder: Folder[TranslationResults], results: TranslationResults
     ) -> tuple[PreTrainedModel, TranslationResults]:
-        """Return the model with the mean of the last weights, and its scores."""
+        """Return the model with the mean of the last checkpoints' weights, and its scores."""
         training = self.training
         if training.average > 1:
-            ranks.wait()  # until the main process has copied the last weights
-            Averaging(folder, self.averaged_steps).load_mean(model)
+            load_mean(model, [folder.checkpoint(step) / "model.safetensors" for step in self.pinned])
             scores = judge_all(model, self.held_out(), judge, self.device, bf16=training.dtype == "bfloat16")
             rounded = {name: round(value, 4) for name, value in scores.items()}
-            results = replace(results, averaged={"steps": self.averaged_steps, **rounded})
+            results = replace(results, averaged={"steps": self.pinned, **rounded})
         model.config.use_cache = True  # the Trainer turns it off
-        model.generation_config = generation_config(self.config, Decoding(), max_length=training.max_length)
+        model.generation_config = generation_config(self.config, training.max_length)
         return model, results
 
     def batches(self) -> DataLoader[Batch]:
@@ -168,6 +171,17 @@ class _Drawn:
 
     def __iter__(self) -> Iterator[list[int]]:
         return islice(self.training._shuffled(), self.count)
+
+
+def load_mean(model: nn.Module, files: Sequence[Path]) -> None:
+    """Load the mean of the weights in several files into a model."""
+    sums: dict[str, Tensor] = {}
+    for file in files:
+        for name, weight in load_file(file).items():
+            sums[name] = sums[name] + weight.double() if name in sums else weight.double()
+    # Tied weights are saved once.
+    unknown = model.load_state_dict({name: each / len(files) for name, each in sums.items()}, strict=False)[1]
+    assert not unknown, unknown
 
 
 def judge(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:

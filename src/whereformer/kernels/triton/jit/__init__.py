@@ -2,15 +2,14 @@
 
 Throughout, a *tile* is BLOCK_M queries by BLOCK_N keys. It is transposed in the kernel of the keys' gradients, so that
 its products need no transposed operand. Scores are in units of log2, because the hardware has exp2. Programs
-that add to the same memory add whole numbers, so results are the same bits from run to run; only ``all_gradients`` adds
-to the queries' gradient in float32.
+that add to the same memory add whole numbers, so results are the same bits from run to run.
 
 - ``tiles``: rows from and to memory.
 - ``scores``: the scores of a tile.
 - ``areas``: which tiles read which part of an offset table.
 - ``offsets``: sums over the keys of a row that share an offset.
-- ``shared_sums``: atomic additions to sums that programs share.
-- ``forward``, ``query_gradients``, ``key_gradients``, ``dense_gradients``, ``all_gradients``: the kernels.
+- ``offset_sums``: atomic additions to the sums by offset, which programs share.
+- ``forward``, ``query_gradients``, ``key_gradients``, ``dense_gradients``: the kernels.
 
 Only these modules import Triton, because not every build of torch comes with it.
 """

@@ -34,9 +34,8 @@ def load_rows(known, pairs, place, rows):
 def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs, AREA: tl.constexpr):
     """Return the weights of a tile after dropout, the gradient of its scores, and the slope of the soft cap.
 
-    If the cap is over all that is added, the gradient is that of scores before the cap. ``left`` and ``right`` are the
-    sides of its axes. The weights' gradient is the product of ``left_out`` and ``right_out``: the output's gradient if
-    an axis is queries, values if it is keys.
+    ``left`` and ``right`` are the sides of its axes. The weights' gradient is the product of ``left_out`` and
+    ``right_out``: the output's gradient if an axis is queries, values if it is keys.
     """
     scores, capped = scores_of(left, right, tile, terms, pairs, AREA)
     weights = weights_of(scores, row_state.shift, row_state.log_sum, terms)
@@ -51,18 +50,15 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
         survives = kept(tile, pairs)
         d_weights = tl.where(survives, d_weights * pairs.dropout_scale, 0.0)
     d_scores = weights * (d_weights - row_state.delta)
-    slope = 1.0 - capped * capped
-    if terms.scale.inverse_cap is not None:
-        d_scores *= slope
     if pairs.dropout_seeds is not None:
         weights = tl.where(survives, weights * pairs.dropout_scale, 0.0)
-    return weights, d_scores, slope
+    return weights, d_scores, 1.0 - capped * capped
 
 
 @triton.jit
 def times_slope(d_scores, slope, terms):
-    """Return the gradient of scaled products; ``slope`` is that of the soft cap, if it is over them alone."""
-    if terms.scale.cap is None or terms.scale.inverse_cap is not None:
+    """Return the gradient of scaled products; ``slope`` is that of the soft cap."""
+    if terms.scale.cap is None:
         return d_scores
     else:
         return d_scores * slope

@@ -9,8 +9,8 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, query_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
+from .offset_sums import add_by_offset
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
-from .shared_sums import add_by_offset, add_to_queries
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
 
@@ -40,7 +40,7 @@ def _key_blocks(
     inputs,
     known,
     gradients,
-    shared,
+    offsets,
     terms,
     pairs,
     place,
@@ -63,13 +63,11 @@ def _key_blocks(
             keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
-        if shared.offsets.data is not None:
-            add_by_offset(shared.offsets, d_scores, tile, terms, pairs, AREA)
+        if offsets.data is not None:
+            add_by_offset(offsets, d_scores, tile, terms, pairs, AREA)
         if keys.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(q.dtype)
             d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)
-            if shared.query.data is not None:
-                add_to_queries(shared.query, d_products, keys.side.vectors, tile, terms, pairs, BLOCK_M)
         if keys.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
         if terms.levels.query.data is not None:
@@ -83,12 +81,12 @@ def _key_blocks(
 
 @triton.jit
 def _key_areas(
-    sums, keys, inputs, known, gradients, shared, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    sums, keys, inputs, known, gradients, offsets, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Add what all queries of a head contribute to the sums of a block of keys."""
     bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
-    if shared.query.data is not None or shared.offsets.data is not None:
-        # Keys beyond the last are never stored, but they would be added to what is shared: mask them in all tiles.
+    if offsets.data is not None:
+        # Keys beyond the last are never stored, but they would be added to the sums by offset: mask them in all tiles.
         start, any_end, right_end, inside_end, left_end, end = bounds
         beyond = keys.first_key + BLOCK_N > pairs.n_k
         bounds = (
@@ -103,21 +101,21 @@ def _key_areas(
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
             sums = _key_blocks(
-                sums, keys, inputs, known, gradients, shared, terms, pairs, place, start, end, area, BLOCK_M
+                sums, keys, inputs, known, gradients, offsets, terms, pairs, place, start, end, area, BLOCK_M
             )
     if pairs.query_positions is None and pairs.min_offset is not None:
         start, end = bounds[4], bounds[5]
-        sums = _key_blocks(sums, keys, inputs, known, gradients, shared, terms, pairs, place, start, end, ANY, BLOCK_M)
+        sums = _key_blocks(sums, keys, inputs, known, gradients, offsets, terms, pairs, place, start, end, ANY, BLOCK_M)
     return sums
 
 
 @triton.jit
-def gradients_of_keys(
-    inputs, known, gradients, shared, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+def key_gradients(
+    inputs, known, gradients, offsets, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there.
 
-    The sums include the queries of all heads that share the keys. Add to those of ``shared`` sums that have data, too.
+    The sums include the queries of all heads that share the keys. Add to the sums of ``offsets`` too, if it has data.
     """
     SHARED: tl.constexpr = inputs.value.shared
     blocks = tl.cdiv(pairs.n_k, BLOCK_N)
@@ -139,11 +137,11 @@ def gradients_of_keys(
         d_v = sums.value + load(gradients.value, place, first_key, pairs.n_k, BLOCK_N)
         sums = KeySums(sums.key, d_v, sums.factors, sums.levels, sums.query_table)
     if SHARED == 1:
-        sums = _key_areas(sums, keys, inputs, known, gradients, shared, terms, pairs, place, BLOCK_M, BLOCK_N)
+        sums = _key_areas(sums, keys, inputs, known, gradients, offsets, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
         for member in range(SHARED):
             of_member = BatchHead(place.batch, place.head + member)
-            sums = _key_areas(sums, keys, inputs, known, gradients, shared, terms, pairs, of_member, BLOCK_M, BLOCK_N)
+            sums = _key_areas(sums, keys, inputs, known, gradients, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors, d_levels, query_table = sums
     d_k *= terms.scale.natural
     if ADD:
@@ -157,11 +155,3 @@ def gradients_of_keys(
     if gradients.query_table.rows is not None:
         column = first_key + tl.arange(0, BLOCK_N)
         store_ends(gradients.query_table.ends, query_table, pairs, place, column, pairs.n_k)
-
-
-@triton.jit
-def key_gradients(
-    inputs, known, gradients, shared, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there."""
-    gradients_of_keys(inputs, known, gradients, shared, terms, pairs, ADD, BLOCK_M, BLOCK_N)

@@ -157,7 +157,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     multiply-adds.
     """
     rows, columns = tile.rows, tile.columns
-    CAPS_PRODUCTS: tl.constexpr = terms.scale.cap is not None and terms.scale.inverse_cap is None
+    CAPS_PRODUCTS: tl.constexpr = terms.scale.cap is not None
     ADDED: tl.constexpr = not CAPS_PRODUCTS and not left.factors.type.is_block()
     WITH_BIAS: tl.constexpr = ADDED and terms.bias.log2 is not None
     WITH_KEYS: tl.constexpr = ADDED and not WITH_BIAS and terms.key_table.products is not None
@@ -207,11 +207,6 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
                 scores = tl.fma(distances, -LOG2E, scores)
         if terms.dense.data is not None:
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
-    if terms.scale.inverse_cap is not None:
-        # The lowest score, divided by a small cap, would be infinite.
-        capped = _tanh(_bounded(scores, SATURATED * terms.scale.cap) * terms.scale.inverse_cap)
-        # What a term forbids stays forbidden.
-        scores = tl.where(scores == float("-inf"), scores, capped * terms.scale.cap)
     if AREA == ANY:
         scores = tl.where(_allowed(tile, offsets, pairs), scores, float("-inf"))
     batch = tile.place.batch

@@ -74,13 +74,6 @@ def store(matrix, tile, place, first, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def add(matrix, tile, place, first, n, BLOCK: tl.constexpr):
-    """Add rows (BLOCK, padded) to a float32 matrix from row ``first`` on, to which other programs may add too."""
-    pointers = _pointers(matrix, place, first, BLOCK)
-    tl.atomic_add(pointers, tile, mask=_mask(matrix, first, n, BLOCK), sem="relaxed")
-
-
-@triton.jit
 def load_column(matrix, place, rows, n, COLUMN: tl.constexpr):
     """Load one column of some rows, in their shape, with zeros beyond row n."""
     head = tl.cast(place.head // matrix.shared, tl.int64)

@@ -6,7 +6,7 @@ matrix. It gets a ``Served``, then the method's arguments. ``serve`` puts them i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -14,16 +14,9 @@ from transformers import PreTrainedModel
 
 from ..served import Served
 from ..undo import Undo
-from . import deberta, grids, inkling, sound
+from . import deberta, inkling, sound
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
-    "swin.SwinAttention": {"forward": grids.swin},
-    "swin.SwinLayer": {"get_attn_mask": grids.regions},
-    "swinv2.Swinv2SelfAttention": {"forward": grids.swinv2},
-    "swinv2.Swinv2Layer": {"get_attn_mask": grids.regions},
-    "beit.BeitRelativePositionBias": {"forward": grids.beit_bias},
-    "data2vec_vision.Data2VecVisionRelativePositionBias": {"forward": grids.beit_bias},
-    "data2vec_vision.Data2VecVisionSelfAttention": {"forward": grids.data2vec},
     "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": sound.conformer},
     "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": sound.conformer},
     "seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": sound.conformer},
@@ -41,18 +34,24 @@ KINDS: dict[str, dict[str, Callable[..., Any]]] = {
 """By model and class, the functions that compute its methods."""
 
 
-def serve(model: PreTrainedModel, undo: Undo) -> None:
-    """Let this library compute the methods of a model's layers that :data:`KINDS` names."""
+def serve(model: PreTrainedModel, undo: Undo, parts: Collection[PreTrainedModel] | None = None) -> None:
+    """Let this library compute the methods of a model's layers that :data:`KINDS` names.
 
-    def visit(module: nn.Module, config: Any) -> None:
-        config = module.config if isinstance(module, PreTrainedModel) else config
-        for name, function in _functions(type(module)).items():
+    Args:
+        model: the model.
+        undo: gets what takes it back.
+        parts: the models inside, and itself, whose own layers are meant; None: all.
+    """
+
+    def visit(module: nn.Module, part: PreTrainedModel) -> None:
+        part = module if isinstance(module, PreTrainedModel) else part
+        for name, function in _functions(type(module)).items() if parts is None or part in parts else ():
             undo.add(_put_back, module, name, vars(module).get(name))
-            setattr(module, name, Served(module, config, function))
+            setattr(module, name, Served(module, part.config, function))
         for child in module.children():
-            visit(child, config)
+            visit(child, part)
 
-    visit(model, model.config)
+    visit(model, model)
 
 
 def _functions(kind: type) -> dict[str, Callable[..., Any]]:

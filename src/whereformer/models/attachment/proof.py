@@ -1,0 +1,261 @@
+"""``prove``: a model computes the same as before when this library computes its attention, with its own positions only.
+
+The model runs on a tiny batch twice: as it is, and served. The output of each attention layer is compared where it
+arises; then the second run goes on with the first one's output. So rounding does not add up, an expert that a hair
+decides on is chosen twice, and the first layer that differs is the one that is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...errors import InputError
+from .examples import Example, run_any
+from .found import AttentionCall, find_calls, parts_with, set_implementation
+from .implementations import NAME, OWN_MASKS, register, with_masks
+from .interface import attend, requested
+from .kinds import serve
+from .masks import mask
+from .own import serve_tables
+from .undisturbed import configs_of, undisturbed
+from .undo import Undo
+
+PROOF = f"{NAME}_proof"
+"""The name of the attention implementation that tells which of its rows count."""
+
+TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""How far an output may be off, relative to the largest value. Half precision shows gross errors only.
+
+Many models compute the softmax in float32, also those in float64.
+"""
+
+ROWS, LENGTH = 3, 14
+"""The size of the batch."""
+
+WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
+"""The fields of configurations by which attention is limited to near tokens."""
+WINDOW = 6
+"""What they become, if they are longer than the batch."""
+
+
+def prove(model: PreTrainedModel, tables: bool) -> tuple[list[AttentionCall], str | None]:
+    """Compare a model with itself when this library computes its attention, and leave it as it was.
+
+    A model that computes with its mask (adds it, cuts it) gets transformers' own masks, if it is the same with them.
+
+    Args:
+        model: the model.
+        tables: whether T5's biases, if it has them, become tables over offsets.
+
+    Returns:
+        The calls of its attention; and whose masks it needs, those of the name, or None for this library's.
+
+    Raises:
+        InputError: if it computes something else with both; by how much, and in which layer.
+    """
+    own = model.config._attn_implementation
+    problems: list[InputError] = []
+    reference: _Run | None = None
+    for masks in (None, own if own in OWN_MASKS else "eager"):
+        try:
+            calls = find_calls(model, masks)
+            if calls and reference is None:
+                reference = _as_it_is(model, calls)
+            if reference is not None:
+                _compare(model, reference, masks, tables)
+            return calls, masks
+        except InputError as error:
+            problems.append(error)
+    # With its own masks, a model may get further, and the error tell more.
+    raise problems[-1]
+
+
+@dataclass
+class _Run:
+    """A run of a model: what went in, and what came out of its attention layers, in their order, and at its end."""
+
+    calls: list[AttentionCall]
+    example: Example
+    window: int | None
+    layers: dict[nn.Module, str]
+    outputs: list[tuple[str, Tensor]]
+    finals: dict[str, Tensor]
+
+
+def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None:
+    """Run a model with its own attention; None, with a line in the log, if that is not possible."""
+    reason = f"weights of {model.dtype} on {model.device.type!r} cannot be compared"
+    if model.device.type != "meta" and model.dtype in TOLERANCE:
+        names = {module: name for name, module in model.named_modules()}
+        layers = {call.module: names[call.module] for call in calls}
+        outputs: list[tuple[str, Tensor]] = []
+
+        def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
+            outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
+
+        for window in (WINDOW, None):
+            try:
+                with undisturbed(model), _full_precision(model):
+                    _shorten_windows(model, window)
+                    for module, name in layers.items():
+                        module.register_forward_hook(partial(remember, name))
+                    example, finals = run_any(model, ROWS, LENGTH, cached=True, before=outputs.clear)
+                return _Run(calls, example, window, layers, outputs, dict(_tensors(finals)))
+            except InputError as error:
+                reason = error.reason
+    # It may be missing what its own attention needs, such as a GPU.
+    message = "not proven to compute the same as before with whereformer's attention: %s: %s"
+    logging.getLogger(__name__).warning(message, type(model).__name__, reason)
+    return None
+
+
+def _compare(model: PreTrainedModel, reference: _Run, masks: str | None, tables: bool) -> None:
+    """Run a model served, and raise an InputError at the first layer, or the first output, that differs."""
+    limit, awaited = TOLERANCE[model.dtype], iter(reference.outputs)
+    dead: dict[nn.Module, Tensor] = {}
+
+    def check(name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        for found in _first_of(output):
+            known, expected = next(awaited, (None, found))
+            if known != name:
+                raise _differs(model, f"layer {name} runs where {known} did before")
+            _check(model, f"layer {name}", found, expected, limit, dead.pop(module, None))
+            if isinstance(output, Tensor):
+                return expected.clone()
+            place = next(i for i, each in enumerate(output) if isinstance(each, Tensor))
+            return (*output[:place], expected.clone(), *output[place + 1 :])
+        return None
+
+    with undisturbed(model), _full_precision(model):
+        _shorten_windows(model, reference.window)
+        serve(model, Undo(), parts_with(model, reference.calls))
+        if tables:
+            serve_tables(reference.layers, Undo())
+        set_implementation(model, reference.calls, with_masks(PROOF, masks), Undo())
+        for module, name in reference.layers.items():
+            module.register_forward_hook(partial(check, name))
+        token = _dead.set(dead)
+        try:
+            finals = reference.example.run()
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                "model", f"{type(model).__name__} did not run with whereformer's attention: {error}"
+            ) from error
+        finally:
+            _dead.reset(token)
+    if next(awaited, None) is not None:
+        raise _differs(model, "fewer layers run than before")
+    for name, found in _tensors(finals):
+        if name in reference.finals:  # some models return weights of attention unasked, if they have them
+            _check(model, f"output{name}", found, reference.finals[name], limit, None)
+
+
+_dead: ContextVar[dict[nn.Module, Tensor]] = ContextVar("dead")
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend, and note the tokens (batch, n_q) whose outputs mean nothing: with no key to see, or padding themselves.
+
+    transformers averages over all keys where a query may see none. What padding sees is not the same for all models.
+    """
+    out, weights = attend(module, query, key, value, attention_mask, is_causal=is_causal, **options)
+    dead = (out == 0).flatten(2).all(-1)
+    real = requested(module, attention_mask, query, key, is_causal, options).key_mask(query.shape[0])
+    if real is not None and query.shape[2] == key.shape[2]:
+        dead = dead | ~real
+    if len(dead) == ROWS:
+        dead[0] = False  # This row has no padding, so that all of it counts.
+    _dead.get()[module] = dead
+    return out, weights
+
+
+def _check(
+    model: PreTrainedModel, what: str, found: Tensor, expected: Tensor, limit: float, dead: Tensor | None
+) -> None:
+    """Raise an InputError if two outputs differ by more than the limit, relative to the largest value."""
+    if found.shape != expected.shape:
+        raise _differs(model, f"{what} has the shape {tuple(found.shape)}, before {tuple(expected.shape)}")
+    if dead is not None and dead.shape == found.shape[:2]:
+        found, expected = found[~dead], expected[~dead]
+    # Rows that are not a number in the model's own run cannot be compared.
+    counts = ~expected.isnan() & (found != expected)
+    if not bool(counts.any()):
+        return
+    largest = expected.nan_to_num(0, 0, 0).abs().max().double()
+    error = float((found[counts].double() - expected[counts].double()).abs().max() / largest)
+    if not error <= limit:
+        raise _differs(model, f"{what} is off by {error:.2g} of its largest value, expected at most {limit:g}")
+
+
+def _differs(model: PreTrainedModel, how: str) -> InputError:
+    return InputError(
+        "model",
+        f"{type(model).__name__} computes something else with whereformer's attention, even without a position "
+        f"method: {how}. It was left as it was",
+    )
+
+
+def _first_of(output: Any) -> list[Tensor]:
+    """Return the first tensor that a layer returns: what its attention computed."""
+    parts = output if isinstance(output, tuple | list) else [output]
+    return [part for part in parts if isinstance(part, Tensor)][:1]
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Return the numbers in an output, with where they stand, but for caches."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        yield path, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if "past" not in name and "cache" not in name:
+                yield from _tensors(part, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for i, part in enumerate(value):
+            yield from _tensors(part, f"{path}[{i}]")
+
+
+@contextmanager
+def _full_precision(model: PreTrainedModel) -> Iterator[None]:
+    """Multiply float32 as float32, whatever is allowed elsewhere: TF32, bfloat16 or autocast."""
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    allowed = [each.fp32_precision for each in products]
+    try:
+        for each in products:
+            each.fp32_precision = "ieee"
+        with torch.autocast(model.device.type, enabled=False):
+            yield
+    finally:
+        for each, before in zip(products, allowed, strict=True):
+            each.fp32_precision = before
+
+
+def _shorten_windows(model: PreTrainedModel, window: int | None) -> None:
+    """Make windows shorter than the batch, so that they limit something in it; None leaves them as they are."""
+    for owner in (*model.modules(), *configs_of(model)) if window is not None else ():
+        for name in WINDOWS:
+            size = vars(owner).get(name)
+            if type(size) is int and size >= LENGTH // 2:
+                setattr(owner, name, window)
+
+
+register(PROOF, _attend, mask)

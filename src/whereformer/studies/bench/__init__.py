@@ -1,1 +1,0 @@
-"""The bench study: time attention with each kind of term."""

@@ -1,0 +1,283 @@
+"""Table 1 of the TISA paper (Wennberg & Henter 2021), measured on the models of a finished comparison."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ...analysis import properties as measure
+from ...data.corpus import FirstPart, Text
+from ...data.encode import TokenizerChoice, open_or_encode
+from ...data.masks import HELD_OUT_RATE, HeldOut
+from ...errors import InputError
+from ...lab.encoders import BASELINE
+from ...lab.progress import Progress
+from ...lab.score import Cannot
+from ...lab.sheet import Cell, Column, Sheet
+from ...lab.training.trainer import quiet_transformers
+from ...models import EncoderForMaskedLM
+from ...positions import build_position
+from .models import model_folder, model_problem, untrained
+from .results import CompareResults, Run
+
+WINDOWS = 16
+"""Windows of held-out text that measurements of a trained model use."""
+
+INDUCTIVE_RISE = 0.11
+"""In nats. Longer text says more about a masked token, so the loss has no reason to rise; the threshold is above what
+another seed may change. A method that beats having no positions by less than that has nothing to lose on longer text.
+Not getting worse then proves nothing, and the tick stays open."""
+REACHED_SHARE = 0.1
+"""The gradient of one batch need not reach all, because a text may lack some offsets and some hidden units may be
+off."""
+ATTENTION_SHARE, LENGTH_POWER = 0.01, 0.1
+"""The share of the parameters of BERT-base's attention layers (28 million), and the power of the length."""
+INVARIANT_CHANGE = 1e-6
+"""Rounding changes float64 by 1e-13, absolute positions change it by several percent."""
+CHAIN_GROWTH = 0.1
+"""A power of the length."""
+CURVE_SHARE = 0.9
+
+MEANINGS = {
+    "inductive": f"loss at 4 times the training length minus loss at the training length, in nats; yes up to "
+    f"{INDUCTIVE_RISE}, open if the method gains less than that over no positions",
+    "data-driven": f"positional parameters that the gradient of one batch reaches; yes from {REACHED_SHARE:.0%}",
+    "parameter efficient": f"positional parameters at BERT-base's sizes, and the power of the length n with which they "
+    f"grow; yes below {ATTENTION_SHARE:.0%} of the attention layers' own and without growth",
+    "translation invariant": f"largest change of a score or output when all positions shift, relative to their "
+    f"root mean square; yes up to {INVARIANT_CHANGE:.0e}",
+    "parallelizable": f"longest chain of operations that wait for one another, at {measure.LENGTHS[0]} and at "
+    f"{measure.LENGTHS[1]} tokens; yes if it does not grow",
+    "interpretable": f"share of the method's effect on scores that a curve over offsets explains; yes from "
+    f"{CURVE_SHARE:.0%}",
+}
+"""The properties, and the meaning of each number."""
+
+PAPER = {
+    "sinusoidal": "ynynyn",
+    "learned": "nynnyn",
+    "shaw": "nyyynn",
+    "t5": "nyyyyy",
+    "floater": "yyynnn",
+    "synthesizer": "nyynyn",
+    "tupe": "nynnyn",
+    "rope": "ynyyyn",
+    "tisa": "yyyyyy",
+}
+"""Table 1 of the paper, in the order of :data:`MEANINGS`."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One property of one method.
+
+    Args:
+        holds: whether the method has the property; None if the measurement could not tell.
+        number: the measured number.
+        note: why it could not be measured, or could not tell.
+    """
+
+    holds: bool | None
+    number: str
+    note: str = ""
+
+    @property
+    def word(self) -> str:
+        """The tick in a word: yes, no or open."""
+        return "open" if self.holds is None else "yes" if self.holds else "no"
+
+
+Ticks = Mapping[str, Tick]
+"""The ticks of a method, by property."""
+
+
+def measured_table(folder: Path, pattern: str | None, progress: Progress) -> Sheet:
+    """Measure the properties of the methods of a comparison.
+
+    Args:
+        folder: what ``whereformer compare`` has written, with its models.
+        pattern: only methods whose name matches.
+        progress: receives the progress.
+
+    Raises:
+        InputError: if the folder is something else or lacks such a method, or its text has changed.
+    """
+    progress.begin("reading the comparison and its text")
+    results = _load(folder)
+    names = [name for name in results.runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
+    if not names:
+        raise InputError("measure", f"{folder} has no such method with positions; it has {', '.join(results.runs)}")
+    held_out = _held_out(folder, results)
+    progress.start(len(names))
+    table = {}
+    for name in names:
+        progress.begin(f"measuring {name}")
+        table[name] = _measure(folder, results, held_out, name)
+        progress.step()
+    return sheet(table)
+
+
+def _load(folder: Path) -> CompareResults:
+    try:
+        results = CompareResults.load(folder)
+    except InputError:
+        raise InputError("measure", f"{folder} has no results of whereformer compare") from None
+    settings = results.settings
+    for fits, expected in (
+        (not settings.causal, "masked language models, got causal ones"),
+        (4 * settings.length in settings.lengths, f"losses at {4 * settings.length} tokens, got {settings.lengths}"),
+        ("-" not in settings.blocks, f"encoders of one block, got {settings.blocks!r}"),
+    ):
+        if not fits:
+            raise InputError("measure", f"expected {expected} in {folder}")
+    return results
+
+
+def _held_out(folder: Path, results: CompareResults) -> HeldOut:
+    """Read the held-out text of a comparison again."""
+    try:
+        text = Text(results.text.data, results.text.column)
+        text = text if results.characters is None else FirstPart(text, results.characters)
+        changed = text.fingerprint != results.settings.text
+    except InputError as error:
+        raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
+    if changed:
+        raise InputError("measure", f"the text of {folder} has changed; run whereformer compare again")
+    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, results.settings.vocab_size))
+    return HeldOut(encoded.held_out, HELD_OUT_RATE, results.text.vocabulary)
+
+
+def _measure(folder: Path, results: CompareResults, held_out: HeldOut, name: str) -> Ticks:
+    """Measure a method: its losses with every seed, and the model of the first."""
+    sizes, runs = results.settings, results.runs[name]
+    seed = min(runs)
+    if (problem := model_problem(folder, sizes, name, seed)) is not None:
+        reason = f"{folder} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
+        raise InputError("measure", reason)
+    with quiet_transformers():
+        trained = EncoderForMaskedLM.from_pretrained(model_folder(folder, name, seed))
+    fresh = untrained(sizes, name, trained.config.vocab_size, seed).eval()
+    inputs, labels, real = next(held_out.windows(sizes.length, WINDOWS * sizes.length))
+    whole = real.all(-1)
+    inputs, labels = inputs[whole], labels[whole]
+    # Half the length, so that there is room to shift even if the method has a last position.
+    short = inputs[:, : sizes.length // 2]
+    model = {"hidden_size": sizes.hidden_size, "num_heads": sizes.num_heads}
+    model["num_layers"] = trained.config.num_hidden_layers
+    chains = [
+        measure.longest_chain(build_position(name, **model, max_length=length), length).longest
+        for length in measure.LENGTHS
+    ]
+    shifted = [measure.shift_change(encoder, short) for encoder in (fresh.encoder, trained.encoder)]
+    ticks = (
+        inductive(runs, results.runs.get(BASELINE, {}), sizes.length),
+        data_driven(measure.reached_parameters(trained, inputs, labels)),
+        parameter_efficient(measure.parameter_growth(name)),
+        translation_invariant(shifted),
+        parallelizable(*chains),
+        interpretable(measure.curve_share(trained.encoder, inputs).share),
+    )
+    return dict(zip(MEANINGS, ticks, strict=True))
+
+
+def inductive(runs: Mapping[int, Run], baseline: Mapping[int, Run], length: int) -> Tick:
+    """Judge whether a method reads text beyond the training length equally well, by medians over seeds."""
+    rises, gains = [], []
+    for seed, run in runs.items():
+        longest = run.scores[4 * length]
+        if isinstance(longest, Cannot):
+            return Tick(False, "cannot", longest.cannot)
+        trained = _loss(run, length)
+        rises.append(longest.loss - trained)
+        if seed in baseline:
+            gains.append(_loss(baseline[seed], length) - trained)
+    rise = statistics.median(rises)
+    number = f"{rise:+z.2f}"
+    if rise <= INDUCTIVE_RISE and gains and statistics.median(gains) < INDUCTIVE_RISE:
+        gain = statistics.median(gains)
+        beside = f"{abs(gain):.2f} nats {'better' if gain >= 0 else 'worse'} than no positions"
+        return Tick(None, number, f"after this training it is {beside}, so it has little to lose")
+    return Tick(rise <= INDUCTIVE_RISE, number)
+
+
+def _loss(run: Run, length: int) -> float:
+    score = run.scores[length]
+    assert not isinstance(score, Cannot)  # every method can read the training length
+    return score.loss
+
+
+def data_driven(reached: measure.Reached) -> Tick:
+    """Judge whether gradients reach the parameters."""
+    if not reached.total:
+        return Tick(False, "0")
+    number = f"{short_count(reached.nonzero)}/{short_count(reached.total)}"
+    return Tick(reached.nonzero >= REACHED_SHARE * reached.total, number)
+
+
+def parameter_efficient(growth: measure.Growth) -> Tick:
+    """Judge whether there are few parameters, whose number does not grow with the length."""
+    grows = growth.length > LENGTH_POWER
+    number = short_count(growth.count) + (f" n^{growth.length:.1f}" if grows else "")
+    return Tick(growth.count < ATTENTION_SHARE * growth.attention and not grows, number)
+
+
+def translation_invariant(shifted: Sequence[measure.Shifted]) -> Tick:
+    """Judge whether a shift leaves scores and output as they are."""
+    changes = [change for shift in shifted for change in (shift.scores, shift.output)]
+    finite = [change for change in changes if change is not None]
+    if len(finite) < len(changes):
+        return Tick(False, "not finite")
+    largest = max(finite)
+    return Tick(largest <= INVARIANT_CHANGE, f"{largest:.2g}" if largest == 0 or largest >= 1e-3 else f"{largest:.0e}")
+
+
+def parallelizable(short: int, long: int) -> Tick:
+    """Judge whether the longest chain of operations is as long for the longer text."""
+    longer = measure.LENGTHS[1] / measure.LENGTHS[0]
+    return Tick(long <= short * longer**CHAIN_GROWTH, f"{short:,}, {long:,}")
+
+
+def interpretable(share: float | None) -> Tick:
+    """Judge whether the effect on scores is a curve over offsets."""
+    if share is None:
+        return Tick(None, "no effect", "it does nothing to scores")
+    return Tick(share >= CURVE_SHARE, f"{share:.0%}")
+
+
+def short_count(number: int) -> str:
+    """Format a count in about four characters: 512, 5.5k, 394k, 37.7M."""
+    for unit, size in (("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            digits = 1 if number < 100 * size else 0
+            return f"{number / size:.{digits}f}{unit}"
+    return str(number)
+
+
+def sheet(table: Mapping[str, Ticks]) -> Sheet:
+    """Return the table of ticks, each above its number."""
+    rows, notes, starred = [], [], False
+    for position, ticks in table.items():
+        cells = []
+        for (name, tick), letter in zip(ticks.items(), PAPER.get(position, "-" * len(ticks)), strict=True):
+            differs = (tick.holds, letter) in ((True, "n"), (False, "y"))
+            starred |= differs
+            cells.append(Cell(tick.word + "*" * differs, tick.number))
+            if tick.note:
+                notes.append(f"{position}, {name}: {tick.note}")
+        rows.append([Cell(position), *cells])
+    return Sheet.of(
+        "Table 1 of the TISA paper, measured",
+        [
+            Column("position", wraps=True),
+            *(Column(word, detail) for word, _, detail in (name.partition(" ") for name in MEANINGS)),
+        ],
+        rows,
+        notes=(
+            *(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
+            *notes,
+            *(["*: the paper says otherwise"] if starred else []),
+        ),
+    )

@@ -1,1 +1,0 @@
-"""The properties study: measure what each position method can do."""

@@ -1,0 +1,338 @@
+"""Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from whereformer import attach, detach
+from whereformer.errors import InputError
+from whereformer.models.attachment import interface
+from whereformer.models.attachment.masks import RequestedMask
+
+from .peers import SIZES
+from .served import BOTH
+from .test_attach import MODERN, by_hand, close, make, positions_of, switch
+from .test_attach_windows import GROUPED
+
+# Importing DeBERTa scripts functions in older releases of transformers.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
+
+EXPERTS = {**GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
+ENDING = {**SIZES, "eos_token_id": 2}
+PAIR = {**BOTH, "max_position_embeddings": 40, "encoder_sparse_step": 0, "decoder_sparse_step": 0}
+T5 = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
+
+ENCODERS = {
+    **dict.fromkeys(("Bert", "Roberta", "XLMRobertaXL", "Electra", "Ernie", "Data2VecText", "LayoutLM"), SIZES),
+    **dict.fromkeys(("RobertaPreLayerNorm", "MobileBert", "NomicBert", "Splinter", "MarkupLM"), SIZES),
+    **dict.fromkeys(("AlignText", "ClapText", "AltCLIPText", "ChineseCLIPText", "Deberta", "DebertaV2"), SIZES),
+    "Albert": {**SIZES, "embedding_size": 8},
+    "DistilBert": {"vocab_size": 50, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
+    "ModernBert": {**MODERN, "local_attention": 6, "global_attn_every_n_layers": 2},
+    "EuroBert": GROUPED,
+    "Llama": {**GROUPED, "is_causal": False},
+    "Mistral": {**GROUPED, "is_causal": False},
+    "Gemma3Text": {**GROUPED, "use_bidirectional_attention": True},
+}
+DECODERS = {
+    **dict.fromkeys(("CLIPText", "OwlViTText", "CLIPSegText", "BioGpt"), ENDING),
+    **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3Text", "Phi", "Phi3"), GROUPED),
+    **dict.fromkeys(("StableLm", "Starcoder2", "Olmo2", "Cohere2", "Granite", "Glm4", "Nemotron", "Exaone4"), GROUPED),
+    **dict.fromkeys(("Mixtral", "GptOss", "Llama4Text"), EXPERTS),
+    "GPT2": {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 40},
+    "GPTNeoX": SIZES,
+    "OPT": {**SIZES, "ffn_dim": 32, "word_embed_proj_dim": 16},
+    "Bert": {**SIZES, "is_decoder": True},
+}
+PAIRS = {
+    **dict.fromkeys(("Bart", "MBart", "Pegasus", "M2M100", "Marian", "Blenderbot", "NllbMoe"), PAIR),
+    **dict.fromkeys(("T5", "MT5", "SwitchTransformers", "LongT5"), T5),
+    "PegasusX": {**PAIR, "block_size": 4, "num_global_tokens": 2},
+}
+KINDS = {
+    **{f"{name} encodes": (name, options, [False]) for name, options in ENCODERS.items()},
+    **{f"{name} decodes": (name, options, [True]) for name, options in DECODERS.items()},
+    # The encoders of two have attention of their own, which is not served.
+    **{
+        name: (name, options, [True] if name in ("LongT5", "PegasusX") else [False, True])
+        for name, options in PAIRS.items()
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everyone_sees_what_the_models_own_masks_show(kind):
+    name, options, causal = KINDS[kind]
+    if not hasattr(transformers, f"{name}Model"):
+        pytest.skip(f"this transformers has no {name}")
+    model = make(getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options)))
+    torch.manual_seed(1)
+    ids, real = torch.randint(5, 50, (3, 9)), torch.ones(3, 9, dtype=torch.int64)
+    real[1, 6:] = real[2, :2] = 0
+    inputs, last = {"input_ids": ids, "attention_mask": real}, "input_ids"
+    keep = real.bool()
+    if name in PAIRS:
+        inputs["decoder_input_ids"], last, keep = torch.randint(5, 50, (3, 7)), "decoder_input_ids", slice(None)
+
+    @torch.no_grad()
+    def run():
+        whole = {key: each for key, each in inputs.items() if key != "attention_mask"}
+        changed = {**whole, last: torch.cat([whole[last][:, :-1], 54 - whole[last][:, -1:]], 1)}
+        states = [model(**each).last_hidden_state for each in (inputs, whole, changed)]
+        return states[0][keep], states[1], (states[1] - states[2])[:, :-1].abs().max()
+
+    expected = run()
+    attach(model, "none", prove=False)
+    found = run()
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        assert (one - other).abs().max() < 2e-5 * other.abs().max()
+    assert [position.model.causal for position in positions_of(model)] == causal
+    assert (found[2] < 2e-5 * found[1].abs().max()) == causal[-1]
+
+
+def make_bert(**options):
+    return make(transformers.BertModel(transformers.BertConfig(**{**SIZES, **options})))
+
+
+def make_decoder(name, **options):
+    kind, config = getattr(transformers, f"{name}Model"), getattr(transformers, f"{name}Config")
+    return make(kind(config(**{**GROUPED, **options})))
+
+
+def test_a_method_knows_both_sides_where_masks_show_them():
+    theirs = make_decoder("Llama", is_causal=False)
+    ours = attach(copy.deepcopy(theirs), "t5")
+    nn.init.normal_(ours.whereformer.weight)
+    offsets = torch.arange(12) - torch.arange(12)[:, None]
+    biases = [ours.whereformer.curve(offsets, layer=layer).unsqueeze(0) for layer in range(3)]
+    assert (biases[0] - biases[0].mT).abs().amax() > 1
+    AttentionInterface.register("by_hand", by_hand(iter(biases)))
+    AttentionMaskInterface.register("by_hand", eager_mask)
+    switch(theirs, "by_hand")
+    ids = torch.randint(3, 50, (2, 12))
+    close(ours(ids).last_hidden_state, theirs(ids).last_hidden_state)
+
+
+def test_causality_is_what_it_was_when_a_method_was_attached():
+    ids = torch.randint(3, 50, (2, 7))
+    llama = attach(make_decoder("Llama"), "t5")
+    expected = llama(ids, is_causal=True).last_hidden_state
+    with pytest.raises(InputError, match=r"^is_causal: False needs config.is_causal = False before a method is attach"):
+        llama(ids, is_causal=False)
+    close(llama(ids).last_hidden_state, expected)
+    llama.config.is_causal = False
+    with pytest.raises(InputError, match=r"^is_causal: expected True, as when the method was attached, got False$"):
+        llama(ids)
+    with pytest.raises(InputError, match=r"^is_causal: True needs config.is_causal = True"):
+        attach(make_bert(), "none")(ids, is_causal=True)
+
+
+# Options
+
+
+def test_options_that_may_change_scores_are_refused():
+    model = attach(make_decoder("Llama"), "none")
+    ids = torch.randint(3, 50, (2, 7))
+    expected = model(ids).last_hidden_state
+    harmless = {"num_items_in_batch": 3, "token_type_ids": torch.zeros_like(ids), "return_dict": True, "sinks": None}
+    close(model(ids, **harmless).last_hidden_state, expected)
+    for name, given, got in (
+        ("scores", torch.ones(2, 7), r"a tensor of shape \(2, 7\)"),
+        ("head_mask", False, "False"),
+    ):
+        message = rf"^{name}: whereformer's attention does not know it, got {got} from LlamaAttention$"
+        with pytest.raises(InputError, match=message):
+            model(ids, **{name: given})
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices"])
+def test_keys_that_a_model_chooses_are_refused(name):
+    tensor = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(InputError, match=rf"^{name}: whereformer's attention does not know it, got a tensor of shape"):
+        interface.attend(nn.Identity(), tensor, tensor, tensor, None, **{name: torch.zeros(1, 3)})
+
+
+def test_no_attention_function_of_transformers_reads_what_is_harmless():
+    folder, read = Path(transformers.__file__).parent, set()
+    for file in (*folder.glob("models/*/modeling_*.py"), *folder.glob("integrations/*.py")):
+        for arguments in re.findall(r"def \w*attention_forward\((.*?)\) ?[-:]", file.read_text("utf-8"), re.DOTALL):
+            read |= {*re.findall(r"(\w+):", arguments)}
+    assert read >= {"query", "s_aux", "softcap", "position_bias"}
+    # Windows come with the mask. FlashAttention reads the longest text, and a cache that is divided into pages.
+    assert read & interface.HARMLESS <= {"sliding_window", "max_length_q", "max_length_k", "cache"}
+
+
+# Generation
+
+
+@pytest.mark.parametrize("position", ["logn", "tupe", "floater", "fire", "inkling", "tisa"])
+def test_positions_go_on_where_a_cache_slides(position):
+    model = make(transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED)))
+    given = {"fire": {"initial_threshold": 2.0}, "inkling": {"log_scaling": 4}}
+    attach(model, position, **given.get(position, {}))
+    for parameter in model.model.whereformer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    ids, real = torch.randint(5, 50, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
+    real[1, :3] = 0
+    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    cached, whole = (
+        model.generate(ids, attention_mask=real, use_cache=use_cache, eos_token_id=None, **options)
+        for use_cache in (True, False)
+    )
+    assert torch.equal(cached.sequences, whole.sequences)
+    close(cached.logits, whole.logits)
+
+
+def generate(model, length, **options):
+    ids = torch.randint(5, 50, (1, length))
+    return model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, **options)
+
+
+@pytest.mark.parametrize("length", [3, 8])
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+def test_caches_that_do_not_grow_are_refused(name, length):
+    """Their last key is not that of the last query."""
+    kind, config = getattr(transformers, f"{name}ForCausalLM"), getattr(transformers, f"{name}Config")
+    model = attach(kind(config(**{**GROUPED, "sliding_window": 6 if name == "Mistral" else None})).eval(), "none")
+    with pytest.raises(InputError, match=r"^(cache|attention_mask): whereformer's attention .* static"):
+        generate(model, length, cache_implementation="static")
+
+
+def test_models_that_compute_with_their_masks_slide_for_methods_of_offsets():
+    model = make(transformers.DogeForCausalLM(transformers.DogeConfig(**GROUPED)))
+    attach(model, "tisa")
+    assert model.config._attn_implementation == "whereformer_sdpa"
+    torch.manual_seed(0)
+    expected = generate(model, 8, use_cache=False)
+    torch.manual_seed(0)
+    assert torch.equal(generate(model, 8), expected)
+    attach(detach(model), "fire")
+    generate(model, 8, use_cache=False)
+    with pytest.raises(
+        InputError, match=r"^cache: Fire counts from the start .* own mask does not tell; give use_cache"
+    ):
+        generate(model, 8)
+    with pytest.raises(
+        InputError, match=r"^cache: whereformer's attention needs a cache that grows, got a static one$"
+    ):
+        generate(attach(detach(model), "none"), 3, cache_implementation="static")
+
+
+# Packed rows
+
+LENGTHS = (5, 3, 1, 6)
+ENDS = torch.tensor((0, *LENGTHS), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+DOCUMENTS = torch.arange(4, dtype=torch.int32).repeat_interleave(torch.tensor(LENGTHS))[None]
+WAYS = {
+    "position_ids": {"use_cache": False},
+    "cu_seq_lens_q": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 6, "max_length_k": 6},
+    "seq_idx": {"seq_idx": DOCUMENTS},
+}
+
+
+def packed(way):
+    """Texts, and the same in one row."""
+    texts = torch.randint(3, 50, (1, sum(LENGTHS))).split(LENGTHS, 1)
+    places = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    return texts, {"input_ids": torch.cat(texts, 1), "position_ids": places, **WAYS[way]}
+
+
+@pytest.mark.parametrize("position", ["tisa", "shaw", "logn"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, way) for name in ("bert", "Llama", "Mistral") for way in WAYS if name != "bert" or "q" in way],
+)
+def test_texts_in_a_row_stay_apart(name, way, position):
+    model = attach(make_bert() if name == "bert" else make_decoder(name), position)
+    texts, row = packed(way)
+    alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
+    close(model(**row).last_hidden_state, alone)
+
+
+@pytest.mark.parametrize("position", ["floater", "tupe", "fire", "rope+fire"])
+@pytest.mark.parametrize("way", WAYS)
+def test_methods_that_count_from_the_start_of_a_row_take_no_packed_texts(way, position):
+    model = attach(make_decoder("Llama"), position, keep_absolute="rope" not in position)
+    _, row = packed(way)
+    with pytest.raises(InputError, match=r"^position: \w+ counts from the start of a row, so it takes no packed texts"):
+        model(**row)
+    if way == "position_ids":
+        model(**{**row, way: torch.arange(15)[None]})
+
+
+@pytest.mark.slow
+def test_compiled_code_cannot_tell_packed_texts():
+    model = attach(make_decoder("Llama"), "tupe")
+    _, row = packed("position_ids")
+    with torch.no_grad(), pytest.raises(InputError, match=r"^position_ids: Tupe counts from the start of a row"):
+        torch.compile(model, backend="eager")(**row)
+    del row["position_ids"]
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        close(compiled(**row).last_hidden_state, model(**row).last_hidden_state)
+
+
+def test_texts_that_a_matrix_keeps_apart():
+    seen = (DOCUMENTS[0, :, None] == DOCUMENTS)[None, None].tril()
+    ids, additive = torch.randint(3, 50, (1, 15)), torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    for position in ("logn", "fire"):
+        for model in (attach(make_decoder("Llama"), position), attach(make_bert(), position)):
+            for mask in (seen, additive):
+                with pytest.raises(InputError, match=r"^position: \w+ counts from the start of a row"):
+                    model(ids, attention_mask=mask)
+    model = attach(make_decoder("Llama"), "tisa")
+    close(model(ids, attention_mask=seen).last_hidden_state, model(ids, attention_mask=additive).last_hidden_state)
+
+
+def test_blocks_of_a_matrix_are_texts():
+    def is_packed(*rows):
+        seen = torch.tensor([[key == "x" for key in row] for row in rows])[None, None]
+        return RequestedMask(len(rows[0]), matrix=seen).is_packed()
+
+    assert is_packed("x..", "xx.", "..x")
+    assert is_packed("xx.", "xx.", "..x")
+    assert is_packed(".....", ".x...", ".xx..", "...x.", "...xx")
+    assert not is_packed("x..", "xx.", ".xx")  # a window
+    assert not is_packed("x..", "xx.", "x.x")
+    assert not is_packed("...", ".x.", ".xx")  # padding
+    assert not is_packed("xx.", "xx.", "xx.")
+    assert not is_packed(".x.", ".x.", ".x.")
+    assert not is_packed("x", "x")
+
+
+def test_ends_of_texts_that_do_not_fit_are_refused():
+    model = attach(make_bert(), "tisa")
+    ids = torch.randint(3, 50, (2, 15))
+    for name, given, message in (
+        ("cu_seq_lens_q", ENDS, "it needs one row and no cache, got 2 rows, 15 queries and 15 keys"),
+        ("seq_idx", DOCUMENTS, r"it needs \(batch, n\) and no cache, got 2 rows"),
+        ("cu_seq_lens_k", ENDS, "expected cu_seq_lens_q too, got None"),
+    ):
+        with pytest.raises(InputError, match=rf"^{name}: {message}"):
+            model(ids, **{name: given})
+    with pytest.raises(InputError, match=r"^cu_seq_lens_k: expected those of the queries, got tensor"):
+        model(ids[:1], cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[1:])
+
+
+def test_a_second_rotation_is_refused():
+    model = make_decoder("Llama")
+    for position in ("rope", "rope+tisa", "rope/none/none"):
+        with pytest.raises(InputError, match=rf"^position: .* and '{re.escape(position)}' would again; 'none' k"):
+            attach(model, position)
+    attach(make_bert(), "rope")
+    attach(model, "rope", keep_absolute=False)

