@@ -258,7 +258,7 @@ def prepare(name: str, folder: Path) -> Command:
     text.write_text("\n".join(lines * 3), encoding="utf-8")
     small = [*SIZES, "--length=16", "--blocks=1", "--vocab-size=64", "--batch-size=4"]
     if name == "pretrain":
-        options = [*small, "--steps=24", "--every=4", "--dropout=0.1", "--learning-rate=0.01"]
+        options = [*small, "--steps=24", "--every=4", "--dropout=0.1", "--learning-rate=0.01", "--report-to=none"]
         return Command(name, ["pretrain", "--data", str(text), *options], own)
     if name == "compare":
         options = [*small, "--steps=20", "--positions=none,learned,tisa,rope"]
@@ -268,7 +268,15 @@ def prepare(name: str, folder: Path) -> Command:
         text.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         other.write_text("".join(f"{' '.join(reversed(line.split()))}\n" for line in lines), encoding="utf-8")
         options = ["--vocab-size=320", *SIZES, "--intermediate-size=32", "--encoder-layers=1", "--decoder-layers=1"]
-        options += ["--batch-tokens=256", "--max-length=60", "--steps=24", "--every=4", "--warmup=2", "--average=3"]
+        options += [
+            "--batch-tokens=256",
+            "--max-length=60",
+            "--steps=24",
+            "--every=4",
+            "--warmup=2",
+            "--average=3",
+            "--report-to=none",
+        ]
         return Command(name, ["translate", "train", "--source", str(text), "--target", str(other), *options], own)
     rows = [json.dumps({"text": line, "label": number % 2}) for number, line in enumerate(lines[:40])]
     (own / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")

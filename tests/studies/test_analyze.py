@@ -267,15 +267,6 @@ def test_names_tell_models_apart(tmp_path):
     assert [source.name for source in hub] == ["one/bert", "two/bert", "albert"]
 
 
-def test_checkpoints_of_different_models_are_no_run(tmp_path):
-    checkpoints(tmp_path, 1)
-    checkpoints(tmp_path, 2, of=lambda: ours(hidden_size=24))
-    with pytest.raises(
-        InputError, match=r"checkpoints of a run must be of one model, but .*checkpoint-1 has embedding_size 16"
-    ):
-        AnalyzeJob(options(text=False), sources_of([str(tmp_path)], None)).run(tmp_path, Progress())
-
-
 # The command.
 
 

@@ -13,7 +13,7 @@ import torch
 from ..errors import LONGEST_NAME, InputError, shown, some_of
 from ..lab.fingerprint import fingerprint, fingerprint_of_files
 from .hub import downloaded
-from .read import TableFile, open_table, reading
+from .read import TableFile, open_table
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -121,9 +121,8 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
     for name in names:
         if name not in GLUE:
             raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}")
-    with reading("data", folder or Path()):
-        if folder is not None and not folder.is_dir():
-            raise InputError("data", f"no such folder: {shown(str(folder), LONGEST_NAME)}")
+    if folder is not None and not folder.is_dir():
+        raise InputError("data", f"no such folder: {shown(str(folder), LONGEST_NAME)}")
     return [_glue(GLUE[name], folder, train_rows) for name in names]
 
 

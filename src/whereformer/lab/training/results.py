@@ -94,7 +94,7 @@ class TrainingResults(Results, TrainingPlan):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE
-        if not (path.exists() and type(self).load(path) == self):
+        if not path.exists():
             self.write(path)
         return [each for each in (folder / "model", folder / "checkpoints", path) if each.exists()]
 

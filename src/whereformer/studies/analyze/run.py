@@ -42,8 +42,6 @@ what rounding in float32 causes."""
 OTHER_NAMES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 """GPT-2's names for these sizes."""
 FITS = "Fits include a constant, which softmax ignores. Each offset counts as often as it occurs."
-MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
-"""Entries of a configuration that say nothing about the model itself."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,13 @@ class AnalyzeJob:
         """Analyze every model, in 100 steps of progress each.
 
         Raises:
-            InputError: if a model or the text can't be read, or checkpoints of one run belong to different models.
+            InputError: if a model or the text can't be read.
         """
         options, pages = self.options, None
-        _check(self.sources)
+        for source in self.sources:  # errors that can be found before the first model is read, which may take long
+            with named_errors(source.path):
+                if (config := find_config(source.path)).get("model_type") in KINDS:
+                    source_of(config, Encoder, {})
         if options.text:
             progress.begin("reading the text")
             pages = pages_of(corpus.load_documents(options.data, options.column))
@@ -80,26 +81,6 @@ class AnalyzeJob:
             command=shlex.split(command_line(options, "analyze")),
             **provenance(),
         )
-
-
-def _check(sources: Sequence[ModelSource]) -> None:
-    """Find the errors that can be found before the first model is read, which may take long."""
-    configs = []
-    for source in sources:
-        with named_errors(source.path):
-            configs.append(find_config(source.path))
-            if configs[-1].get("model_type") in KINDS:
-                source_of(configs[-1], Encoder, {})
-    run = [(source.path, config) for source, config in zip(sources, configs, strict=True) if source.step is not None]
-    for path, config in run:
-        first_path, first = run[0]
-        for name in sorted((first.keys() | config.keys()) - MAY_DIFFER):
-            if first.get(name) != config.get(name):
-                raise InputError(
-                    "model",
-                    f"checkpoints of a run must be of one model, but {first_path} has {name} {first.get(name)!r} "
-                    f"and {path} {config.get(name)!r}",
-                )
 
 
 @torch.no_grad()

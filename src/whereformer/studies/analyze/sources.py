@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...data.read import reading
 from ...errors import InputError
 
 
@@ -55,9 +54,7 @@ def _expanded(given: str) -> list[str]:
     folder = Path(given)
     if not given.strip():
         raise InputError("model", "expected a folder, or an id on the Hugging Face Hub, got ''")
-    with reading("model", folder):  # such as a name that is too long
-        is_file = folder.resolve().is_file()
-    if is_file:
+    if folder.is_file():
         raise InputError("model", f"expected a folder, or an id on the Hugging Face Hub, got the file {given!r}")
     if not folder.is_dir() or (folder / "config.json").exists():
         return [given]

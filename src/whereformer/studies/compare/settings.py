@@ -219,8 +219,6 @@ class Compare(Jobs, TextOptions, Study):
         check_range(self, seeds=(1, MOST_SEEDS))
         check_range(self, seed=(0, MOST_SEED + 1 - (self.seeds or 1)))
         check_positive(self, "minutes", "learning_rate")
-        if self.hidden_size % self.num_heads:
-            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
 
