@@ -336,7 +336,6 @@ def altered(file, change):
     ("name", "change"),
     [
         ("optimizer.pt", {}),
-        ("rng_state.pth", {"python": 1}),
         ("scaler.pt", {"scale": 1.0}),
         ("trainer_state.json", {"stateful_callbacks": [3]}),
         ("trainer_state.json", {"log_history": 3}),
@@ -676,13 +675,6 @@ def test_a_tracker_gets_the_losses_of_each_training_under_the_folders_name(text,
     assert same(weights(tmp_path / "mine"), weights(finished))
 
 
-@pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_a_tracker_that_does_not_start_is_one_line(text, tmp_path, capsys, monkeypatch, name):
-    toy_tracker(monkeypatch, name, problem="no API key.\nLog in.")
-    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, f"--report-to={name}")
-    assert f"--report-to: {name} did not start: no API key." in message
-
-
 def test_nothing_is_reported_to_none(text, tmp_path):
     run(text, tmp_path, "--report-to=none")
     assert not (tmp_path / "tensorboard").exists()
@@ -746,8 +738,8 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --position-options { => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '{'
         --position-options [3] => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '[3]'
         --position-options '{"clip": 3}' => --position-options: position 'tisa' has no option 'clip'; it has num_kernels
-        --position-options '{"num_kernels": "3"}' => num_kernels: expected a value like 5, got "3"
-        --position-options '{"share_layers": 1}' => share_layers: expected a value like false, got 1
+        --position-options '{"num_kernels": "3"}' => num_kernels: expected a whole number, got '3'
+        --position-options '{"share_layers": 1}' => share_layers: expected True or False, got 1
         --position-options '{"rotary_dim": 7}' --position rope => --position-options: rotary_dim: expected an even
         --position-options {} --position tsia => --position: unknown position method 'tsia'
         --data no/such/file => --data: no such file or folder: 'no/such/file'

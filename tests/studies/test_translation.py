@@ -337,7 +337,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         ([], "--data: expected tables, or --source and --target, got none"),
         *refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
-        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a value like
+        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a whole number, got '3'
         --position-options '[' => --position-options: expected a JSON object
         --cross-position tsia => --cross-position: unknown position method 'tsia'; did you mean 'tisa'?
         --cross-position t5+t5 => --cross-position: 't5+t5' names a method twice

@@ -298,12 +298,10 @@ class TrainingWatch(TrainerCallback):
         self.log_every = max(1, min(50, course.steps // 200))
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        self.began = True
         # Count only the remaining steps, or the time left would be estimated from steps that this run did not take.
         self.progress.start(state.max_steps - state.global_step)
         self.progress.begin("training")
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self.began = True
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         step = state.global_step
@@ -377,18 +375,21 @@ def train(long: LongTraining[Kind], folder: Folder[Kind], progress: Progress, re
     if folder.passed_over:
         passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
         progress.line(f"passing over {passed}{'' if checkpoint else '. Starting again from the first step'}")
-    before, watch, curves = TrainerState(), TrainingWatch(long.course, progress), folder.out / "tensorboard"
-    with _loading(checkpoint, watch), _stopped_by_signals(watch):
+    before, seconds, watch = TrainerState(), 0.0, TrainingWatch(long.course, progress)
+    with _stopped_by_signals(watch):
         if checkpoint is not None:
-            before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            with _loading(checkpoint, watch):
+                before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+                seconds = _seconds(before)
             progress.line(f"continuing after step {before.global_step:,} of {steps:,}")
-        callbacks = [watch, *tracker(report_to, curves, before.global_step)]
-        trainer = LongTrainer(long, folder, model, start, _seconds(before), callbacks)
+        callbacks = [watch, *tracker(report_to, folder.out / "tensorboard", before.global_step)]
+        trainer = LongTrainer(long, folder, model, start, seconds, callbacks)
         if before.global_step or ranks.rank():
             # For dropout, if the checkpoint has no state for this process: numbers that no other process and step has.
             torch.manual_seed(hash((seed, before.global_step, ranks.rank())))
         try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            with _loading(checkpoint, watch):
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         finally:
             if ranks.is_main():
                 shutil.rmtree(folder.beside, ignore_errors=True)

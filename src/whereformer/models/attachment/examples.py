@@ -163,7 +163,9 @@ def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> It
 
 def _tokens(model: PreTrainedModel, rows: int, length: int) -> Tensor:
     """Return random tokens (rows, length), none of them a special one."""
-    configs = [model.config.get_text_config(), model.config]
+    configs = [model.config]
+    with suppress(ValueError):  # for two texts, as of MusicGen
+        configs.append(model.config.get_text_config())
     sizes = [getattr(config, "vocab_size", None) for config in configs]
     size = min((size for size in sizes if type(size) is int and size > 0), default=50)
     special = {

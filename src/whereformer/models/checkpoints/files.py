@@ -146,16 +146,6 @@ def read_header(files: Sequence[Path]) -> dict[str, Tensor]:
     return dict(_read(files, shape))
 
 
-def read_weights(path_or_id: str | Path, part: str = "", **hub: Any) -> dict[str, Tensor]:
-    """Read the weights whose names contain ``part``.
-
-    Raises:
-        OSError: if there is no such checkpoint, or it is not in safetensors.
-        InputError: as for :func:`find_weights`.
-    """
-    return read_tensors(find_weights(path_or_id, **hub), part)
-
-
 def read_tensors(files: Sequence[Path], part: str = "") -> dict[str, Tensor]:
     """Read the weights whose names contain ``part`` from files.
 

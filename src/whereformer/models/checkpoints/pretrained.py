@@ -104,18 +104,6 @@ def load_pretrained(
     return model.eval()
 
 
-def read_config(path_or_id: str | Path, model_class: type[EncoderPreTrainedModel] | None = None) -> dict[str, Any]:
-    """Read a checkpoint's config.json and check, as far as possible without weights, that :func:`load_pretrained` takes
-    it.
-
-    Raises:
-        OSError, ValueError: as in :func:`load_pretrained`.
-    """
-    found = find_config(path_or_id)
-    source_of(found, model_class, {})
-    return found
-
-
 def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the position method and the given options in a configuration's fields."""
     own = config_options(options)

@@ -24,10 +24,9 @@ from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.study import command_line
 from ...models import Encoder
-from ...models.checkpoints.files import find_config, read_weights
+from ...models.checkpoints.files import find_config, find_weights, read_tensors
 from ...models.checkpoints.loading import check_weights
-from ...models.checkpoints.pretrained import read_config
-from ...models.checkpoints.sources import KINDS
+from ...models.checkpoints.sources import KINDS, source_of
 from ...positions import PositionRangeError
 from .loading import load, named_errors, tokenizer_of
 from .results import AnalyzeResults
@@ -88,8 +87,9 @@ def _check(sources: Sequence[ModelSource]) -> None:
     configs = []
     for source in sources:
         with named_errors(source.path):
-            config = find_config(source.path)
-            configs.append(read_config(source.path, Encoder) if config.get("model_type") in KINDS else config)
+            configs.append(find_config(source.path))
+            if configs[-1].get("model_type") in KINDS:
+                source_of(configs[-1], Encoder, {})
     run = [(source.path, config) for source, config in zip(sources, configs, strict=True) if source.step is not None]
     for path, config in run:
         first_path, first = run[0]
@@ -195,7 +195,7 @@ def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) ->
     """Analyze a model that this library cannot run, from its position tables alone."""
     kind = str(config.get("model_type"))
     with named_errors(source.path):
-        weights = read_weights(source.path)
+        weights = read_tensors(find_weights(source.path))
         name, table = embedding_table(weights, config) or ("", None)
         positions = MOST_POSITIONS if table is None else len(table)
         length = _length(options, positions)
