@@ -2,6 +2,7 @@
 
 import json
 import math
+from inspect import get_annotations
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ CONFIGS = {
 @given(st.data())
 def test_a_configuration_is_one_or_an_input_error(data):
     kind = data.draw(st.sampled_from(list(CONFIGS)))
-    own = [name for base in kind.__mro__ if "whereformer" in base.__module__ for name in vars(base)["__annotations__"]]
+    own = [name for base in kind.__mro__ if "whereformer" in base.__module__ for name in get_annotations(base)]
     values = st.one_of(st.sampled_from(STRANGE), st.integers(), st.floats(), st.text(max_size=9))
     fields = data.draw(st.dictionaries(st.sampled_from(own), values, max_size=2))
     try:

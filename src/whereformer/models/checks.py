@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
 from inspect import get_annotations
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
@@ -164,7 +166,7 @@ def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
 
 
 LOADED = "_loaded"
-"""The argument by which :func:`set_unknown_apart` hands a configuration the entries of a file that are no fields."""
+"""The argument by which :class:`StrictConfig` hands its constructor the entries of a file that are no fields."""
 
 _OF_TRANSFORMERS = {
     *("num_labels", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "per_layer_config"),
@@ -185,24 +187,40 @@ def _known(config_class: Any) -> set[str]:
     return own | _of_generation()
 
 
-def set_unknown_apart(config_class: Any, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a file for a configuration's constructor, which refuses unknown ones otherwise.
+class StrictConfig(PreTrainedConfig):
+    """A configuration whose constructor refuses what is no field, where entries of a file become attributes.
 
     A config.json of other hands may say more than a model needs.
     """
-    known = _known(config_class)
-    unknown = {name: value for name, value in entries.items() if name not in known}
-    return {name: value for name, value in entries.items() if name in known} | ({LOADED: unknown} if unknown else {})
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        known = _known(cls)
+        unknown = {name: value for name, value in config_dict.items() if name not in known}
+        own = {name: value for name, value in config_dict.items() if name in known}
+        return super().from_dict(own | ({LOADED: unknown} if unknown else {}), **kwargs)
 
-def check_fields(config: Any, extra: Mapping[str, Any]) -> None:
-    """Raise an InputError for an entry that is no field of a configuration."""
-    for name in extra:
-        if name not in _known(type(config)):
-            fields = [field for field in type(config).__dataclass_fields__ if not field.startswith("_")]
-            close = get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise InputError(name, f"{type(config).__name__} has no such field{hint}")
+    @classmethod
+    def from_json_file(cls, json_file: Any) -> Any:
+        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
+
+    def checked(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Check fields and other entries, as far as they are checked alike in all configurations; return the others.
+
+        Raises:
+            InputError: for a value of a wrong kind, or an entry that is no field.
+        """
+        loaded = extra.pop(LOADED, {})
+        for name in extra:
+            if name not in _known(type(self)):
+                fields = [field for field in type(self).__dataclass_fields__ if not field.startswith("_")]
+                close = get_close_matches(name, fields, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise InputError(name, f"{type(self).__name__} has no such field{hint}")
+        extra |= loaded
+        check_kinds(self, extra)
+        check_inherited(self, extra)
+        return extra
 
 
 def check_position(config: Any, name: str, *layers: int) -> None:

@@ -1,29 +1,21 @@
 """``EncoderConfig``: the sizes, options and position method of a BERT, ALBERT or funnel."""
 
-import json
 from copy import deepcopy
 from math import ceil
-from pathlib import Path
 from typing import Any, Self
-
-from transformers import PreTrainedConfig
 
 from ..errors import InputError, shown
 from ..kernels.choose import BACKENDS
 from .blocks import parse_blocks
 from .checks import (
-    LOADED,
     MOST_IDS,
     MOST_WIDTH,
+    StrictConfig,
     check_activation,
     check_bounds,
     check_choices,
-    check_fields,
-    check_inherited,
-    check_kinds,
     check_position,
     check_shares,
-    set_unknown_apart,
     width_of_heads,
 )
 from .pooling import Pooling
@@ -56,7 +48,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 """The least and the greatest value of numeric fields."""
 
 
-class EncoderConfig(PreTrainedConfig):
+class EncoderConfig(StrictConfig):
     """Sizes and options of an :class:`~whereformer.Encoder`, named as in Hugging Face's BERT where it has them.
 
     Args:
@@ -183,11 +175,7 @@ class EncoderConfig(PreTrainedConfig):
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, shown(getattr(self, name)))
-        loaded = kwargs.pop(LOADED, {})
-        check_fields(self, kwargs)
-        kwargs |= loaded
-        check_kinds(self, kwargs)
-        check_inherited(self, kwargs)
+        kwargs = self.checked(kwargs)
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
@@ -253,19 +241,6 @@ class EncoderConfig(PreTrainedConfig):
             ValueError: for another name, or for changes with which no model can be built.
         """
         return cls(**preset_fields(name, changes))
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration from a dictionary, as transformers does.
-
-        Entries of a file that are no fields become attributes, while the constructor refuses them.
-        """
-        own = {name: value for name, value in config_dict.items() if name != "model_type"}
-        return super().from_dict(set_unknown_apart(cls, own), **kwargs)
-
-    @classmethod
-    def from_json_file(cls, json_file: Any) -> Any:
-        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     @property
     def full_length(self) -> bool:

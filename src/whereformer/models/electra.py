@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import get_annotations
 from typing import Any, Unpack
 
 import torch
@@ -66,7 +67,8 @@ class ElectraPretrainingConfig(EncoderConfig):
 
 def discriminator_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an :class:`ElectraPretrainingConfig` that an :class:`EncoderConfig` has, too."""
-    return {name: value for name, value in fields.items() if name not in ("generator_size", "discriminator_weight")}
+    own = {"model_type", *get_annotations(ElectraPretrainingConfig)}
+    return {name: value for name, value in fields.items() if name not in own}
 
 
 @dataclass

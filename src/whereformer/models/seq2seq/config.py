@@ -1,25 +1,17 @@
 """``Seq2SeqConfig``: the configuration of the translation Transformer."""
 
-import json
-from pathlib import Path
 from typing import Any, ClassVar
-
-from transformers import PreTrainedConfig
 
 from ...errors import InputError, shown
 from ..blocks import MOST_LAYERS
 from ..checks import (
-    LOADED,
     MOST_IDS,
+    StrictConfig,
     check_activation,
     check_bounds,
     check_choices,
-    check_fields,
-    check_inherited,
-    check_kinds,
     check_position,
     check_shares,
-    set_unknown_apart,
     width_of_heads,
 )
 from ..config import BOUNDS as ENCODER_BOUNDS
@@ -52,7 +44,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 """The least and the greatest value of numeric fields."""
 
 
-class Seq2SeqConfig(PreTrainedConfig):
+class Seq2SeqConfig(StrictConfig):
     """Sizes and options of a :class:`~whereformer.Seq2SeqForConditionalGeneration`; the defaults are the base model's.
 
     Args:
@@ -123,11 +115,7 @@ class Seq2SeqConfig(PreTrainedConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        loaded = kwargs.pop(LOADED, {})
-        check_fields(self, kwargs)
-        kwargs |= loaded
-        check_kinds(self, kwargs)
-        check_inherited(self, kwargs)
+        kwargs = self.checked(kwargs)
         check_position(self, "position", self.encoder_layers, self.decoder_layers)
         check_position(self, "cross_position", self.decoder_layers)
         check_bounds(self, BOUNDS)
@@ -145,15 +133,6 @@ class Seq2SeqConfig(PreTrainedConfig):
             if getattr(self, name) is None:
                 setattr(self, name, {})
         super().__post_init__(**kwargs)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration from a dictionary, where entries that are no fields become attributes."""
-        return super().from_dict(set_unknown_apart(cls, config_dict), **kwargs)
-
-    @classmethod
-    def from_json_file(cls, json_file: Any) -> Any:
-        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "Seq2SeqConfig":
