@@ -3,7 +3,7 @@
 import random
 
 from whereformer.lab.score import Cannot
-from whereformer.studies.compare.ranking import SEED_NOISE, clearly_better, rank, seeds_to_tell, sentences
+from whereformer.studies.compare.ranking import SEED_NOISE, clearly_better, rank, sentences
 from whereformer.studies.compare.results import (
     CompareResults,
     CompareText,
@@ -123,7 +123,3 @@ def test_if_nothing_left_the_plateau_the_verdict_says_so():
     assert rank(found).verdict == "No method predicts clearly better than none yet; train longer."
     # Without the baseline, nothing is known of the plateau.
     assert rank(results(learned=[windows(5.0)], rope=[windows(5.05, seed=1)])).waiting == []
-
-
-def test_few_methods_need_more_seeds_to_be_told_apart():
-    assert [seeds_to_tell(methods) for methods in (1, 2, 3, 4, 8)] == [2, 4, 3, 3, 2]
