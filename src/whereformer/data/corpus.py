@@ -6,6 +6,7 @@ import ast
 import glob
 import os
 import re
+import sys
 import sysconfig
 import warnings
 from collections import deque
@@ -86,13 +87,13 @@ class Text:
         column: the text column of tables; by default "text", or the only column of strings.
         progress: is told the number of characters as they are read.
         source: where the text comes from, for people to read; by default the paths.
+        characters: how many characters to read, from the beginning; by default all.
 
     Raises:
         InputError: if there is no such file, a folder or a pattern has none, or there is a column but no table. A
             file's content is checked when it is read.
     """
 
-    field = "data"
     files: list[Path]
     """The files, in the order in which they are read."""
     left_out: list[Path]
@@ -104,11 +105,13 @@ class Text:
         column: str | None = None,
         progress: Progress | None = None,
         source: str | None = None,
+        characters: int | None = None,
     ) -> None:
         self.paths = tuple(str(path) for path in paths)
         self.column = column
         self.progress = progress or Progress()
         self.source = source or source_of(self.paths)
+        self.characters = characters
         found = [_files(path) for path in self.paths]
         self.files = [file for files, _ in found for file in files]
         read = set(self.files)
@@ -125,7 +128,8 @@ class Text:
     @property
     def size(self) -> int:
         """About how many characters there are: the bytes of the files."""
-        return sum(file.stat().st_size for file in self.files) or sum(map(len, self._default))
+        whole = sum(file.stat().st_size for file in self.files) or sum(map(len, self._default))
+        return whole if self.characters is None else min(whole, self.characters)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -134,9 +138,9 @@ class Text:
 
     def hashed(self) -> str:
         """Return a hash of the text as it is now: of the bytes of its files, and of the column that is read."""
-        if self.paths:
-            return fingerprint_of_files(self.files, [self.column or ""])
-        return fingerprint(self._default)
+        if self.characters is not None:
+            return fingerprint("".join(document) for document in self.documents())
+        return fingerprint_of_files(self.files, [self.column or ""]) if self.paths else fingerprint(self._default)
 
     def documents(self) -> Iterator[Document]:
         """Yield every document that holds text.
@@ -144,6 +148,22 @@ class Text:
         Raises:
             InputError: if a file is empty, not UTF-8 or has no text; the message names the file.
         """
+        left = sys.maxsize if self.characters is None else self.characters
+
+        def cut(document: Document) -> Iterator[str]:
+            nonlocal left
+            for part in document:
+                yield part[:left]
+                left -= min(left, len(part))
+                if not left:
+                    return
+
+        for document in self._all():
+            yield cut(document)
+            if not left:
+                return
+
+    def _all(self) -> Iterator[Document]:
         if not self.paths:
             yield from (self._told([document]) for document in self._default)
             return
@@ -171,37 +191,6 @@ class Text:
         for part in document:
             self.progress.step(len(part))
             yield part
-
-
-class FirstPart(Text):
-    """The first ``characters`` of a text, or all of it if it has fewer."""
-
-    def __init__(self, whole: Text, characters: int) -> None:
-        vars(self).update(vars(whole))
-        self.field, self.whole, self.characters = whole.field, whole, characters
-
-    @property
-    def size(self) -> int:
-        return min(self.whole.size, self.characters)
-
-    def hashed(self) -> str:
-        return fingerprint("".join(document) for document in self.documents())
-
-    def documents(self) -> Iterator[Document]:
-        left = self.characters
-
-        def cut(document: Document) -> Iterator[str]:
-            nonlocal left
-            for part in document:
-                yield part[:left]
-                left -= min(left, len(part))
-                if not left:
-                    return
-
-        for document in self.whole.documents():
-            yield cut(document)
-            if not left:
-                return
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def open_or_encode(cache: Path, text: Text, choice: TokenizerChoice) -> EncodedT
                     stream.write(packed((*page.ids, vocabulary.sep), width))
                     number += 1
         if text.hashed() != text.fingerprint:
-            raise InputError(text.field, "the text changed while it was read; run the same command again")
+            raise InputError("data", "the text changed while it was read; run the same command again")
         return found
 
     def open_filled(folder: Path, facts: Facts) -> EncodedText:

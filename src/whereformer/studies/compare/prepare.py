@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...data.corpus import FirstPart, Text
 from ...data.encode import TokenizerChoice, open_or_encode
 from ...data.masks import HELD_OUT_RATE, Batches, HeldOut
 from ...data.streams import Stream
@@ -63,12 +62,10 @@ def prepare(job: CompareJob, folder: Path, progress: Progress) -> Material:
     Raises:
         InputError: if the text can't be read or is too short, or the folder holds results for other settings.
     """
-    settings, characters = job.settings, job.characters
-    text = Text(job.data, job.column)
-    if job.data:
+    text, characters = job.text, job.text.characters
+    if text.paths:
         progress.line(text.about_files)
-    text = text if characters is None else FirstPart(text, characters)
-    settings = replace(settings, text=text.fingerprint)
+    settings = replace(job.settings, text=text.fingerprint)
     # Checked before anything in the folder changes.
     CompareResults.earlier(folder, settings=settings)
     encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, settings.vocab_size))

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ...analysis import properties as measure
-from ...data.corpus import FirstPart, Text
+from ...data.corpus import Text
 from ...data.encode import TokenizerChoice, open_or_encode
 from ...data.masks import HELD_OUT_RATE, HeldOut
 from ...errors import InputError
@@ -139,8 +139,7 @@ def _load(folder: Path) -> CompareResults:
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     """Read the held-out text of a comparison again."""
     try:
-        text = Text(results.text.data, results.text.column)
-        text = text if results.characters is None else FirstPart(text, results.characters)
+        text = Text(results.text.data, results.text.column, characters=results.characters)
         changed = text.fingerprint != results.settings.text
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...data.corpus import Text
 from ...data.masks import IGNORED
 from ...lab.encoders import BASELINE
 from ...lab.fit import DivergedError
@@ -34,7 +35,7 @@ class CompareJob:
 
     Args:
         settings: the settings that all runs share, without the text's.
-        characters: how many characters of the text to read; None for all.
+        text: the text, which has not been read.
         free_seeds: whether ``minutes`` also decides the number of seeds.
     """
 
@@ -42,10 +43,8 @@ class CompareJob:
     positions: Sequence[str]
     seeds: Sequence[int]
     device: torch.device
+    text: Text
     jobs: int = 1
-    data: tuple[str, ...] = ()
-    column: str | None = None
-    characters: int | None = None
     minutes: float | None = None
     free_seeds: bool = False
     plugin: Path | None = None
@@ -101,9 +100,7 @@ class _Comparison:
             settings=self.settings, runs={}, text=material.facts, predicted_tokens=0
         )
         sources = sources_of(job.positions)
-        changed = [
-            name for name in job.positions if name in found.runs and sources.get(name) != found.sources.get(name)
-        ]
+        changed = [name for name in job.positions if found.sources.get(name, sources.get(name)) != sources.get(name)]
         if changed:
             progress.line(f"training {', '.join(changed)} again: the plugin has changed")
         self.results = replace(

@@ -172,7 +172,7 @@ class Compare(Jobs, TextOptions, Study):
         usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         positions = known_methods(usual if self.positions is None else self.positions)
         device = find_device(self.device)
-        Text(self.data, self.column)
+        text = Text(self.data, self.column, characters=QUICK_CHARACTERS if self.quick else None)
 
         from ...lab.jobs import number_of_jobs
         from .models import check_positions, layers_of
@@ -203,9 +203,7 @@ class Compare(Jobs, TextOptions, Study):
             seeds=range(self.seed, self.seed + (self.seeds or 1)),
             device=device,
             jobs=number_of_jobs(self.jobs, device, small=True),
-            data=self.data,
-            column=self.column,
-            characters=QUICK_CHARACTERS if self.quick else None,
+            text=text,
             minutes=self.minutes,
             plugin=self.plugin,
             free_seeds=self.seeds is None,
