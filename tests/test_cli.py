@@ -101,7 +101,6 @@ print(*(name for name in sys.modules if name.startswith(("whereformer.models", "
         ("compare --positions tsia", "--positions: unknown position method 'tsia'"),
         ("compare --data nothing.txt", "--data: no such file or folder"),
         ("compare --plugin nothing.py", "--plugin: no such file"),
-        ("compare --train nothing.csv --validation x.csv --text a --label b", "--train: no such file"),
         ("probe --positions tsia", "--positions: unknown position method 'tsia'"),
     ],
 )

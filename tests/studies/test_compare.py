@@ -70,7 +70,6 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
     capsys.readouterr()
     for bad, reason in {
         "--causal --blocks 1-1": "--causal: pooling mixes a token with the next",
-        "--causal --train t.csv --validation t.csv --text a --label b": "--causal: only without --train",
     }.items():
         assert reason in fails(capsys, "compare", *bad.split(), "--out", str(tmp_path / "bad"))
     refused = fails(capsys, "positions", "--measure", str(tmp_path))

@@ -148,7 +148,7 @@ def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
     for name, n in (("query_positions", n_q), ("key_positions", n_k)):
         if (positions := options.get(name)) is not None:
             options[name] = positions.unflatten(0, (count, n))
-    if (sinks := options.get("sinks")) is not None and sinks.dim() == 3:
+    if isinstance(sinks := options.get("sinks"), Tensor) and sinks.dim() == 3:
         options["sinks"] = _cut(sinks, count, n_q)
     return Arguments(
         None if given.query is None else _cut(given.query, count, n_q),

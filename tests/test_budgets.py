@@ -1,0 +1,16 @@
+"""How many lines there may be, docstrings and blank lines included. These numbers only fall."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUDGETS = {"src": 39_600, "src/whereformer/kernels": 9_150, "tests": 34_500}
+
+
+@pytest.mark.parametrize("folder", BUDGETS)
+def test_lines_stay_within_their_budget(folder):
+    if not (ROOT / folder).exists():
+        pytest.skip("the source is not beside the tests")
+    files = (file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".cpp", ".h"))
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= BUDGETS[folder]
