@@ -55,7 +55,6 @@ from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.masks import HELD_OUT_RATE, IGNORED, Batches, HeldOut
 from whereformer.data.tokenizers import CLS, PAD, SEP
-from whereformer.data.words import on_tokens
 from whereformer.errors import InputError
 from whereformer.files import new_folder
 from whereformer.lab.provenance import write_results
@@ -104,6 +103,30 @@ def without_layers(model: Any) -> None:
     """Take the layers from a model's decoder."""
     model.encoder.__class__ = Undecoded
     model.encoder.decoder = range(0)
+
+
+def on_tokens(words: Sequence[str], classes: Sequence[int], places: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the class of each token: that of the word that it begins, else ``IGNORED``.
+
+    A word without a token, such as a character that the tokenizer leaves out, has no class among the result.
+
+    Args:
+        words: the words; the tokens are those of all of them with a space between two.
+        classes: the class of each word.
+        places: where each token begins and ends in that text; (0, 0) for special tokens.
+    """
+    ends, end = [], -1
+    for each in words:
+        end += 1 + len(each)
+        ends.append(end)
+    word, found = 0, []
+    for start, stop in places:
+        while word < len(words) and ends[word] <= start:
+            word += 1
+        begins = word < len(words) and ends[word] - len(words[word]) < stop
+        found.append(classes[word] if begins else IGNORED)
+        word += begins
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Run: .venv/bin/python benchmarks/restored_text.py --train wikipedia/train-*.parq
 Writes train.parquet and test.parquet, with a sentence in small letters without marks in the column "text" and, in the
 column "label", a class for each of its words: small, Title or CAPS (capitals elsewhere, too), and the mark behind it, a
 comma or a point, if there is one. Semicolons and colons count as commas, question and exclamation marks as points.
-`whereformer finetune --per-word` and benchmarks/funnel_pays.py read such tables.
+benchmarks/funnel_pays.py reads such tables.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ LIBRARIES = {
     "analysis": {"torch", *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
     "lab": {"torch", "rich", *DRAWING},
-    "lab.training": {"torch", "rich", "numpy", "scipy", "seqeval", "sklearn", *HUGGING_FACE},
+    "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "studies": {"torch", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", "tyro", *HUGGING_FACE},
 }

@@ -38,25 +38,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         InputError: if something else than a regular file is there, or the disk is full.
     """
-    with new_file(path) as partial, naming(path), partial.open("xb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Give a file beside ``path`` to write, which must be created, and move it to ``path`` when it is complete.
-
-    After an error ``path`` is as it was.
-
-    Raises:
-        InputError: if something else than a regular file is there, or the disk is full.
-    """
     check_file(None, path)
     partial = path.with_name(path.name + ".partial")
     _remove(partial)
     try:
-        yield partial
         with naming(path):
+            with partial.open("xb") as file:
+                file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             _sync(partial)
             os.replace(partial, path)
             _sync(path.parent)

@@ -133,7 +133,6 @@ def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
     for field, read in (
         ("data", lambda: corpus.Text([name])),
         ("data", lambda: corpus.Text([f"{name}*"])),
-        ("data", lambda: glue.load_glue(["cola"], tmp_path / name)),
         ("train", glue.OwnTask(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False).load),
         ("train", glue.OwnTask(good, good, (name,), "label", regression=False).load),
         ("column", lambda: corpus.load_documents([lines], name)),

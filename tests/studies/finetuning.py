@@ -1,6 +1,5 @@
 """A tiny model with its tokenizer, and tables of labeled text, as fine-tuning takes them."""
 
-import json
 import random
 
 import pyarrow as pa
@@ -52,16 +51,3 @@ def save_glue(folder, *names, rows=24, subsets=()):
             table = pa.table(columns(GLUE[name], rows, seed))
             parquet.write_table(table, folder / name / f"{split}{suffix}.parquet")
     return folder
-
-
-def save_words(folder, count=40):
-    """Tables with a class for each word, to train on and to judge by; return the options that name them."""
-    for seed, name in enumerate(("train", "judged")):
-        chance, lines = random.Random(seed), []
-        for _ in range(count):
-            words = sentence(chance).split()
-            tags = ["B-noun" if word in NOUNS else "B-verb" if word in VERBS else "O" for word in words]
-            lines.append(json.dumps({"tokens": words, "tags": tags}))
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    files = [f"--train={folder / 'train.jsonl'}", f"--validation={folder / 'judged.jsonl'}"]
-    return [*files, "--text=tokens", "--label=tags", "--per-word"]

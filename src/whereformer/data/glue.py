@@ -31,7 +31,6 @@ class Task:
         metrics: the metrics that judge it, names in :data:`whereformer.lab.training.metrics.METRICS`.
         label: its label column.
         judged: the splits that judge it, each with the name that result tables use for it.
-        per_word: whether each word has a class of its own.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Task:
     metrics: tuple[str, ...]
     label: str = "label"
     judged: tuple[tuple[str, str], ...] = (("validation", ""),)
-    per_word: bool = False
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -70,10 +68,7 @@ GLUE = {
 
 @dataclass(frozen=True)
 class Split:
-    """Labeled rows: one or two texts each, and a label: a class index or a number.
-
-    In a task with a class for each word, a row is its words, and its label is the list of their class indices.
-    """
+    """Labeled rows: one or two texts each, and a label: a class index or a number."""
 
     texts: list[tuple[str, ...]]
     labels: list[Any]

@@ -39,19 +39,3 @@ def test_correlations_by_hand():
 def test_a_constant_is_worth_nothing(name):
     logits = np.zeros((4, 1)) if name in ("pearson", "spearman") else logits_of([0, 0, 0, 0])
     assert metrics.score((name,), [0, 1, 0, 1], logits) == {name: 0.0}
-
-
-def test_words_by_hand():
-    classes = ("B-x", "B-y", "I-x", "O")
-    # Expected spans: x at 0-1 and y at 3; in the second row, x at 0. Predicted: x at 0-1 and x at 3; y at 1.
-    labels = [[0, 2, 3, 1], [0, 3]]
-    predicted = [logits_of([0, 2, 3, 0], 4), logits_of([3, 1], 4)]
-    found = metrics.score_words(tuple(metrics.WORD_METRICS), classes, labels, predicted)
-    assert found["span_precision"] == pytest.approx(1 / 3)
-    assert found["span_recall"] == pytest.approx(1 / 3)
-    assert found["span_f1"] == pytest.approx(1 / 3)
-    assert found["accuracy"] == pytest.approx(3 / 6)
-    # B-x: 1 of 2 and 1 of 2; B-y: none; I-x: all; O: 1 of 2 and 1 of 2.
-    assert found["macro_f1"] == pytest.approx((1 / 2 + 0 + 1 + 1 / 2) / 4)
-    # A span with a wrong end is wrong.
-    assert metrics.score_words(("span_f1",), classes, [[0, 2]], [logits_of([0, 3], 4)]) == {"span_f1": 0.0}

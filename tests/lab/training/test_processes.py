@@ -15,7 +15,7 @@ from tests.failing import fails
 from tests.processes import recorded, together
 from tests.studies import parallel_text
 from tests.studies.conftest import text  # noqa: F401 - a fixture
-from tests.studies.finetuning import save_glue, save_model, save_words
+from tests.studies.finetuning import save_glue, save_model
 from tests.studies.trainings import TINY_ENCODER, same, weights
 from whereformer.cli.ending import ending
 from whereformer.cli.main import main
@@ -106,8 +106,7 @@ def test_fine_tuning_takes_the_steps_of_one_process(tmp_path, subtests):
     model = save_model(tmp_path / "model", **NO_DROPOUT)
     glue = str(save_glue(tmp_path / "glue", "cola", "stsb", rows=21))
     tune = ["finetune", "--model", model, "--data", glue, "--task", "cola,stsb", *TUNING]
-    words = ["finetune", "--model", model, *save_words(tmp_path, 21), *TUNING]
-    commands = {"packed": [*tune, "--packed"], "words": words, **({"padded": tune} if EVERY else {})}
+    commands = {"packed": [*tune, "--packed"], **({"padded": tune} if EVERY else {})}
     for name, case in compared(tmp_path, commands).items():
         alone, processes, (expected, found) = case
         with subtests.test(name):

@@ -14,12 +14,8 @@ from transformers import PreTrainedModel
 from ...files import write_atomically
 from ...models import (
     Encoder,
-    EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForPreTraining,
-    EncoderForQuestionAnswering,
-    EncoderForSequenceClassification,
-    EncoderForTokenClassification,
     Seq2SeqForConditionalGeneration,
 )
 from ...models.checkpoints.sentences import LIST
@@ -28,12 +24,8 @@ from .results import TrainingResults
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
     Encoder: ("feature-extraction", "AutoModel"),
-    EncoderForCausalLM: ("text-generation", "AutoModelForCausalLM"),
     EncoderForMaskedLM: ("fill-mask", "AutoModelForMaskedLM"),
     EncoderForPreTraining: ("feature-extraction", "AutoModelForPreTraining"),
-    EncoderForQuestionAnswering: ("question-answering", "AutoModelForQuestionAnswering"),
-    EncoderForSequenceClassification: ("text-classification", "AutoModelForSequenceClassification"),
-    EncoderForTokenClassification: ("token-classification", "AutoModelForTokenClassification"),
     Seq2SeqForConditionalGeneration: ("translation", "AutoModelForSeq2SeqLM"),
 }
 """The Hub's name for the task of each saved class, and the class of transformers that loads it."""
@@ -44,9 +36,9 @@ SENTENCES = """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path or id of this model")
 vectors = model.encode(["some text"])"""
-STATES = """from transformers import {auto}
+STATES = """from transformers import AutoModel
 
-model = {auto}.from_pretrained("path or id of this model")"""
+model = AutoModel.from_pretrained("path or id of this model")"""
 
 
 def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, command: str) -> None:
@@ -90,14 +82,13 @@ def write_changed_card(
         settings: what was chosen.
         results: what the study found.
     """
-    task, auto = KINDS[type(model)]
     sentences = (folder / LIST).exists()
     _write(
         folder,
         CHANGED,
         ModelCardData(
             library_name="sentence-transformers" if sentences else "whereformer",
-            pipeline_tag="sentence-similarity" if sentences else task,
+            pipeline_tag="sentence-similarity" if sentences else "feature-extraction",
             tags=["whereformer", "transformers", "position"],
         ),
         results,
@@ -105,7 +96,7 @@ def write_changed_card(
         method=model.config.position,
         original=_code(original),
         sentences=" ".join(map(_plain, results.sentences())),
-        usage=SENTENCES if sentences else STATES.format(auto=auto),
+        usage=SENTENCES if sentences else STATES,
         scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in results.sheets()),
         settings=_table(_facts(settings)),
     )

@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...files import check_regular_in
 from ...lab.methods import about_method
 from ...lab.training.trainer import quiet_transformers
-from ...models import EncoderForSequenceClassification, EncoderForTokenClassification, load_pretrained
+from ...models import EncoderForSequenceClassification, load_pretrained
 from ...models.checkpoints.files import find_config
 from ...positions import method_names
 from ..analyze.loading import named_errors
@@ -41,14 +41,8 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
         raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
 
-Classifier = EncoderForSequenceClassification | EncoderForTokenClassification
-"""A model to fine-tune."""
-
-
-def load(model: str, variant: Variant, classes: int | None, *, per_word: bool = False) -> Classifier:
+def load(model: str, variant: Variant, classes: int | None) -> EncoderForSequenceClassification:
     """Load a pretrained model with a variant's position method and a new head; ``classes`` is None for regression.
-
-    With ``per_word``, the head classifies tokens, otherwise the sequence.
 
     Raises:
         InputError: if the model can't be read, or the method is unknown or does not fit it.
@@ -57,7 +51,7 @@ def load(model: str, variant: Variant, classes: int | None, *, per_word: bool = 
         found = load_pretrained(
             model,
             position=variant.position,
-            model_class=EncoderForTokenClassification if per_word else EncoderForSequenceClassification,
+            model_class=EncoderForSequenceClassification,
             num_labels=classes or 1,
             problem_type="regression" if classes is None else "single_label_classification",
             **variant.options,
@@ -66,7 +60,7 @@ def load(model: str, variant: Variant, classes: int | None, *, per_word: bool = 
         if isinstance(error, OSError) or variant.position is None:
             raise InputError("model", str(error).removeprefix("path_or_id: ")) from None
         # If the model itself is at fault, loading it without the method fails too.
-        own = load(model, Variant(OWN, None), classes, per_word=per_word)
+        own = load(model, Variant(OWN, None), classes)
         if variant.kernels is not None and "tisa" in method_names(own.config.position):
             raise InputError(
                 "kernels",
@@ -74,21 +68,21 @@ def load(model: str, variant: Variant, classes: int | None, *, per_word: bool = 
                 "to fine-tune it as it is",
             ) from None
         raise about_method(error, "position") from None
-    assert isinstance(found, Classifier)
+    assert isinstance(found, EncoderForSequenceClassification)
     return found
 
 
-def fresh(model: str, variant: Variant, classes: int | None, seed: int, *, per_word: bool = False) -> Classifier:
+def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> EncoderForSequenceClassification:
     """Load a model to train. With the same seed, all variants start from the same weights, new head included."""
     torch.manual_seed(seed)
-    common = load(model, Variant("", "none"), classes, per_word=per_word).state_dict()
+    common = load(model, Variant("", "none"), classes).state_dict()
     torch.manual_seed(seed)
-    found = load(model, variant, classes, per_word=per_word)
+    found = load(model, variant, classes)
     found.load_state_dict({n: x for n, x in common.items() if not n.startswith("encoder.position.")}, strict=False)
     return found
 
 
-def fingerprint_of(model: Classifier) -> str:
+def fingerprint_of(model: EncoderForSequenceClassification) -> str:
     """Return a hash of the pretrained weights, which tells results from different models apart."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.encoder.state_dict().items()):

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...data import glue, rows
+from ...data import glue
 from ...data.glue import Data
-from ...data.rows import Rows, tokenized
+from ...data.rows import Rows, check_tokenizer, tokenized
 from ...errors import InputError
 from ...lab.options import listed
 from ...lab.progress import Progress
 from ...lab.training.trainer import quiet_transformers
-from ...models import EncoderConfig
+from ...models import EncoderConfig, EncoderForSequenceClassification
 from ...positions import PositionRangeError
-from .models import Classifier, fingerprint_of, load
+from .models import fingerprint_of, load
 from .results import ParameterCounts, TaskFacts
 from .settings import DataSettings
 
@@ -34,8 +34,7 @@ def load_tasks(settings: DataSettings) -> list[Data]:
     """
     if settings.train is None:
         return glue.load_glue(listed("task", settings.task or ""), settings.data, settings.train_rows)
-    own = settings.word_task() if settings.per_word else settings.own_task()
-    return [own.load(settings.train_rows)]
+    return [settings.own_task().load(settings.train_rows)]
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ def encode(job: FinetuneJob, data: Data, config: EncoderConfig, progress: Progre
             job.tuning.max_length,
             config,
             regression=data.task.classes is None,
-            per_word=data.task.per_word,
             progress=progress,
         )
         for split in (data.train, *data.judged.values())
@@ -100,14 +98,13 @@ def prepare(job: FinetuneJob, progress: Progress) -> Checked:
         InputError: if a task can't be loaded, a model, method or tokenizer does not fit, or rows are too long.
     """
     loaded = load_tasks(job.data)
-    per_word = job.data.per_word
     tasks: list[Encoded] = []
     weights, parameters = "", {}
     with quiet_transformers():
         for variant in job.variants.values():
-            model = load(job.model, variant, 2, per_word=per_word)
+            model = load(job.model, variant, 2)
             if not tasks:
-                rows.check_tokenizer(job.tokenizer, model.config.vocab_size, per_word=per_word)
+                check_tokenizer(job.tokenizer, model.config.vocab_size)
                 if job.tuning.packed and "-" in model.config.blocks:
                     raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
                 weights = fingerprint_of(model)
@@ -120,7 +117,7 @@ def prepare(job: FinetuneJob, progress: Progress) -> Checked:
     return Checked({task.data.task.name: task for task in tasks}, weights, parameters)
 
 
-def _read_the_longest_row(model: Classifier, tasks: Sequence[Encoded]) -> None:
+def _read_the_longest_row(model: EncoderForSequenceClassification, tasks: Sequence[Encoded]) -> None:
     splits = [split for task in tasks for split in (task.train, *task.judged.values())]
     widest = max(splits, key=lambda split: max(split.lengths))
     most = max(widest.lengths)
@@ -138,7 +135,7 @@ def _read_the_longest_row(model: Classifier, tasks: Sequence[Encoded]) -> None:
         ) from None
 
 
-def _count_parameters(model: Classifier) -> ParameterCounts:
+def _count_parameters(model: EncoderForSequenceClassification) -> ParameterCounts:
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     positional = {name: size for name, size in sizes.items() if name.startswith("encoder.position.")}
     assert model.loading_report is not None

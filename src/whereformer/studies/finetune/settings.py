@@ -28,7 +28,6 @@ from ...lab.study import Study
 from .table import TableSettings
 
 if TYPE_CHECKING:
-    from ...data.words import WordTask
     from .run import FinetuneJob
 
 MOST_KERNELS = 1024
@@ -46,10 +45,6 @@ class DataSettings(TableSettings):
     """A folder with GLUE as Parquet: cola/train.parquet, cola/validation.parquet... (train_subset.parquet for a part of
     it). Default: nyu-mll/glue from the Hugging Face Hub."""
 
-    per_word: bool = False
-    """Your own task: a class for each word. --text is a column of lists of words (or of texts, which spaces separate
-    into words) and --label one of as many classes, or of spans in a text: {"start": 0, "end": 5, "label": "city"}."""
-
     train_rows: int | None = None
     """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
 
@@ -61,29 +56,11 @@ class DataSettings(TableSettings):
         """
         check_range(self, train_rows=(1, MOST_COUNT))
         self.check_table()
-        if self.per_word:
-            self._check_words()
         if self.train is None and self.task is None:
             raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
         for name in ("task", "data"):
             if self.train is not None and getattr(self, name) is not None:
                 raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
-
-    def _check_words(self) -> None:
-        if self.train is None:
-            raise InputError("per_word", "only with `train`, for a task of your own")
-        if self.regression:
-            raise InputError("per_word", "words have classes, not numbers; leave out `regression`")
-        if len(self.columns) > 1:
-            raise InputError("text", f"expected one column with `per_word`, got {self.text!r}")
-
-    def word_task(self) -> WordTask:
-        """Return the task with a class for each word that the checked settings describe; there must be one."""
-        from ...data.words import WordTask
-
-        assert self.train is not None
-        assert self.validation is not None
-        return WordTask(self.train, self.validation, self.columns[0], self.label or "")
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ...analysis.curves import head_curves
 from ...data import batches
-from ...data.masks import IGNORED
 from ...data.rows import Rows
 from ...errors import InputError
 from ...lab import ranks
@@ -29,7 +26,8 @@ from ...lab.training.results import LossPoint, losses_of
 from ...lab.training.shared import SharedTrainer, shared_loader
 from ...lab.training.trackers import tracker
 from ...lab.training.trainer import training_arguments
-from .models import Classifier, fresh
+from ...models import EncoderForSequenceClassification
+from .models import fresh
 from .results import KeptCurves, TunedModel
 from .settings import TuningSettings
 from .variants import Variant
@@ -57,7 +55,7 @@ class LossWatch(TrainerCallback):
 
 
 def train(
-    model: Classifier,
+    model: EncoderForSequenceClassification,
     encoded: Encoded,
     job: FinetuneJob,
     seed: int,
@@ -88,9 +86,7 @@ def train(
             encoded.train.packed if tuning.packed else encoded.train.padded,
             pinned=job.device.type == "cuda",
         ),
-        count=lambda batch: {
-            "loss": int((batch["labels"] != IGNORED).sum()) if encoded.train.per_word else len(batch["labels"])
-        },
+        count=lambda batch: {"loss": len(batch["labels"])},
         model=model,
         args=training_arguments(
             out, steps, job.device, run=f"{out.resolve().name}-{name}", dtype=tuning.dtype, seed=seed
@@ -103,23 +99,22 @@ def train(
 
 
 @torch.no_grad()
-def predict(model: Classifier, split: Rows, tuning: TuningSettings) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
-    """Return the logits of each row, (classes,), or with a class for each word, (words, classes)."""
+def predict(
+    model: EncoderForSequenceClassification, split: Rows, tuning: TuningSettings
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the logits of all rows, (rows, classes)."""
     model.eval()
     collate = split.packed if tuning.packed else split.padded
     found: list[tuple[int, np.ndarray[Any, np.dtype[np.float32]]]] = []
     for batch in ranks.share(batches.by_length(split.lengths, tuning.batch_size)):
         inputs = collate([split[row] for row in batch])
-        labels = inputs.pop("labels")
+        del inputs["labels"]
         with torch.autocast(model.device.type, torch.bfloat16, enabled=tuning.dtype == "bfloat16"):
             logits = model(**{name: value.to(model.device) for name, value in inputs.items()}).logits.float().cpu()
-        parts: Sequence[Tensor] = logits
-        if split.per_word:
-            # Padded or packed, the tokens of a row are together, and rows are in order.
-            words = [sum(label != IGNORED for label in split[row]["label"]) for row in batch]
-            parts = logits[labels != IGNORED].split(words)
-        found += [(row, part.numpy()) for row, part in zip(batch, parts, strict=True)]
-    return [logits for _, logits in sorted((each for part in ranks.gather(found) for each in part), key=itemgetter(0))]
+        found += zip(batch, logits.numpy(), strict=True)
+    return np.stack(
+        [row for _, row in sorted((each for part in ranks.gather(found) for each in part), key=itemgetter(0))]
+    )
 
 
 def finetune_one(
@@ -132,7 +127,7 @@ def finetune_one(
     """
     task = encoded.data.task
     classes = None if task.classes is None else len(task.classes)
-    model = fresh(job.model, variant, classes, seed, per_word=task.per_word).to(job.device)
+    model = fresh(job.model, variant, classes, seed).to(job.device)
     started, cpu = time.perf_counter(), time.process_time()
     run = re.sub(r"[^\w.+=]+", "-", f"{task.name}-{variant.name}-seed{seed}")
     losses = train(model, encoded, job, seed, out, run, progress)
@@ -140,13 +135,10 @@ def finetune_one(
     scores = {}
     for name, split in encoded.judged.items():
         logits = predict(model, split, job.tuning)
-        if not all(np.isfinite(part).all() for part in logits):
+        if not np.isfinite(logits).all():
             problem = f"{variant.name} predicts values that are not finite (NaN or inf)"
             raise InputError("learning_rate", f"{problem}; try a lower one")
-        if task.per_word:
-            scores[name] = metrics.score_words(task.metrics, task.classes or (), split.classes_of_words(), logits)
-        else:
-            scores[name] = metrics.score(task.metrics, split.labels, np.stack(logits))
+        scores[name] = metrics.score(task.metrics, split.labels, logits)
     curves = head_curves(model.encoder, REACH)
     kept = None if curves is None else KeptCurves(variant.name, seed, curves)
     return TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses), kept
