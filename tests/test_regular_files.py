@@ -65,7 +65,6 @@ def test_what_is_no_regular_file_is_named(tmp_path, pipe, monkeypatch):
         "analyze {model} --data {}",
         "translate train --source {} --target {}",
         "translate train --data {}",
-        "compare --train {} --validation {} --text text --label label",
         "finetune --model {model} --train {} --validation {} --text text --label label",
         "compare --plugin {}",
         "pretrain --tokenizer {}",
