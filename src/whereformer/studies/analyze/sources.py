@@ -55,9 +55,9 @@ def _expanded(given: str) -> list[str]:
     folder = Path(given)
     if not given.strip():
         raise InputError("model", "expected a folder, or an id on the Hugging Face Hub, got ''")
-    if folder.is_file():
+    if os.path.isfile(given):
         raise InputError("model", f"expected a folder, or an id on the Hugging Face Hub, got the file {given!r}")
-    if not folder.is_dir() or (folder / "config.json").exists():
+    if not os.path.isdir(given) or (folder / "config.json").exists():
         return [given]
     for place in (folder, folder / "checkpoints"):
         found = [path for path in place.glob("checkpoint-*") if _step(str(path)) is not None and path.is_dir()]
