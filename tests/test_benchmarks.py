@@ -442,7 +442,7 @@ def test_benchmark_runs(name, run, tmp_path):
 
 def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():
     outcome = runpy.run_path(str(FOLDER / "compare_check.py"))["_outcome"]
-    now, near, far = ({0: SimpleNamespace(errors=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
+    now, near, far = ({0: SimpleNamespace(window_losses=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
     assert outcome(now, far) == "still clear"
     assert outcome(now, near) == outcome(near, now) == "too close to tell"
     assert outcome(far, now) == "reversed"

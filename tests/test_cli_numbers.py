@@ -86,18 +86,6 @@ class Begun(SystemExit):
     """A command has done its checks and would begin its work."""
 
 
-def test_a_long_word_is_refused_before_it_is_shown(capsys):
-    assert "whereformer: --steps: expected at most 4096 characters, got 5000" in fails(
-        capsys, "compare", "--steps", "9" * 5000
-    )
-    assert "--data: expected at most 4096 characters, got 5009" in fails(capsys, "compare", "--data=" + "x" * 5002)
-
-
-@pytest.mark.parametrize("words", [["--out", ""], ["--out="]])
-def test_a_folder_without_a_name_is_refused(words, capsys):
-    assert "whereformer: --out: expected a folder, got an empty name" in fails(capsys, "compare", *words)
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     refusals(f"""

@@ -67,6 +67,8 @@ def test_the_tables_of_methods_are_up_to_date(page):
 
 # torch.compile reads .grad of every tensor that it is given, whether it is a leaf or not.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+# Torch's exporter warns of itself.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in whereformer.position_names()])
 def test_what_a_method_can_do_is_up_to_date(name, monkeypatch):
     monkeypatch.syspath_prepend(DOCS / "_ext")

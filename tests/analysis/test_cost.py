@@ -270,7 +270,7 @@ def test_a_decoder_that_is_left_out_costs_nothing(position):
         (256, {"position": "t5", "blocks": "2-2-2", "decoder_layers": "1"}),
         (256, {"position": "shaw", "norm": "pre", **NO_DROPOUT}),
         (300, {"position": "t5", "windows": "32,32,0"}),
-        (256, {"position": "learned", "feed_forward": "gated", "qk_norm": True, **NO_DROPOUT}),
+        (256, {"position": "learned", "feed_forward": "gated", **NO_DROPOUT}),
         (256, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2"}),
         (24, {"position": "floater"}),
         (128, {"position": "t5", "attention_backend": "reference"}),

@@ -202,6 +202,8 @@ class Stack:
             if not _takes_position(module):
                 name = type(module).__name__
                 raise InputError("model", f"{name} does not hand keyword arguments to its attention function")
+        if not isinstance(getattr(config, "hidden_size", None), int):
+            raise InputError("model", f"{type(stack).__name__} has no one hidden_size for all its layers")
         sizes = {
             "hidden_size": config.hidden_size,
             "num_heads": calls[0].num_heads,

@@ -53,8 +53,12 @@ class RequestedMask(NamedTuple):
 
     @property
     def ndim(self) -> int:
-        """What transformers asks of masks that it is given; those for static caches are made before the forward."""
+        """What transformers asks of a mask that was made before the forward, as for a static cache."""
         raise InputError("attention_mask", "whereformer's attention takes no mask made before, as for a static cache")
+
+    def contiguous(self) -> int:
+        """What older releases ask."""
+        return self.ndim
 
     def key_mask(self, batch: int) -> Tensor | None:
         """Return which keys are real, (batch, n_k); None if all are."""

@@ -121,7 +121,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         Returns:
             ``logits`` (batch, n, vocab_size), ``loss`` (cross-entropy in nats, in training with
             ``config.label_smoothing``; 0 if there is nothing to predict), the cache (``CACHE`` of
-            :mod:`whereformer.models.inputs` is its name), and the requested outputs.
+            ``whereformer.models.inputs`` is its name), and the requested outputs.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[Mo
         InputError: if a folder has no model, or the number of scores is not the number of models.
     """
     paths = [path for given in models for path in _expanded(given)]
-    places = [Path(path).resolve() if Path(path).exists() else path for path in paths]
+    places = [Path(path).resolve() if os.path.exists(path) else path for path in paths]
     if len(set(places)) < len(places):
         twice = next(path for path, place in zip(paths, places, strict=True) if places.count(place) > 1)
         raise InputError("model", f"expected different ones, got {twice!r} twice")
@@ -54,9 +55,9 @@ def _expanded(given: str) -> list[str]:
     folder = Path(given)
     if not given.strip():
         raise InputError("model", "expected a folder, or an id on the Hugging Face Hub, got ''")
-    if folder.is_file():
+    if os.path.isfile(given):
         raise InputError("model", f"expected a folder, or an id on the Hugging Face Hub, got the file {given!r}")
-    if not folder.is_dir() or (folder / "config.json").exists():
+    if not os.path.isdir(given) or (folder / "config.json").exists():
         return [given]
     for place in (folder, folder / "checkpoints"):
         found = [path for path in place.glob("checkpoint-*") if _step(str(path)) is not None and path.is_dir()]
@@ -68,7 +69,8 @@ def _expanded(given: str) -> list[str]:
 
 
 def _step(path: str) -> int | None:
-    match = re.fullmatch(r"checkpoint-(\d+)", Path(path).resolve().name)
+    # What is not there, such as the id of a model on the Hub, need not be a path at all.
+    match = re.fullmatch(r"checkpoint-(\d+)", (Path(path).resolve() if os.path.exists(path) else Path(path)).name)
     return int(match[1]) if match else None
 
 
@@ -76,7 +78,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     """Name paths by their last parts, as many as tell them apart. A run's "model" folder is named after the run."""
     parts = []
     for path in paths:
-        own = Path(path).resolve().parts if Path(path).exists() else tuple(path.split("/"))
+        own = Path(path).resolve().parts if os.path.exists(path) else tuple(path.split("/"))
         parts.append(own[:-1] if own[-1] == "model" and len(own) > 2 else own)
     names = [own[-1] for own in parts]
     for count in range(2, max(map(len, parts)) + 1):
