@@ -167,40 +167,13 @@ class OwnTask:
             task = Task(self.train.stem, self.texts, None, ("pearson", "spearman"), self.label)
             return _data(task, tables, source, [], train_rows)
         labels = _labels(tables["train"], self.texts, self.label)
-        classes = sorted_classes({str(value) for value in labels if not _is_missing(value)}, self.train)
+        names = {str(value) for value in labels if not _is_missing(value)}
+        # Numbers are sorted by their value, so that 10 comes after 9.
+        classes = tuple(sorted(names, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
+        if len(classes) < 2:
+            raise InputError("label", f"expected at least two classes in {self.train}, got {some_of(classes)}")
         task = Task(self.train.stem, self.texts, classes, ("accuracy", "matthews"), self.label)
         return _data(task, tables, source, [], train_rows, named=True)
-
-
-def sorted_classes(names: Iterable[str], file: Path) -> tuple[str, ...]:
-    """Return names of classes in order: numbers by their value, so that 10 comes after 9, then others.
-
-    Raises:
-        InputError: for ``label``, if there are fewer than two in the file.
-    """
-    classes = tuple(sorted(names, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
-    if len(classes) < 2:
-        raise InputError("label", f"expected at least two classes in {file}, got {some_of(classes)}")
-    return classes
-
-
-def sampled(count: int, rows: int | None) -> frozenset[int] | None:
-    """Return a random sample of the numbers below ``count``, the same in every run; None if all are wanted."""
-    if rows is None or rows >= count:
-        return None
-    return frozenset(torch.randperm(count, generator=torch.Generator().manual_seed(0))[:rows].tolist())
-
-
-def check_columns(table: TableFile, columns: Sequence[str]) -> None:
-    """Check that a table has columns.
-
-    Raises:
-        InputError: if one is missing.
-    """
-    for name in columns:
-        if name not in table.names:
-            told = f"{table.file}: expected a column {shown(name)}, found {some_of(table.names)}"
-            raise InputError(table.field, told)
 
 
 def _is_missing(label: Any) -> bool:
@@ -217,7 +190,10 @@ def _is_number(text: str) -> bool:
 
 def _labels(table: TableFile, texts: Sequence[str], label: str) -> list[Any]:
     """Return the label of each row; check that there are rows, and all columns."""
-    check_columns(table, (*texts, label))
+    for name in (*texts, label):
+        if name not in table.names:
+            told = f"{table.file}: expected a column {shown(name)}, found {some_of(table.names)}"
+            raise InputError(table.field, told)
     found = table.column(label)
     if not found:
         raise InputError(table.field, f"{table.file}: expected at least one row, got none")
@@ -252,12 +228,13 @@ def _data(
             places = {each: place for place, each in enumerate(task.classes or ())}
             # A row without a label is not of a class named None.
             labels = [None if _is_missing(label) else places.get(str(label), str(label)) for label in labels]
-        chosen = sampled(len(labels), train_rows) if name == "train" else None
-        if chosen is not None and name not in parts:
-            parts = [*parts, name]
+        rows: Iterable[int] = range(len(labels))
+        if name == "train" and train_rows is not None and train_rows < len(labels):
+            # A random sample, the same in every run.
+            rows = sorted(torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:train_rows].tolist())
+            parts = [*dict.fromkeys((*parts, name))]
         texts = _texts(table, task.texts)
         _check_labels(labels, task, table, named)
-        rows = range(len(labels)) if chosen is None else sorted(chosen)
         splits[name] = Split([texts[row] for row in rows], [labels[row] for row in rows])
     counts = {name: len(split.labels) for name, split in splits.items()}
     # Scores on a part must not be mistaken for scores on the official split.

@@ -25,9 +25,9 @@ from ...lab.options import (
     part,
 )
 from ...lab.study import Study
-from .table import TableSettings
 
 if TYPE_CHECKING:
+    from ...data.glue import OwnTask
     from .run import FinetuneJob
 
 MOST_KERNELS = 1024
@@ -35,7 +35,7 @@ MOST_KERNELS = 1024
 
 
 @dataclass(frozen=True)
-class DataSettings(TableSettings):
+class DataSettings:
     """What to fine-tune on: GLUE tasks by name, or a table of your own."""
 
     task: str | None = None
@@ -48,6 +48,21 @@ class DataSettings(TableSettings):
     train_rows: int | None = None
     """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
 
+    train: Path | None = None
+    """Your own task: training rows, as .csv, .tsv, .jsonl or .parquet."""
+
+    validation: Path | None = None
+    """Your own task: validation rows."""
+
+    text: str | None = None
+    """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""
+
+    label: str | None = None
+    """Your own task: the column of classes, or with ``regression`` the numbers."""
+
+    regression: bool = False
+    """Your own task: predict a number instead of a class."""
+
     def check_data(self) -> None:
         """Check what to fine-tune on.
 
@@ -55,12 +70,35 @@ class DataSettings(TableSettings):
             InputError: if a field is out of range or does not fit the others; it names the field.
         """
         check_range(self, train_rows=(1, MOST_COUNT))
-        self.check_table()
-        if self.train is None and self.task is None:
-            raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
+        own = {"validation": self.validation, "text": self.text, "label": self.label}
+        if self.train is None:
+            for name, value in {**own, "regression": self.regression or None}.items():
+                if value is not None:
+                    raise InputError(name, "only with `train`, for a task of your own")
+            if self.task is None:
+                raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
+            return
+        for name, value in own.items():
+            if value is None:
+                raise InputError(name, "a task of your own (`train`) needs it")
+        if len(self.columns) > 2:
+            raise InputError("text", f"expected one column or two, got {self.text!r}")
         for name in ("task", "data"):
-            if self.train is not None and getattr(self, name) is not None:
+            if getattr(self, name) is not None:
                 raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns with the text of a task of your own."""
+        return listed("text", self.text or "", spaces=True)
+
+    def own_task(self) -> OwnTask:
+        """Return the task that the checked settings describe; there must be one."""
+        from ...data.glue import OwnTask
+
+        assert self.train is not None
+        assert self.validation is not None
+        return OwnTask(self.train, self.validation, self.columns, self.label or "", self.regression)
 
 
 @dataclass(frozen=True)
