@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -47,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parse(given: Sequence[str]) -> Any:
     """Read the command line: the command, with its options as fields."""
+    for before, word in itertools.pairwise(["", *given]):
+        if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # an empty path would be the current folder
+            raise InputError(None, f"{word.strip().rstrip('=') or before}: got an empty word".lstrip(": "))
     rules: Any = {"registry": registry(), "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)}
     name, *options = given or [""]
     if name in COMMANDS:
