@@ -35,8 +35,8 @@ def load_pretrained(
 
     This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
     (versions 2 and 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
-    method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and freshly initialised; a
-    warning is logged if any were dropped or initialised.
+    method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and
+    freshly initialised; a warning is logged if any were dropped or initialised.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
