@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -51,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parse(given: Sequence[str]) -> tuple[Any, Any]:
     """Read the command line. Return the command's class, and the command or, of a recipe, a dictionary of options."""
+    for before, word in itertools.pairwise(["", *given]):
+        if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # an empty path would be the current folder
+            raise InputError(None, f"{word.strip().rstrip('=') or before}: got an empty word".lstrip(": "))
     name, *options = given or [""]
     rules: Any = {
         "registry": registry(quick="--quick" in options),
