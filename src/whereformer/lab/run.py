@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,6 +155,15 @@ class Run:
         if self.counts is not None and self.losses is not None:
             self.counts[self.slot] += steps
             self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
+
+    @contextmanager
+    def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
+        """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
+        self.labels, self.slot = [label], 0
+        self.counts = counts = _numbers(1)
+        self.losses = _numbers(1)
+        yield partial(counts.__setitem__, 0)
+        self.counts, self.done = None, self.done + steps
 
     def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
         """Return the value of ``function(run, *arguments)``, which the record keeps.
@@ -340,7 +350,7 @@ class _Bar(Progress):
         run = self.run
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
-            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last) or run.labels[0]
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()
