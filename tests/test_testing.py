@@ -43,7 +43,7 @@ class Triangle(OffsetFunction):
     def reset_parameters(self):
         torch.nn.init.ones_(self.slope)
 
-    def reach(self, *, layer=0, shared=None):
+    def reach(self, *, layer=0, prepared=None):
         return self.width
 
     def curve(self, offsets, *, layer=0):
@@ -113,8 +113,8 @@ class Unused(Learned):
 
 
 class Detached(Tisa):
-    def curve(self, offsets, *, layer=0):
-        return super().curve(offsets, layer=layer).detach()
+    def _curves(self, offsets, *parameters):
+        return super()._curves(offsets, *parameters).detach()
 
 
 class Forgets(Learned):
@@ -162,8 +162,11 @@ class Drifts(OffsetFunction):
 
 
 class OtherCurve(Triangle):
-    def terms_at(self, place, device):
-        (term,) = super().terms_at(place, device)
+    def curves(self, offsets):
+        return [2 * curve for curve in super().curves(offsets)]
+
+    def terms_at(self, place, prepared=None):
+        (term,) = super().terms_at(place, prepared)
         if isinstance(term, OffsetBias):
             return (OffsetBias(term.table * 2, term.first),)
         return (DenseBias(term.scores * 2),)

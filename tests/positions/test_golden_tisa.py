@@ -48,6 +48,20 @@ def test_bias_equals_the_original(case, convention):
     check_gradients(golden, bias, TOLERANCE, gradient=gradient)
 
 
+def test_derivatives_of_all_layers_curves():
+    position = build_position("tisa", hidden_size=4, num_heads=2, num_layers=2, num_kernels=3).double()
+    offsets = torch.arange(-6, 7)
+
+    def curves(*kernels):
+        return torch.stack(position._curves(offsets, *kernels).unbind())
+
+    kernels = [torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(curves, kernels)
+    assert torch.autograd.gradgradcheck(curves, kernels)
+    for layer, curve in enumerate(position.curves(offsets)):
+        assert torch.equal(curve, position.curve(offsets, layer=layer))
+
+
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention_equals_the_original(case):
     golden = case.tensors()

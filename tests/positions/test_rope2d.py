@@ -62,7 +62,7 @@ def test_pixtral():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_scores_depend_on_the_offset_in_rows_and_columns_alone(layout, frequencies, normalize):
     options = {"layout": layout, "frequencies": frequencies, "normalize": normalize}
-    position = build_position("rope2d", **SIZES, prefix=1, **options)
+    position = build_position("rope2d", **SIZES, prefix=1, **options).double()
     query, key = (one[:, :, :1].expand(-1, -1, 1 + ROWS * COLUMNS, -1) for one in heads(1))
     query, key = turned(position, query, key)
     scores = (query @ key.mT)[0, 0, 1:, 1:].unflatten(0, (ROWS, COLUMNS)).unflatten(2, (ROWS, COLUMNS))

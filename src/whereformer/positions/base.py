@@ -612,40 +612,63 @@ class OffsetFunction(Position):
 
     shift_invariant = True
 
-    fixed: bool = False
-    """Whether nothing is trained and all layers have one curve. They then share its term."""
+    one_curve: bool = False
+    """Whether all layers have the same curve. They then share its terms."""
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None) -> Any:
-        return self.terms_at(Place(queries, keys), self._like.device) if self.fixed else prepared
-
-    def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
+    def reach(self, *, layer: int = 0, prepared: Any = None) -> int | None:
         """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
 
-        ``shared`` is the result of :meth:`prepare_for`; None if the method has to compute what it needs.
+        ``prepared`` is the result of :meth:`prepare`; None if the method has to compute what it needs.
         """
         return None
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        if self.fixed and place.shared is not None:
-            terms: tuple[Term, ...] = place.shared
-            return terms
-        return self.terms_at(place, hidden.device)
+    def curves(self, offsets: Tensor) -> Sequence[Tensor]:
+        """The curve of every layer, (heads, offsets) each. A method that can computes all of them at once."""
+        return [self.curve(offsets, layer=layer) for layer in range(self.model.num_layers)]
 
-    def terms_at(self, place: Place, device: torch.device) -> tuple[Term, ...]:
-        """The curve as a term on a device; it does not depend on the hidden states."""
-        span = offset_span(place.queries, place.keys, self.reach(layer=place.layer, shared=place.shared))
-        if span is None:
-            # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
-            query_values = position_values(place.queries, device)
-            offsets = offsets_between(query_values, position_values(place.keys, device))
-            scores = self.curve(offsets, layer=place.layer)
-            return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
-        first, last = span
-        offsets = torch.arange(first, last + 1, device=device)
-        return (OffsetBias(self.curve(offsets, layer=place.layer), first),)
+    def prepare_for(
+        self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None
+    ) -> Sequence[tuple[Term, ...]] | None:
+        """The terms of every layer; None if each pair of tokens has a number of its own, which takes much memory."""
+        layers = range(self.model.num_layers)
+        if self.one_curve:
+            return [self.terms_at(Place(queries, keys), prepared)] * len(layers)
+        spans = [offset_span(queries, keys, self.reach(layer=layer, prepared=prepared)) for layer in layers]
+        known = [span for span in spans if span is not None]
+        if len(known) < len(spans):
+            return None
+        first, end = min(low for low, _ in known), max(high for _, high in known) + 1
+        curves = self.curves(torch.arange(first, end, device=self._like.device))
+        return [
+            (OffsetBias(curve if (low, high + 1) == (first, end) else curve[:, low - first : high + 1 - first], low),)
+            for curve, (low, high) in zip(curves, known, strict=True)
+        ]
+
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        terms: tuple[Term, ...] = self.terms_at(place) if place.shared is None else place.shared[place.layer]
+        return terms
+
+    def terms_at(self, place: Place, prepared: Any = None) -> tuple[Term, ...]:
+        """The terms of one layer; they do not depend on the hidden states.
+
+        Raises:
+            TypeError: for fractional positions, if the method does not take them.
+        """
+        device = self._like.device
+        span = offset_span(place.queries, place.keys, self.reach(layer=place.layer, prepared=prepared))
+        if span is not None:
+            first, last = span
+            return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=place.layer), first),)
+        # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
+        query_values, key_values = (position_values(at, device) for at in (place.queries, place.keys))
+        offsets = offsets_between(query_values, key_values)
+        if offsets.is_floating_point() and not self.fractional:
+            raise TypeError(f"{type(self).__name__}: needs whole positions, got fractional ones")
+        scores = self.curve(offsets, layer=place.layer)
+        return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
 
 
 def offset_span(
@@ -691,7 +714,7 @@ def float_dtype(parameter: Tensor) -> torch.dtype:
 
     In half precision offsets beyond 256 (bfloat16) or 2048 (float16) are no longer whole numbers.
     """
-    return torch.promote_types(parameter.dtype, torch.float32)
+    return parameter.dtype if parameter.dtype.itemsize >= 4 else torch.float32
 
 
 def table_rows(
