@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
 from tests.models.funnels import funnel_config
-from whereformer import Encoder, EncoderConfig, Positions, attach, build_position
+from whereformer import Encoder, EncoderConfig, Positions, Site, attach, build_position
 from whereformer.positions.alibi import Alibi
 from whereformer.positions.floater import Floater
 from whereformer.positions.rope import Rope
@@ -53,7 +53,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     position = build_position(name, **SIZES)
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
-    shared = position.prepare_for(at, at)
+    shared = position.prepare_for(Site(at, at))
     found = shared[0][10_000.0, 0][0] if name == "rope" else shared[1][0].table
     assert found.device.type == "meta"
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import install, prepare, scores
-from whereformer import Place, Positions, attention, attention_weights, build_position
+from whereformer import Positions, Site, attention, attention_weights, build_position
 from whereformer.positions.tisa import from_released
 
 BIAS, ATTENTION, RECTANGULAR = groups("positions/tisa", "bias_", "attn_", "rect_")
@@ -26,7 +26,7 @@ def tisa(case, golden, convention="paper"):
 
 def terms_of(position, n_q, n_k):
     hidden = torch.zeros(1, n_q, position.model.hidden_size)
-    return position.terms(hidden, Place(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
+    return position.terms(hidden, Site(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
 
 
 @pytest.mark.parametrize("case", BIAS)

@@ -11,8 +11,9 @@ from torch import Tensor
 from ..errors import InputError, shown
 from ..kernels.precision import autocast_dtype
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Place, Position, check_value
+from .base import ModelShape, Position, check_value
 from .rope_scaling import Scaling
+from .site import Site
 
 LAYOUTS = ("half", "interleaved")
 
@@ -90,16 +91,14 @@ class Rope(Position):
         """Start the list that will hold the turns of this forward's positions."""
         return []
 
-    def prepare_for(
-        self, queries: PositionsLike, keys: PositionsLike, prepared: list[tuple[PositionsLike, Turns]] | None = None
-    ) -> tuple[Turns, Turns]:
+    def prepare_for(self, site: Site, prepared: list[tuple[PositionsLike, Turns]] | None = None) -> tuple[Turns, Turns]:
         """Return the turns of queries and of keys."""
         met = self.prepare() if prepared is None else prepared
-        return self._turns_once(queries, met), self._turns_once(keys, met)
+        return self._turns_once(site.queries, met), self._turns_once(site.rotated_keys, met)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.prepared_at(place)
-        kind = self.kinds[place.layer % len(self.kinds)]
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = self.shared_at(site)
+        kind = self.kinds[site.layer % len(self.kinds)]
         query, key = rotated(query, query_turns[kind], self.layout), rotated(key, key_turns[kind], self.layout)
         return query, key, value
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..kernels.terms import PositionsLike
-from .base import MOST_POSITIONS, ModelShape, Place, Position, table_rows
+from .base import MOST_POSITIONS, ModelShape, Position, table_rows
 from .rope import LAYOUTS, Turn, rotated, turn_by
+from .site import Site
 
 FREQUENCIES = ("axial", "alternate")
 
@@ -79,13 +80,13 @@ class Rope2d(Position):
             raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
         self.base, self.frequencies, self.normalize, self.layout = base, frequencies, normalize, layout
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> tuple[Turn, Turn]:
+    def prepare_for(self, site: Site, prepared: None = None) -> tuple[Turn, Turn]:
         """Return the turns of queries and of keys."""
-        turn = self._turn(queries)
-        return turn, turn if keys is queries else self._turn(keys)
+        turn = self._turn(site.queries)
+        return turn, turn if site.rotated_keys is site.queries else self._turn(site.rotated_keys)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.prepared_at(place)
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = self.shared_at(site)
         return rotated(query, query_turns, self.layout), rotated(key, key_turns, self.layout), value
 
     def _turn(self, positions: PositionsLike) -> Turn:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
-from .base import ModelShape, Place, Position
+from .base import ModelShape, Position
+from .site import Site
 
 
 class Shaw(Position):
@@ -61,13 +62,13 @@ class Shaw(Position):
         """Return the terms of every layer, whose tables are taken apart at once."""
         return self._terms_of(self.keys, self.values)
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        if place.shared is None:
-            layer = slice(place.layer, place.layer + 1)
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        if site.shared is None:
+            layer = slice(site.layer, site.layer + 1)
             return self._terms_of(*(None if tables is None else tables[layer] for tables in (self.keys, self.values)))[
                 0
             ]
-        terms: tuple[Term, ...] = place.shared[place.layer]
+        terms: tuple[Term, ...] = site.shared[site.layer]
         return terms
 
     def _terms_of(self, keys: Tensor | None, values: Tensor | None) -> list[tuple[Term, ...]]:

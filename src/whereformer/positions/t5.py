@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import FactorPair, Term, position_values
-from .base import ModelShape, OffsetFunction, Place, whole_offsets
+from .base import ModelShape, OffsetFunction, whole_offsets
+from .site import Site
 
 
 def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
@@ -86,9 +87,9 @@ class T5(OffsetFunction):
         # Not an index, whose gradient takes many times as long.
         return self.weight.index_select(1, columns.flatten()).unflatten(1, columns.shape)
 
-    def terms_at(self, place: Place, prepared: Any = None) -> tuple[Term, ...]:
-        bias = super().terms_at(place, prepared)
-        queries, keys = (position_values(at, self.weight.device) for at in (place.queries, place.keys))
+    def terms_at(self, site: Site, prepared: Any = None) -> tuple[Term, ...]:
+        bias = super().terms_at(site, prepared)
+        queries, keys = (position_values(at, self.weight.device) for at in (site.queries, site.keys))
         return (*bias, self._cls_correction(queries, keys)) if self.reset_cls and queries.shape[-1] else bias
 
     def _columns(self, offsets: Tensor) -> Tensor:
