@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch.nn import functional
 
     from ..data import corpus
-    from ..lab import manifest
+    from ..lab import loading, manifest
     from ..lab import train as training
     from ..lab.report import figures, losses
     from ..lab.report.report import Report
     from ..lab.run import Run
-    from ..lab.training import card, trainer
+    from ..lab.training import card
     from . import sentence_encoders as encoders
 else:
     torch, nn, functional = Lazy("torch"), Lazy("torch.nn"), Lazy("torch.nn.functional")
@@ -35,7 +35,7 @@ else:
         Lazy(f"whereformer.{name}")
         for name in ("data.corpus", "lab.manifest", "lab.train", "lab.report.figures", "lab.report.losses")
     )
-    card, trainer = Lazy("whereformer.lab.training.card"), Lazy("whereformer.lab.training.trainer")
+    card, loading = Lazy("whereformer.lab.training.card"), Lazy("whereformer.lab.loading")
     encoders = Lazy("whereformer.recipes.sentence_encoders")
 
 FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several
@@ -218,7 +218,7 @@ class Extend(Recipe):
             raise InputError("model", error.problem) from None
         curve = [[step, *judged] for step, judged in ([0, before], *trained.scores)]
         outcome = Outcome(kind, teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
-        with trainer.quiet_transformers(), new_folder(run.folder / "model") as partial:
+        with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
             card.write_changed_card(
                 partial, student.model, self.model, about, self.report(text, outcome), run.provenance

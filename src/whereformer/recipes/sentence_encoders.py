@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError
+from ..lab.loading import load, tokenizer_of
 from ..models import Encoder
 from ..models.checkpoints.files import check_has_config
 from ..models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
 from ..positions.learned import Learned
-from ..studies.analyze.loading import load, tokenizer_of
 
 
 @dataclass(frozen=True)
