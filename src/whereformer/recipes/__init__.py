@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..lab.recipe import Recipe
 
-RECIPES = {"analyze": "analyze:Analyze", "probe": "probe:Probe"}
+RECIPES = {
+    "analyze": "analyze:Analyze",
+    "extend": "extend:Extend",
+    "probe": "probe:Probe",
+}
 """Where each recipe is. It is imported on first use, and without torch."""
 
 
