@@ -54,14 +54,13 @@ if TYPE_CHECKING:
     from .studies.analyze.results import AnalyzeResults
     from .studies.compare.results import CompareResults
     from .studies.extend.results import ExtendResults
-    from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
     compare: Callable[..., CompareResults]
     extend: Callable[..., ExtendResults]
-    finetune: Callable[..., FinetuneResults]
+    finetune: Callable[..., Report]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., Report]
     translate: Callable[..., TranslationResults]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 STUDIES = {
     "analyze": "analyze.settings:Analyze",
     "extend": "extend.settings:Extend",
-    "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",
     "translate": "translate.settings:TranslateTrain",
