@@ -43,8 +43,8 @@ LIBRARIES = {
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 
 
-KNOW_DATA = {"encoders", "fit", "score", "train", "training"}
-"""Parts of the lab that know data. Data knows the rest of it."""
+KNOW_DATA = {"encoders", "fit", "loading", "pretrained", "score", "train", "training"}
+"""Parts of the lab that know data, or transformers. Data knows the rest of it."""
 
 
 def package_of(module: str) -> str:

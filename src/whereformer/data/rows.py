@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import check_regular_in
 from ..positions import PositionRangeError
 from .glue import Data, Split
 from .streams import in_lots
@@ -174,24 +173,6 @@ def check_lengths(model: EncoderForSequenceClassification, tasks: Sequence[TaskR
             f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} tokens that the model "
             f"covers, the longest has {max(lengths)}; set `max_length` {limit} to truncate them ({error})",
         ) from None
-
-
-def tokenizer_of(model: str, path: str | None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that was saved with a model, or the one at ``path`` if that is given.
-
-    Raises:
-        InputError: if it can't be read.
-    """
-    from transformers import AutoTokenizer
-
-    field, where = ("model", model) if path is None else ("tokenizer", path)
-    check_regular_in(field, where)
-    try:
-        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    except Exception as error:
-        # For a missing or broken file the libraries raise all kinds of errors.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:

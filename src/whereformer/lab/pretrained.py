@@ -1,17 +1,22 @@
-"""Load pretrained models with another position method and a new head, as fine-tuning does."""
+"""Load pretrained models with another position method and a new head, and their tokenizers, as fine-tuning does."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import AutoTokenizer
 
 from ..errors import InputError
+from ..files import check_regular_in
 from ..models import EncoderForSequenceClassification, load_pretrained
 from ..positions import method_names
+from .loading import quiet_transformers
 from .methods import about_method
-from .training.trainer import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def load(
@@ -65,6 +70,22 @@ def fresh(
     found = load(model, position, kernels, classes)
     found.load_state_dict({n: x for n, x in common.items() if not n.startswith("encoder.position.")}, strict=False)
     return found
+
+
+def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that was saved with a model, or the one at ``path`` if that is given.
+
+    Raises:
+        InputError: if it can't be read.
+    """
+    field, where = ("model", model) if path is None else ("tokenizer", path)
+    check_regular_in(field, where)
+    try:
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+    except Exception as error:
+        # For a missing or broken file the libraries raise all kinds of errors.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
 
 def fingerprint_of(model: EncoderForSequenceClassification) -> str:

@@ -269,7 +269,7 @@ class Finetune(ManyRuns):
             if not tasks:
                 if self.packed and "-" in model.config.blocks:
                     raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
-                tokenizer = labeled.tokenizer_of(self.model, self.tokenizer)
+                tokenizer = pretrained.load_tokenizer(self.model, self.tokenizer)
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
                 for data in loaded:
                     rows = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
