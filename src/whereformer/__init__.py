@@ -52,14 +52,13 @@ if TYPE_CHECKING:
     )
     from .positions import PositionRangeError, Site, build_position, position_names
     from .studies.compare.results import CompareResults
-    from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., Report]
     compare: Callable[..., CompareResults]
     extend: Callable[..., Report]
-    finetune: Callable[..., FinetuneResults]
+    finetune: Callable[..., Report]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., Report]
     translate: Callable[..., TranslationResults]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 RECIPES = {
     "analyze": "analyze:Analyze",
     "extend": "extend:Extend",
+    "finetune": "finetune:Finetune",
     "probe": "probe:Probe",
 }
 """Where each recipe is. It is imported on first use, and without torch."""
