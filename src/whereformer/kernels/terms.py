@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from .tracing import holds
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -113,6 +115,20 @@ def offset_step(query_positions: Positions, key_positions: Positions) -> int:
     """Return the largest number that divides all offsets between affine positions; 0 if the only offset is 0."""
     steps = [positions.stride for positions in (query_positions, key_positions) if positions.length > 1]
     return math.gcd(key_positions.start - query_positions.start, *steps)
+
+
+def diagonal_of(query_positions: PositionsLike, key_positions: PositionsLike) -> int | None:
+    """Return the d for which causality allows query i the keys j <= i + d; None if there is no such number."""
+    queries, keys = query_positions, key_positions
+    if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
+        return None
+    stride = keys.stride
+    if queries.stride != stride:
+        if holds(keys.length == 1):
+            stride = queries.stride
+        elif not holds(queries.length == 1):
+            return None
+    return (queries.start - keys.start) // stride
 
 
 def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -1,0 +1,90 @@
+"""The fields of a call: every call has the shapes and dtypes that they declare, and the compiled kernel their order."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import whereformer.kernels
+from tests.kernels.cases import BATCH, HEADS, TERMS, content, terms_of
+from whereformer import Positions
+from whereformer.kernels.call import make_call
+from whereformer.kernels.fields import AXES, GRADIENTS, TENSORS, Call
+
+OPTIONS = {
+    "plain": {},
+    "ids": {
+        "query_positions": torch.arange(7),
+        "key_positions": torch.arange(18).view(2, 9),
+        "query_documents": torch.zeros(BATCH, 7, dtype=torch.uint16),
+        "key_documents": torch.zeros(BATCH, 9, dtype=torch.int32),
+        "key_mask": torch.ones(BATCH, 9, dtype=torch.bool),
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("twice", [False, True])
+def test_calls_have_the_shapes_and_dtypes_that_their_fields_declare(twice, options, dtype):
+    for name in TERMS:
+        inputs = [tensor.to(dtype) for tensor in content(7, 9, key_heads=1)]
+        terms = [
+            kind(*(tensor.to(dtype) for tensor in tensors), *(() if first is None else (first,)))
+            for kind, tensors, first in terms_of([name] * (1 + twice), 7, 9)
+        ]
+        call = make_call(*inputs, terms, **OPTIONS[options])
+        sizes = {"batch": BATCH, "heads": HEADS, "key_heads": 1, "n_q": 7, "n_k": 9}
+        for field, axes in AXES.items():
+            tensor = getattr(call, field)
+            if tensor is None:
+                continue
+            if field.endswith("positions"):
+                axes = axes[-tensor.dim() :]
+            assert tensor.dim() == len(axes), (name, field)
+            for axis, size in zip(axes, tensor.shape, strict=True):
+                some = {"items": (1, BATCH), "table_heads": (1, HEADS)}.get(axis)
+                assert size in (some or (sizes.setdefault(axis, size),)), (name, field, axis)
+            assert fits(tensor.dtype, TENSORS[field].dtype, call), (name, field)
+
+
+def fits(dtype, declared, call):
+    match declared:
+        case "value":
+            return dtype == call.value.dtype
+        case "wide":
+            return dtype == call.wide
+        case "float":
+            return dtype.is_floating_point
+        case "bool":
+            return dtype == torch.bool
+        case "whole":
+            return not dtype.is_floating_point and dtype != torch.bool
+    return declared == "number"
+
+
+def test_the_compiled_kernel_has_the_inputs_and_gradients_in_their_order():
+    header = Path(whereformer.kernels.__file__).parent / "native" / "call.h"
+    struct = header.read_text(encoding="utf-8").partition("struct Call {")[2].partition("};")[0]
+    code = re.sub(r"//.*", "", struct)
+    names = re.findall(r"\*?(\w+)(?:\[\d\])?\s*[,;]", code)
+    assert [name for name in names if name in GRADIENTS] == list(GRADIENTS)
+    assert [name for name in names if name.removeprefix("d_") in GRADIENTS and name.startswith("d_")] == [
+        f"d_{name}" for name in GRADIENTS
+    ]
+
+
+def test_a_part_of_a_call_is_the_call_of_some_rows():
+    inputs = content(7, 9)
+    whole = make_call(*inputs, query_positions=Positions(3, 2, 7), causal=True)
+    part = whole.part(range(2, 5), range(1, 8))
+    query, key, value = inputs[0][:, :, 2:5], inputs[1][:, :, 1:8], inputs[2][:, :, 1:8]
+    wanted = make_call(
+        query, key, value, query_positions=Positions(7, 2, 3), key_positions=Positions(1, 1, 7), causal=True
+    )
+    assert isinstance(part, Call)
+    assert torch.equal(part.query, wanted.query)
+    assert torch.equal(part.key, wanted.key)
+    assert torch.equal(part.value, wanted.value)
+    assert part.positions() == wanted.positions()
