@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Real
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast, get_args
 
@@ -18,9 +18,6 @@ from .merge import merge
 from .precision import as_autocast, without_autocast
 from .terms import (
     TABLES,
-    DenseBias,
-    DistanceDecay,
-    FactorPair,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -112,11 +109,8 @@ def make_call(
         n_q, head_dim = _query_length(terms, query_positions, n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
-        # Not vars(term): the compiler of torch 2.11 cannot read it.
-        for field in fields(term):
-            tensor = getattr(term, field.name)
-            if isinstance(tensor, Tensor):
-                check_device(f"{type(term).__name__}.{field.name}", tensor, value)
+        for field in term.axes:
+            check_device(f"{type(term).__name__}.{field}", getattr(term, field), value)
     if key_mask is not None:
         _check_key_mask(key_mask, value)
     check_flag("causal", causal)
@@ -487,13 +481,10 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
     if isinstance(query_positions, Tensor) and query_positions.dim():
         return query_positions.shape[-1]
     for term in terms:
-        rows = term.scores if isinstance(term, DenseBias) else None
-        if isinstance(term, FactorPair | OffsetKeys):
-            rows = term.query_factors
-        elif isinstance(term, DistanceDecay):
-            rows = term.query_levels
-        if isinstance(rows, Tensor) and rows.dim() == (3 if isinstance(term, DistanceDecay) else 4):
-            return rows.shape[2]
+        for field, axes in term.axes.items():
+            rows, names = getattr(term, field), axes.split()
+            if "n_q" in names and isinstance(rows, Tensor) and rows.dim() == len(names):
+                return rows.shape[names.index("n_q")]
     return n_k
 
 

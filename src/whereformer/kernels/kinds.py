@@ -17,7 +17,7 @@ from .dropout import draw_seed
 from .fields import Call
 from .logsums import LogSums
 from .operators import Memory, Plan
-from .terms import DistanceDecay, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, Term
+from .terms import Positions, Term
 from .torch_private import intercepted, transforming
 from .tracing import layout_of
 
@@ -125,29 +125,19 @@ def remember(kind: Kind, terms: Sequence[Term], call: Call, plan: Plan, tensors:
             seed = place
         elif id(tensor) in order:
             sources.append((order[id(tensor)], None))
-        elif (found := _source_of(name, tensor, terms)) is not None:
+        elif (found := _source_of(tensor, terms)) is not None:
             sources.append((order[id(found[0])], found[1]))
         else:
             return
     _known.put(kind.key, _Known(plan, sources, seed))
 
 
-_VIEWED: dict[str, tuple[type[Term], str]] = {
-    "bias": (OffsetBias, "table"),
-    "key_table": (OffsetKeys, "table"),
-    "query_table": (OffsetQueries, "table"),
-    "value_table": (OffsetValues, "table"),
-    "query_levels": (DistanceDecay, "query_levels"),
-    "key_levels": (DistanceDecay, "key_levels"),
-}
-"""The inputs that may be views of a term's tensor, with the term and that tensor's name there."""
-
-
-def _source_of(name: str, part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
-    """Return the tensor of which an input is a view, and what makes it that view; None if it is no view of one."""
-    kind, field = _VIEWED.get(name, (OffsetBias, ""))
-    given: list[Tensor] = [getattr(term, field) for term in terms if field and isinstance(term, kind)]
-    if len(given) != 1 or given[0].dtype != part.dtype:
+def _source_of(part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+    """Return the tensor of a term of which an input is a view, and what makes it that view; None if it is no such."""
+    memory = part.untyped_storage().data_ptr()
+    given: list[Tensor] = [getattr(term, field) for term in terms for field in term.axes]
+    given = [each for each in given if each.untyped_storage().data_ptr() == memory and each.dtype == part.dtype]
+    if len(given) != 1:
         return None
     (whole,) = given
     if whole.dim() < part.dim():

@@ -40,7 +40,6 @@ _PLAIN = {
     "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
-    "dense": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
     "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
@@ -53,14 +52,12 @@ _PLAIN_64_ROWS = {
     "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
-    "dense": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 # The same on compute capability 9, with and without a bias.
 _MEASURED = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), _PLAIN_64_ROWS["forward"][2]),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), _PLAIN_64_ROWS["query"][2]),
     "key": (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), _PLAIN_64_ROWS["key"][2]),
-    "dense": _PLAIN_64_ROWS["dense"],
 }
 _RICH_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
@@ -82,27 +79,23 @@ _SMALL_BIASED = {
     "forward": (_PLAIN["forward"][0], Blocks(128, 64, 8, 2), _PLAIN["forward"][2]),
     "query": (Blocks(128, 32, 8, 2), *_PLAIN["query"][1:]),
     "key": (Blocks(32, 64, 4, 1), *_BIASED["key"][1:]),
-    "dense": _PLAIN["dense"],
 }
 # With tables of vectors alone: their offsets are known when the kernels are compiled.
 _VECTORS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
-    "dense": _RICH["dense"],
 }
 _VECTORS_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 64, 4, 1), Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
-    "dense": _RICH_64_ROWS["dense"],
 }
 # Products of float32 on tensor cores keep both parts of their rows in registers, other products of float32 whole rows.
 _FLOAT = {
     "forward": (Blocks(64, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
     "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
@@ -115,7 +108,6 @@ _FLOAT_64_ROWS = {
     "forward": (Blocks(128, 32, 8, 1), *_FLOAT["forward"][1:]),
     "query": (Blocks(128, 32, 8, 1), *_FLOAT["query"][1:]),
     "key": (Blocks(32, 128, 8, 1), *_FLOAT["key"][1:]),
-    "dense": (Blocks(64, 64, 8, 1), *_FLOAT["dense"][1:]),
 }
 _RICH_FLOAT_64_ROWS = {
     "forward": (Blocks(128, 16, 8, 1), *_RICH_FLOAT["forward"][1:]),
