@@ -128,7 +128,7 @@ def test_a_strange_option_of_a_study_is_refused_by_name(name, option, saved, tmp
         raise CheckedError
 
     monkeypatch.setattr(study, "do", check)
-    given = {"model": str(saved)} if name in ("extend", "finetune") else {}
+    given = {"model": str(saved)} if name == "extend" else {}
     for value in STRANGE:
         with contextlib.suppress(InputError, CheckedError):
             getattr(whereformer, name)(**{**given, option: value}, out=tmp_path / "out", quiet=True)
