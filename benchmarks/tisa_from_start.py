@@ -40,7 +40,7 @@ from whereformer.lab.options import listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
-from whereformer.studies.analyze.sources import sources_of
+from whereformer.recipes.analyze import sources_of
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}

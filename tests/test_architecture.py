@@ -36,7 +36,7 @@ LIBRARIES = {
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
     "lab": {"torch", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
-    "recipes": {"torch", *DRAWING},
+    "recipes": {"torch", *DRAWING, *HUGGING_FACE},
     "studies": {"torch", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", "tyro", *HUGGING_FACE},
 }

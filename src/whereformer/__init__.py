@@ -50,16 +50,14 @@ if TYPE_CHECKING:
         load_pretrained,
         to_transformers,
     )
-    from .positions import Place, PositionRangeError, build_position, position_names
-    from .studies.analyze.results import AnalyzeResults
+    from .positions import PositionRangeError, Site, build_position, position_names
     from .studies.compare.results import CompareResults
-    from .studies.extend.results import ExtendResults
     from .studies.pretrain.results import PretrainResults
     from .studies.translate.results import TranslationResults
 
-    analyze: Callable[..., AnalyzeResults]
+    analyze: Callable[..., Report]
     compare: Callable[..., CompareResults]
-    extend: Callable[..., ExtendResults]
+    extend: Callable[..., Report]
     finetune: Callable[..., Report]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., Report]
@@ -85,11 +83,11 @@ __all__ = [
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
-    "Place",
     "PositionRangeError",
     "Positions",
     "Seq2SeqConfig",
     "Seq2SeqForConditionalGeneration",
+    "Site",
     "analyze",
     "attach",
     "attention",
@@ -124,7 +122,7 @@ _TERMS = {
     *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetQueries", "OffsetValues"),
     "Positions",
 }
-_POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
+_POSITIONS = {"PositionRangeError", "Site", "build_position", "position_names"}
 _STUDIES = {"analyze", "compare", "extend", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),

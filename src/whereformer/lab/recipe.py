@@ -99,6 +99,8 @@ class Recipe:
     NAME: ClassVar[str]
     QUICK: ClassVar[dict[str, Any]] = {}
     """The defaults of options with ``quick``, if there is such an option."""
+    FLAGS: ClassVar[dict[str, str]] = {}
+    """Options whose flag does not follow from their name, such as a word without a flag."""
     MANY: ClassVar[bool] = False
     """Whether several processes of a launcher, such as torchrun, can do it together."""
     SMALL: ClassVar[bool] = False
@@ -156,7 +158,9 @@ class Recipe:
             parts = value if isinstance(value, tuple) else (value,)
             texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
-            words += [flag(field.name), *([] if value is True else [",".join(texts)] if commas else texts)]
+            name = self.FLAGS.get(field.name, flag(field.name))
+            words += [name] if name.startswith("-") else []
+            words += [] if value is True else [",".join(texts)] if commas else texts
         return shlex.join(words)
 
     def start(self, *, quiet: bool = False) -> Report:

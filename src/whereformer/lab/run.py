@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -121,7 +122,7 @@ class Run:
         check_regular("out", path)
         earlier, found, damaged = read_records(path)
         for name, value in self.options.items():
-            if earlier.get(name) != value:
+            if (found or damaged) and earlier.get(name) != value:
                 raise InputError(
                     "out",
                     f"{self.folder} holds results with {name} {shown(earlier.get(name))}, not {shown(value)}; choose "
@@ -160,6 +161,15 @@ class Run:
             self.counts[self.slot] += steps
             self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
 
+    @contextmanager
+    def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
+        """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
+        self.labels, self.slot = [label], 0
+        self.counts = counts = _numbers(1)
+        self.losses = _numbers(1)
+        yield partial(counts.__setitem__, 0)
+        self.counts, self.done = None, self.done + steps
+
     def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
         """Return the value of ``function(run, *arguments)``, which the record keeps.
 
@@ -175,6 +185,7 @@ class Run:
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
         jobs: int | None = None,
+        problem: Callable[[Any], str | None] = lambda key: None,
     ) -> dict[Any, Value]:
         """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
 
@@ -185,10 +196,11 @@ class Run:
             kind: what it returns: a dataclass whose fields are JSON, or a type of JSON.
             steps: how many steps a key takes, for the progress, or what returns that for ``*key``.
             jobs: how many keys at a time; by default as many as the recipe says.
+            problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
-        missing = [key for key in keys if not self._has(names[key], kind)]
+        missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
         new = sum(sizes[key] for key in missing)
         if any(sizes.values()) and len(missing) < len(keys):
@@ -205,16 +217,19 @@ class Run:
         self.order += [name for name in names.values() if name not in self.order]
         return {key: _typed(kind, self.values[name]) for key, name in names.items()}
 
-    def _has(self, name: str, kind: Any) -> bool:
-        """Return whether the record has a value of a kind."""
+    def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
+        """Return whether the record has a value of a kind that counts."""
         if name not in self.values:
             return False
         try:
             _typed(kind, self.values[name])
+            why = problem()
         except TypeError as error:
-            self.say(f"the record of {name} is not of this version ({error}); it is done again")
-            return False
-        return True
+            why = f"its record is not of this version ({error})"
+        if why is not None:
+            function, *key = json.loads(name)
+            self.say(f"doing {' '.join(map(str, [function, *key]))} again: {why}")
+        return why is None
 
     def _work(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Iterator[tuple[Key, Any, float]]:
         """Yield each key with its value and the seconds that it took, in the order in which they are done."""
@@ -347,7 +362,7 @@ class _Bar(Progress):
         run = self.run
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
-            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last) or run.labels[0]
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()

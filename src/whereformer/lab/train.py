@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
 from ..data.masks import IGNORED
@@ -41,7 +43,7 @@ class Training:
         steps: the number of steps.
         rate: the peak of the learning rate.
         kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
-        optimizer: "adamw", "stable_adamw" or "muon".
+        optimizer: "adamw", "stable_adamw" or "muon"; or what builds one for a model, with its schedule.
         schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
         warmup: steps in which the rate rises to its peak; None is a tenth of all.
         weight_decay: decay of the backbone's matrices.
@@ -56,7 +58,7 @@ class Training:
     steps: int
     rate: float
     kernel_rate: float | None = None
-    optimizer: str = "adamw"
+    optimizer: str | Callable[[nn.Module], tuple[Optimizer, LambdaLR]] = "adamw"
     schedule: str = "linear"
     warmup: int | None = None
     weight_decay: float = 0.01
@@ -66,6 +68,15 @@ class Training:
     compiled: bool = False
     workers: int = 0
     log_every: int = 20
+
+    def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
+        """Return the optimizer of a name, and its schedule."""
+        assert isinstance(self.optimizer, str)
+        optimizer = build_optimizer(
+            model, self.rate, self.kernel_rate, name=self.optimizer, weight_decay=self.weight_decay
+        )
+        warmup = self.steps // 10 if self.warmup is None else self.warmup
+        return optimizer, build_schedule(optimizer, self.schedule, warmup, self.steps)
 
 
 @dataclass
@@ -180,23 +191,15 @@ class _State:
 
     model: nn.Module
     wrapped: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LambdaLR
+    optimizer: Optimizer
+    scheduler: LambdaLR
     device: torch.device
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, name: str) -> _State:
         device = torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
         model.to(device)
-        optimizer = build_optimizer(
-            model,
-            training.rate,
-            training.kernel_rate,
-            name=training.optimizer,
-            weight_decay=training.weight_decay,
-        )
-        warmup = training.steps // 10 if training.warmup is None else training.warmup
-        scheduler = build_schedule(optimizer, training.schedule, warmup, training.steps)
+        optimizer, scheduler = (training.optimizer if callable(training.optimizer) else training.build)(model)
         wrapped = model
         if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..lab.recipe import Recipe
 
-RECIPES = {"finetune": "finetune:Finetune", "probe": "probe:Probe"}
+RECIPES = {
+    "analyze": "analyze:Analyze",
+    "extend": "extend:Extend",
+    "finetune": "finetune:Finetune",
+    "probe": "probe:Probe",
+}
 """Where each recipe is. It is imported on first use, and without torch."""
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
-    "analyze": "analyze.settings:Analyze",
-    "extend": "extend.settings:Extend",
     "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",
     "translate": "translate.settings:TranslateTrain",

@@ -19,7 +19,7 @@ from ...models import (
     Seq2SeqForConditionalGeneration,
 )
 from ...models.checkpoints.sentences import LIST
-from ..store import Results
+from ..report.report import Report
 from .results import TrainingResults
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
@@ -54,7 +54,7 @@ def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, c
             tags=["transformers", "position", *method.replace("+", " ").split()],
             metrics=sorted(scores),
         ),
-        results,
+        vars(results),
         name=type(model).__name__,
         method=method,
         parameters=results.parameters,
@@ -71,16 +71,22 @@ def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, c
 
 
 def write_changed_card(
-    folder: Path, model: PreTrainedModel, original: str, settings: Mapping[str, Any], results: Results
+    folder: Path,
+    model: PreTrainedModel,
+    original: str,
+    settings: Mapping[str, Any],
+    report: Report,
+    provenance: Mapping[str, Any],
 ) -> None:
-    """Write README.md, the card of a model that a study made of a pretrained one, to its folder.
+    """Write README.md, the card of a model that a recipe made of a pretrained one, to its folder.
 
     Args:
         folder: the model's folder. Where sentence-transformers loads it, the card says so.
         model: the model.
         original: the path or id of the pretrained one.
         settings: what was chosen.
-        results: what the study found.
+        report: what came out.
+        provenance: the machine and the versions.
     """
     sentences = (folder / LIST).exists()
     _write(
@@ -91,22 +97,22 @@ def write_changed_card(
             pipeline_tag="sentence-similarity" if sentences else "feature-extraction",
             tags=["whereformer", "transformers", "position"],
         ),
-        results,
+        provenance,
         name=type(model).__name__,
         method=model.config.position,
         original=_code(original),
-        sentences=" ".join(map(_plain, results.sentences())),
+        sentences=" ".join(map(_plain, report.sentences)),
         usage=SENTENCES if sentences else STATES,
-        scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in results.sheets()),
+        scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in report.sheets),
         settings=_table(_facts(settings)),
     )
 
 
-def _write(folder: Path, text: Path, metadata: ModelCardData, results: Results, **parts: Any) -> None:
+def _write(folder: Path, text: Path, metadata: ModelCardData, provenance: Mapping[str, Any], **parts: Any) -> None:
     body = text.read_text(encoding="utf-8").format(
         **parts,
-        machine=_code(results.machine.get("cpu", "an unknown machine")),
-        versions=", ".join(f"{name} {version}" for name, version in results.versions.items()),
+        machine=_code(provenance["machine"].get("cpu", "an unknown machine")),
+        versions=", ".join(f"{name} {version}" for name, version in provenance["versions"].items()),
     )
     write_atomically(folder / "README.md", str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}")))
 
