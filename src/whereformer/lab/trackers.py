@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -43,7 +44,8 @@ def reporting(tracker: str, folder: Path, name: str) -> Iterator[Callable[[int, 
         report, finish = writer.add_scalar, writer.close
     else:
         module = import_module(tracker)
-        module.init(project="whereformer", name=f"{folder.resolve().name}-{name}")
+        project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
+        module.init(project=project, name=f"{folder.resolve().name}-{name}")
         finish = module.finish
 
         def log(key: str, value: float, step: int) -> None:
