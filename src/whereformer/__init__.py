@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from .studies.compare.results import CompareResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
-    from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
     compare: Callable[..., CompareResults]
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., Report]
-    translate: Callable[..., TranslationResults]
+    translate: Callable[..., Report]
 
 __version__ = "0.1.0"
 

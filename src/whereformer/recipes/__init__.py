@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 RECIPES = {
     "extend": "extend:Extend",
     "probe": "probe:Probe",
+    "translate": "translate:Translate",
 }
 """Where each recipe is. It is imported on first use, and without torch."""
 
