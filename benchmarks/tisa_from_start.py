@@ -39,7 +39,7 @@ from whereformer.lab.loading import load
 from whereformer.lab.options import listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
-from whereformer.studies.analyze.sources import sources_of
+from whereformer.recipes.analyze import sources_of
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}

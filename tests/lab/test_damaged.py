@@ -5,13 +5,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whereformer.studies.finetune.results import FinetuneResults
 
 from tests.lab.damage import damages
 from tests.lab.report import test_finetune_report
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.training.folder import Folder
-from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
 
 

@@ -134,6 +134,7 @@ def train(
     score_at: Container[int] = (),
     checkpoints: Checkpoints | None = None,
     on_log: Callable[[int, float], None] = lambda steps, loss: None,
+    collate: Callable[[Batch], Batch] | None = None,
 ) -> Trained:
     """Train a model that returns its loss, the mean over the labels of a batch.
 
@@ -147,6 +148,7 @@ def train(
         score_at: the numbers of steps after which it is computed.
         checkpoints: where to save, and to continue from.
         on_log: is told how many more steps are done, and the last loss.
+        collate: makes what the model reads of the rows of a process, such as one row of them all.
 
     Raises:
         NotFiniteError: if a loss is not finite.
@@ -160,7 +162,7 @@ def train(
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
     with _interrupts() as interrupts:
-        for step, parts in enumerate(_loader(batches, done.step, training, state.device), done.step + 1):
+        for step, parts in enumerate(_loader(batches, collate, done.step, training, state.device), done.step + 1):
             losses[step - 1] = state.step(parts, training)
             saves = checkpoints is not None and step % checkpoints.every == 0
             scores = score is not None and step in score_at
@@ -316,6 +318,7 @@ class _Parts(Dataset[Any]):
     """
 
     batches: Callable[[int], Batch]
+    collate: Callable[[Batch], Batch]
     accumulate: int
     rank: int
     ranks: int
@@ -323,20 +326,33 @@ class _Parts(Dataset[Any]):
     def __getitem__(self, step: int) -> list[tuple[Tensor | None, Batch]]:
         batch = self.batches(step)
         if self.ranks * self.accumulate == 1:
-            return [(None, batch)]
-        total, every = (batch["labels"] != IGNORED).sum(), self.ranks * self.accumulate
+            return [(None, self.collate(batch))]
         parts: list[tuple[Tensor | None, Batch]] = []
-        for first in range(self.rank, every, self.ranks):
-            part = {name: each[first::every] for name, each in batch.items()}
-            share = (part["labels"] != IGNORED).sum() * self.ranks / total
-            parts.append((share, part if len(part["labels"]) else {name: each[:1] for name, each in batch.items()}))
+        for at in range(self.rank, self.ranks * self.accumulate, self.ranks):
+            part = {name: each[at :: self.ranks * self.accumulate] for name, each in batch.items()}
+            share = _labels(part) * self.ranks / _labels(batch)
+            if not len(part["labels"]):  # it reads a row that counts nothing
+                part = {name: each[:1] for name, each in batch.items()}
+            parts.append((share, self.collate(part)))
         return parts
 
 
-def _loader(batches: Callable[[int], Batch], start: int, training: Training, device: torch.device) -> DataLoader[Any]:
+def _labels(batch: Batch) -> Tensor:
+    """Count the labels of a batch. Numbers to predict may be any."""
+    labels = batch["labels"]
+    return torch.tensor(labels.numel()) if labels.is_floating_point() else (labels != IGNORED).sum()
+
+
+def _loader(
+    batches: Callable[[int], Batch],
+    collate: Callable[[Batch], Batch] | None,
+    start: int,
+    training: Training,
+    device: torch.device,
+) -> DataLoader[Any]:
     """Return the parts of each step from ``start`` on."""
     return DataLoader(
-        _Parts(batches, training.accumulate, ranks.rank(), ranks.size()),
+        _Parts(batches, collate or dict, training.accumulate, ranks.rank(), ranks.size()),
         batch_size=None,
         sampler=range(start, training.steps),
         num_workers=training.workers,

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from ..lab.recipe import Recipe
 
 RECIPES = {
+    "analyze": "analyze:Analyze",
     "extend": "extend:Extend",
+    "finetune": "finetune:Finetune",
     "probe": "probe:Probe",
     "translate": "translate:Translate",
 }

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
-    "analyze": "analyze.settings:Analyze",
-    "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",
 }
