@@ -321,11 +321,14 @@ class Finetune(ManyRuns):
         )
         torch.manual_seed(seed)  # of dropout, whatever the model has drawn
         file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
-        with trackers.reporting(self.report_to, run.folder, file) as told:
+        taken = 0
+        with trackers.reporting(self.report_to, run.folder, file) as tell:
 
             def on_log(steps: int, loss: float) -> None:
+                nonlocal taken
+                taken += steps
                 run.step(steps, loss)
-                told(steps, loss)
+                tell(taken, {"loss": loss})
 
             done = training.train(
                 model,

@@ -13,7 +13,6 @@ import torch
 from tests.every import EVERY
 from tests.failing import fails
 from tests.processes import recorded, together
-from tests.studies import parallel_text
 from tests.studies.conftest import text  # noqa: F401 - a fixture
 from tests.studies.finetuning import save_glue, save_model
 from tests.studies.trainings import TINY_ENCODER, same, weights
@@ -41,7 +40,6 @@ USUAL_ENCODERS = ("encoder", "electra funnel", "bfloat16")
 USUAL_METHODS = ("floater", "tupe")
 """They have parameters that several layers use, and solve an equation or add factors."""
 
-TRANSLATION = ["--device=cpu", *parallel_text.TINY, "--dropout=0", "--accumulate=2"]
 # The last batch of an epoch has 5 rows, and one row of the longer ones may be all that a batch has.
 TUNING = ["--seeds=1", "--epochs=2", "--batch-size=4", "--kernels=0,2", "--device=cpu", "--learning-rate=1e-3"]
 
@@ -85,16 +83,12 @@ def compared(folder, commands):
 @pytest.mark.slow
 def test_every_training_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
     encoder = ["pretrain", "--data", text, *ENCODER]
-    translator = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
     commands = {
         **{name: [*encoder, *more] for name, more in ENCODERS.items() if EVERY or name in USUAL_ENCODERS},
         **{
             name: [*encoder, "--steps=2", f"--position={name}"]
             for name in (position_names(for_text=True) if EVERY else USUAL_METHODS)
         },
-        "translation": translator,
-        # One long pair fills a batch, and the second process has nothing to read.
-        "single pairs": [*translator, "--batch-tokens=60", "--accumulate=1"],
     }
     for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
         with subtests.test(name):
@@ -212,18 +206,11 @@ def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_proces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["translate", "finetune"])
-def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(name, tmp_path):
+def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(tmp_path):
+    glue = save_glue(tmp_path / "glue", "cola", rows=21)
+    command = ["finetune", f"--model={save_model(tmp_path / 'model')}", f"--data={glue}", "--task=cola", *TUNING]
     script = tmp_path / "killed.py"
-    if name == "translate":
-        command = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
-        file = str(tmp_path / "out" / "results.json")
-        killed = f"os.path.exists({file!r}) and os.kill(os.getpid(), signal.SIGKILL)"
-        script.write_text(AT_STEP_3.format(happens=killed))
-    else:
-        glue = save_glue(tmp_path / "glue", "cola", rows=21)
-        command = ["finetune", f"--model={save_model(tmp_path / 'model')}", f"--data={glue}", "--task=cola", *TUNING]
-        script.write_text(IN_THE_SECOND_RUN)
+    script.write_text(IN_THE_SECOND_RUN)
     command += ["--out", str(tmp_path / "out")]
     ended = launched([str(script)], *command)
     assert ended.returncode != 0
@@ -233,7 +220,7 @@ def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(name, tmp_
     assert said in ([], [line])
     continued = launched([str(Path(sys.executable).with_name("whereformer"))], *command)
     assert continued.returncode == 0, continued.stderr
-    assert ("continuing after step 2" if name == "translate" else "1 of 2 runs are already done") in continued.stdout
+    assert "1 of 2 runs are already done" in continued.stdout
 
 
 def test_the_error_of_a_lost_connection_is_a_line(monkeypatch, capsys):
