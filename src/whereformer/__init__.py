@@ -55,14 +55,13 @@ if TYPE_CHECKING:
     from .studies.compare.results import CompareResults
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
-    from .studies.pretrain.results import PretrainResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
     compare: Callable[..., CompareResults]
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
-    pretrain: Callable[..., PretrainResults]
+    pretrain: Callable[..., Report]
     probe: Callable[..., Report]
     translate: Callable[..., TranslationResults]
 

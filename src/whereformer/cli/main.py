@@ -120,6 +120,8 @@ def run_recipe(recipe: Recipe, console: Terminal) -> None:
 
     report = recipe.start()
     console.print(report, highlight=False)
+    if getattr(recipe, "dry_run", False):
+        return
     say(console, f"wrote {recipe.out / 'report.html'} (open it in a browser) and {recipe.out / 'report.md'}")
     if report.problem:
         raise InputError(None, report.problem)
