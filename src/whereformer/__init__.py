@@ -51,13 +51,12 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
-    from .studies.analyze.results import AnalyzeResults
     from .studies.compare.results import CompareResults
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.translate.results import TranslationResults
 
-    analyze: Callable[..., AnalyzeResults]
+    analyze: Callable[..., Report]
     compare: Callable[..., CompareResults]
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]

@@ -56,20 +56,10 @@ def _masked_lm(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float
 
 
 def _electra(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
-    """Return sums, each with the number of tokens summed: of every mean in :class:`ElectraOutput` but the joint loss."""
+    """Return sums, each with the number of tokens summed: every mean in :class:`ElectraOutput` but the joint loss."""
     out, labels = model(**batch), batch["labels"]
     targets = labels != IGNORED
     real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
     counts = {"generator_loss": int(targets.sum()), "discriminator_loss": real, "accuracy": real}
     counts["replaced_recall"] = int((targets & (out.sampled_ids != labels)).sum())
     return [(name, float(out[name]) * count, count) for name, count in counts.items() if count]
-
-
-def in_words(scores: Mapping[str, float]) -> str:
-    """Return scores for people to read."""
-    return ", ".join(f"{name.replace('_', ' ')} {number(name, score)}" for name, score in scores.items())
-
-
-def number(name: str, score: float) -> str:
-    """Format a score: accuracy and recall in percent."""
-    return f"{score:.1%}" if name.endswith(("accuracy", "recall")) else f"{score:.3f}"

@@ -156,6 +156,15 @@ class Run:
             self.counts[self.slot] += steps
             self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
 
+    @contextmanager
+    def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
+        """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
+        self.labels, self.slot = [label], 0
+        self.counts = counts = _numbers(1)
+        self.losses = _numbers(1)
+        yield partial(counts.__setitem__, 0)
+        self.counts, self.done = None, self.done + steps
+
     def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
         """Return the value of ``function(run, *arguments)``, which the record keeps.
 
@@ -346,7 +355,7 @@ class _Bar(Progress):
         run = self.run
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
-            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last) or run.labels[0]
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -26,10 +24,11 @@ if TYPE_CHECKING:
     from ..data import corpus, encode, hub, masks, tokenizers
     from ..data import windows as text_windows
     from ..kernels import torch_private
-    from ..lab import held_out, manifest
+    from ..lab import held_out, loading, manifest
     from ..lab import run as lab_run
     from ..lab import train as training
-    from ..lab.report import figures, report
+    from ..lab.report import course as courses
+    from ..lab.report import report
     from ..lab.run import Run
     from ..lab.training import card, model_options
     from ..models import presets
@@ -41,15 +40,13 @@ else:
     corpus, encode, hub, masks, tokenizers, text_windows = (
         Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "hub", "masks", "tokenizers", "windows")
     )
-    held_out, manifest, lab_run, training, figures, report, card, model_options = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in (
-            *("held_out", "manifest", "run", "train", "report.figures", "report.report"),
-            *("training.card", "training.model_options"),
-        )
+    held_out, loading, manifest, lab_run, training = (
+        Lazy(f"whereformer.lab.{name}") for name in ("held_out", "loading", "manifest", "run", "train")
     )
-
-POINTS = 200  # the most points of the curve of losses
+    courses, report, card, model_options = (
+        Lazy(f"whereformer.lab.{name}")
+        for name in ("report.course", "report.report", "training.card", "training.model_options")
+    )
 
 
 @dataclass(frozen=True)
@@ -335,7 +332,10 @@ class Pretrain(Recipe):
             return report.Report("What would be trained?", ["A dry run: nothing was trained or written."])
         facts = {"options": run.options, **asdict(source)}
         problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
-        outcomes = run.each([()], self.train, work, facts, kind=Outcome, steps=self.steps, problem=lambda key: problem)
+        with loading.quiet_transformers():
+            outcomes = run.each(
+                [()], self.train, work, facts, kind=Outcome, steps=self.steps, problem=lambda key: problem
+            )
         return self.report(work, outcomes[()], plan)
 
     def prepare(self, text: encode.EncodedText) -> Work:
@@ -409,7 +409,7 @@ class Pretrain(Recipe):
 
             def score(model: Any) -> dict[str, float]:
                 scores = held_out.held_out_scores(model, work.windows.scored(), bfloat16=bfloat16)
-                run.say(f"step {step:,}: held-out {held_out.in_words(scores)}")
+                run.say(f"step {step:,}: held-out {courses.in_words(scores)}")
                 tell(step, {f"eval/{name}": value for name, value in scores.items()})
                 return scores
 
@@ -436,9 +436,7 @@ class Pretrain(Recipe):
                 checkpoints=kept,
                 on_log=on_log,
             )
-        window = math.ceil(self.steps / POINTS)
-        ends = range(window, self.steps + 1, window)
-        losses = [[end, statistics.fmean(done.losses[end - window : end])] for end in ends]
+        losses = courses.means(done.losses)
         outcome = Outcome(losses, done.scores, work.windows.tokens, **sizes_of(work.config))
         if run.is_main:
             self.save(run, work, model, outcome, facts)
@@ -459,32 +457,15 @@ class Pretrain(Recipe):
             manifest.write(partial, facts)
 
     def report(self, work: Work, outcome: Outcome, plan: Sheet) -> report.Report:
-        """Return the last scores in words, and all of them as a table and as curves."""
+        """Return the last scores in words, all of them as a table, and the losses as curves."""
         last, guess, place = outcome.scores[-1][1], work.text.facts.unigram_entropy, str(self.out / "model")
-        names = [name.replace("_", " ") for name in last]
-        rows = [[f"{step:,}", *map(held_out.number, each, each.values())] for step, each in outcome.scores]
         sentences = [
-            f"{self.steps:,} steps, {outcome.tokens:,} tokens; held-out {held_out.in_words(last)}",
+            f"{self.steps:,} steps, {outcome.tokens:,} tokens; held-out {courses.in_words(last)}",
             f"Guessing by frequency has a loss of {guess:.2f}.",
             f'After "import whereformer.models", AutoModel.from_pretrained({place!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({place!r}) its tokenizer.",
         ]
-        curves = {"training": outcome.losses, "held-out": [[step, each["loss"]] for step, each in outcome.scores]}
-
-        def paint(canvas: Any) -> None:
-            axes = canvas.add_subplot()
-            for look, (name, points) in zip(figures.series(len(curves)), curves.items(), strict=True):
-                axes.plot(*zip(*points, strict=True), label=name, marker="o" if len(points) == 1 else "", **look.line)
-            after = [loss for step, loss in chain(*curves.values()) if step > self.steps / 10]
-            room = 0.1 * (max(after) - min(after)) or 0.1  # the first steps would press the rest flat
-            axes.set(xlabel="training step", ylabel="loss", ylim=(min(after) - room, max(after) + room))
-            axes.legend()
-
-        parts: list[Sheet | report.Figure] = [
-            Sheet.of("Held-out scores", ["step", *names], rows),
-            report.Figure("Loss over steps", paint, "The training loss is a mean over a few steps."),
-            replace(plan, folded=True),
-        ]
+        parts = [*courses.course(outcome.losses, outcome.scores), replace(plan, folded=True)]
         return report.Report("How well does the model predict held-out text?", sentences, parts, asdict(outcome))
 
 
