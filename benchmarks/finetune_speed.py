@@ -30,6 +30,8 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from whereformer.studies.finetune.models import load, load_tokenizer
+from whereformer.studies.finetune.variants import Variant
 
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
@@ -37,8 +39,6 @@ from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.shared import SharedTrainer, shared_loader
-from whereformer.studies.finetune.models import load, load_tokenizer
-from whereformer.studies.finetune.variants import Variant
 
 PEER = "transformers"
 

@@ -5,14 +5,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whereformer.studies.finetune.results import FinetuneResults
 
 from tests.lab.damage import damages
 from tests.lab.report import test_finetune_report
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
-from whereformer.lab.training.folder import Folder
-from whereformer.studies.finetune.results import FinetuneResults
-from whereformer.studies.pretrain.results import PretrainResults
 
 
 @pytest.fixture(scope="module")
@@ -38,5 +36,3 @@ def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
     file.write_text(content)
     with pytest.raises(ValueError, match=r"."):
         read_json(file)
-    with pytest.raises(InputError, match=r"^out: .*results\.json is not a complete result"):
-        Folder(tmp_path, {}, PretrainResults)

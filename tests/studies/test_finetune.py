@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+from whereformer.studies.finetune import run as finetune
+from whereformer.studies.finetune.models import fresh
+from whereformer.studies.finetune.prepare import prepare
+from whereformer.studies.finetune.results import FinetuneResults
+from whereformer.studies.finetune.run import FinetuneJob
+from whereformer.studies.finetune.settings import DataSettings, TuningSettings
+from whereformer.studies.finetune.train import predict
+from whereformer.studies.finetune.variants import Variant, settings_of
 
 import whereformer
 from tests.failing import fails
@@ -20,14 +28,6 @@ from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.progress import Progress
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.positions.tisa import Tisa
-from whereformer.studies.finetune import run as finetune
-from whereformer.studies.finetune.models import fresh
-from whereformer.studies.finetune.prepare import prepare
-from whereformer.studies.finetune.results import FinetuneResults
-from whereformer.studies.finetune.run import FinetuneJob
-from whereformer.studies.finetune.settings import DataSettings, TuningSettings
-from whereformer.studies.finetune.train import predict
-from whereformer.studies.finetune.variants import Variant, settings_of
 
 TINY = ["--seeds=1", "--epochs=1", "--batch-size=8", "--kernels=0,2", "--device=cpu"]
 

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
 from ..data.masks import IGNORED
@@ -41,7 +43,7 @@ class Training:
         steps: the number of steps.
         rate: the peak of the learning rate.
         kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
-        optimizer: "adamw", "stable_adamw" or "muon".
+        optimizer: "adamw", "stable_adamw" or "muon"; or what builds one for a model, with its schedule.
         schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
         warmup: steps in which the rate rises to its peak; None is a tenth of all.
         weight_decay: decay of the backbone's matrices.
@@ -56,7 +58,7 @@ class Training:
     steps: int
     rate: float
     kernel_rate: float | None = None
-    optimizer: str = "adamw"
+    optimizer: str | Callable[[nn.Module], tuple[Optimizer, LambdaLR]] = "adamw"
     schedule: str = "linear"
     warmup: int | None = None
     weight_decay: float = 0.01
@@ -66,6 +68,15 @@ class Training:
     compiled: bool = False
     workers: int = 0
     log_every: int = 20
+
+    def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
+        """Return the optimizer of a name, and its schedule."""
+        assert isinstance(self.optimizer, str)
+        optimizer = build_optimizer(
+            model, self.rate, self.kernel_rate, name=self.optimizer, weight_decay=self.weight_decay
+        )
+        warmup = self.steps // 10 if self.warmup is None else self.warmup
+        return optimizer, build_schedule(optimizer, self.schedule, warmup, self.steps)
 
 
 @dataclass
@@ -123,6 +134,7 @@ def train(
     score_at: Container[int] = (),
     checkpoints: Checkpoints | None = None,
     on_log: Callable[[int, float], None] = lambda steps, loss: None,
+    collate: Callable[[Batch], Batch] | None = None,
 ) -> Trained:
     """Train a model that returns its loss, the mean over the labels of a batch.
 
@@ -136,6 +148,7 @@ def train(
         score_at: the numbers of steps after which it is computed.
         checkpoints: where to save, and to continue from.
         on_log: is told how many more steps are done, and the last loss.
+        collate: makes what the model reads of the rows of a process, such as one row of them all.
 
     Raises:
         NotFiniteError: if a loss is not finite.
@@ -151,7 +164,7 @@ def train(
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
     with _interrupts() as interrupts:
-        for step, parts in enumerate(_loader(batches, done.step, training, state.device), done.step + 1):
+        for step, parts in enumerate(_loader(batches, collate, done.step, training, state.device), done.step + 1):
             losses[step - 1] = state.step(parts, training)
             saves = checkpoints is not None and step % checkpoints.every == 0
             scores = score is not None and step in score_at
@@ -183,23 +196,15 @@ class _State:
 
     model: nn.Module
     wrapped: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LambdaLR
+    optimizer: Optimizer
+    scheduler: LambdaLR
     device: torch.device
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, name: str) -> _State:
         device = torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
         model.to(device)
-        optimizer = build_optimizer(
-            model,
-            training.rate,
-            training.kernel_rate,
-            name=training.optimizer,
-            weight_decay=training.weight_decay,
-        )
-        warmup = training.steps // 10 if training.warmup is None else training.warmup
-        scheduler = build_schedule(optimizer, training.schedule, warmup, training.steps)
+        optimizer, scheduler = (training.optimizer if callable(training.optimizer) else training.build)(model)
         wrapped = model
         if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
@@ -315,6 +320,7 @@ class _Parts(Dataset[Any]):
     """
 
     batches: Callable[[int], Batch]
+    collate: Callable[[Batch], Batch]
     accumulate: int
     rank: int
     ranks: int
@@ -322,20 +328,33 @@ class _Parts(Dataset[Any]):
     def __getitem__(self, step: int) -> list[tuple[Tensor | None, Batch]]:
         batch = self.batches(step)
         if self.ranks * self.accumulate == 1:
-            return [(None, batch)]
-        total, every = (batch["labels"] != IGNORED).sum(), self.ranks * self.accumulate
+            return [(None, self.collate(batch))]
         parts: list[tuple[Tensor | None, Batch]] = []
-        for first in range(self.rank, every, self.ranks):
-            part = {name: each[first::every] for name, each in batch.items()}
-            share = (part["labels"] != IGNORED).sum() * self.ranks / total
-            parts.append((share, part if len(part["labels"]) else {name: each[:1] for name, each in batch.items()}))
+        for at in range(self.rank, self.ranks * self.accumulate, self.ranks):
+            part = {name: each[at :: self.ranks * self.accumulate] for name, each in batch.items()}
+            share = _labels(part) * self.ranks / _labels(batch)
+            if not len(part["labels"]):  # it reads a row that counts nothing
+                part = {name: each[:1] for name, each in batch.items()}
+            parts.append((share, self.collate(part)))
         return parts
 
 
-def _loader(batches: Callable[[int], Batch], start: int, training: Training, device: torch.device) -> DataLoader[Any]:
+def _labels(batch: Batch) -> Tensor:
+    """Count the labels of a batch. Numbers to predict may be any."""
+    labels = batch["labels"]
+    return torch.tensor(labels.numel()) if labels.is_floating_point() else (labels != IGNORED).sum()
+
+
+def _loader(
+    batches: Callable[[int], Batch],
+    collate: Callable[[Batch], Batch] | None,
+    start: int,
+    training: Training,
+    device: torch.device,
+) -> DataLoader[Any]:
     """Return the parts of each step from ``start`` on."""
     return DataLoader(
-        _Parts(batches, training.accumulate, ranks.rank(), ranks.size()),
+        _Parts(batches, collate or dict, training.accumulate, ranks.rank(), ranks.size()),
         batch_size=None,
         sampler=range(start, training.steps),
         num_workers=training.workers,

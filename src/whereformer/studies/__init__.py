@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
-    "extend": "extend.settings:Extend",
-    "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
     "translate": "translate.settings:TranslateTrain",
 }

@@ -18,7 +18,7 @@ from ...models import (
     Seq2SeqForConditionalGeneration,
 )
 from ...models.checkpoints.sentences import LIST
-from ..store import Results
+from ..report.report import Report
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
     Encoder: ("feature-extraction", "AutoModel"),
@@ -88,16 +88,22 @@ def write_card(
 
 
 def write_changed_card(
-    folder: Path, model: PreTrainedModel, original: str, settings: Mapping[str, Any], results: Results
+    folder: Path,
+    model: PreTrainedModel,
+    original: str,
+    settings: Mapping[str, Any],
+    report: Report,
+    provenance: Mapping[str, Any],
 ) -> None:
-    """Write README.md, the card of a model that a study made of a pretrained one, to its folder.
+    """Write README.md, the card of a model that a recipe made of a pretrained one, to its folder.
 
     Args:
         folder: the model's folder. Where sentence-transformers loads it, the card says so.
         model: the model.
         original: the path or id of the pretrained one.
         settings: what was chosen.
-        results: what the study found.
+        report: what came out.
+        provenance: the machine and the versions.
     """
     sentences = (folder / LIST).exists()
     _write(
@@ -108,13 +114,13 @@ def write_changed_card(
             pipeline_tag="sentence-similarity" if sentences else "feature-extraction",
             tags=["whereformer", "transformers", "position"],
         ),
-        vars(results),
+        provenance,
         name=type(model).__name__,
         method=model.config.position,
         original=_code(original),
-        sentences=" ".join(map(_plain, results.sentences())),
+        sentences=" ".join(map(_plain, report.sentences)),
         usage=SENTENCES if sentences else STATES,
-        scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in results.sheets()),
+        scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in report.sheets),
         settings=_table(_facts(settings)),
     )
 

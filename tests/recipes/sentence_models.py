@@ -9,7 +9,13 @@ from transformers import BertConfig, BertModel
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab.loading import quiet_transformers
 
+NOUNS = ("cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse")
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
+WORDS = "\n".join(
+    f"the {one} saw the {other} near the old house. a {other} and a {one} went to the market. where is the {one}?"
+    for one in NOUNS
+    for other in NOUNS
+)
 MODULES = ("Transformer", "Pooling", "Normalize")
 
 

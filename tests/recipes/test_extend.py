@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,19 @@ from huggingface_hub import ModelCard
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
 
 import whereformer
-from tests.failing import fails
+from tests.failing import fails, largest_file
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.studies.extend import run, training
-from whereformer.studies.extend.checkpoint import extended, learned, load_encoder
-from whereformer.studies.extend.results import ExtendResults
+from whereformer.lab.run import read_records
+from whereformer.recipes import extend
+from whereformer.recipes.sentence_encoders import extended, learned, load_encoder
 
-from .sentence_models import MODULES, SIZES, bert, save, save_documents
+from .sentence_models import MODULES, SIZES, WORDS, bert, save, save_documents
 
 
 @pytest.fixture(scope="module")
-def words(text):
-    return Path(text).read_text()
+def words():
+    return WORDS
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +40,18 @@ def documents(tmp_path_factory, words):
 @pytest.fixture(scope="module")
 def finished(model, documents, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    results = whereformer.extend(model=Path(model), data=documents, length=48, steps=4, out=out, quiet=True)
-    return out, results
+    return out, whereformer.extend(model=Path(model), data=documents, length=48, steps=4, out=out, quiet=True)
 
 
 def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, model):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    out, results = finished
-    assert results.kind == "bert"
+    out, report = finished
+    assert report.values["kind"] == "bert"
     loaded = sentence_transformers.SentenceTransformer(str(out / "model"), device="cpu")
     assert loaded.max_seq_length == 48
     assert [type(part).__name__ for part in loaded] == list(MODULES)
     ours = load_encoder(str(out / "model"))[0]
-    assert (ours.limit, results.limit) == (48, 16)
+    assert (ours.limit, report.values["limit"]) == (48, 16)
     sentence = "the cat saw the dog " * 20
     ids = ours.tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"]
     assert len(ids) > 46
@@ -63,28 +63,30 @@ def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, 
     assert AutoTokenizer.from_pretrained(out / "model").model_max_length == 48
 
 
-def test_results_say_what_was_trained(finished, documents):
-    out, results = finished
-    assert [row.step for row in results.curve] == [0, 1, 2, 3, 4]
-    assert set(results.losses) == {"states", "vectors", "chunks", "passages"}
-    assert 0.9 < results.curve[0].short < 1
-    assert results.text.documents == 40
-    assert ExtendResults.load(out) == results
-    assert "The model reads 48 tokens, the original 16." in (out / "report.html").read_text()
-    assert "Among 3 documents, passages are easy to find: give more text" in (out / "report.html").read_text()
-    assert not (out / "checkpoint").exists()
+def test_the_report_says_what_was_trained(finished):
+    out, report = finished
+    assert [step for step, *_ in report.values["curve"]] == [0, 1, 2, 3, 4]
+    assert len(report.values["losses"]) == 4
+    assert 0.9 < report.values["curve"][0][1] < 1
+    assert report.values["documents"] == 40
+    assert read_records(out / "records.jsonl")[1]['["train"]']["value"]["curve"] == report.values["curve"]
+    page = (out / "report.html").read_text()
+    assert "The model reads 48 tokens, the original 16." in page
+    assert "Among 3 documents, passages are easy to find: give more text" in page
+    assert report.command.startswith(f"whereformer extend {report.facts['Options']['model']} --length 48 --steps 4")
+    assert not (out / "checkpoints").exists()
 
 
 def test_the_model_card_says_how_the_model_was_made(finished, model):
-    out, results = finished
+    out, report = finished
     card = ModelCard.load(out / "model" / "README.md")
     assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
     assert f"`{model}`, that was changed. The model reads 48 tokens, the original 16." in card.text
     assert 'model = SentenceTransformer("path or id of this model")' in card.text
-    last = results.curve[-1]
-    assert f"| 4 | {last.short:.4f} | {last.chunks:.4f} | {last.found:.1%} | {last.lead:.4f} |" in card.text
+    _, short, chunks, found, lead = report.values["curve"][-1]
+    assert f"| 4 | {short:.4f} | {chunks:.4f} | {found:.1%} | {lead:.4f} |" in card.text
     assert "| length | `48` |" in card.text
-    assert f"torch {results.versions['torch']}" in card.text
+    assert f"torch {torch.__version__}" in card.text
 
 
 def test_short_texts_have_the_same_vectors(model):
@@ -146,70 +148,96 @@ def interrupt(monkeypatch, options):
     def stop(*arguments):
         if next(steps, None) is None:
             raise KeyboardInterrupt
-        return training.train_step(*arguments)
+        return draw(*arguments)
 
+    draw = extend.lesson
     with monkeypatch.context() as patched:
-        patched.setattr(run, "train_step", stop)
+        patched.setattr(extend, "lesson", stop)
         with pytest.raises(KeyboardInterrupt):
             whereformer.extend(**options)
 
 
-def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents, tmp_path, monkeypatch):
-    options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out", "quiet": True}
+def same(one, other):
+    """Whether two extensions have the same numbers and weights."""
+    models = [load_encoder(str(place / "model"))[0].model.state_dict() for place, _ in (one, other)]
+    return one[1].values == other[1].values and all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": out}
     interrupt(monkeypatch, options)
     with pytest.raises(InputError, match="holds results with seed 0, not 1"):
         whereformer.extend(**options, seed=1)
-    results = whereformer.extend(**options)
-    assert (results.losses, results.curve) == (finished[1].losses, finished[1].curve)
-    one, other = (load_encoder(str(place / "model"))[0].model.state_dict() for place in (finished[0], tmp_path / "out"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    # A finished run is not repeated, nor replaced by another.
-    assert whereformer.extend(**options) == results
-    with pytest.raises(InputError, match="holds results with seed 0, not 1"):
-        whereformer.extend(**options, seed=1)
+    assert same((out, whereformer.extend(**options)), finished)
+    # A finished run is not repeated, unless its model is damaged.
+    monkeypatch.setattr(extend, "BANK", 0)
+    assert same((out, whereformer.extend(**options)), finished)
+    monkeypatch.undo()
+    (out / "model" / "model.safetensors").write_bytes(b"")
+    assert same((out, whereformer.extend(**options)), finished)
+    assert "doing train again: model.safetensors was changed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("model.safetensors", b"", "model.safetensors was changed"),
-        ("state.json", None, "state.json was changed"),
-        ("manifest.json", b"{", "its manifest.json cannot be read"),
-    ],
-)
-def test_a_damaged_checkpoint_is_passed_over(
-    name, content, reason, finished, model, documents, tmp_path, monkeypatch, capsys
-):
+def test_a_damaged_checkpoint_is_passed_over(finished, model, documents, tmp_path, monkeypatch, capsys):
     options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out"}
     interrupt(monkeypatch, options)
-    file = tmp_path / "out" / "checkpoint" / name
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content is None else content)
-    results = whereformer.extend(**options)
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"passing over checkpoint: {reason}" in told
-    assert told.count("Starting again from the first step") == 1
-    assert (results.losses, results.curve) == (finished[1].losses, finished[1].curve)
+    (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
+    (saved / "state.pt").write_bytes((saved / "state.pt").read_bytes()[:-9])
+    assert same((tmp_path / "out", whereformer.extend(**options)), finished)
+    told = "".join(capsys.readouterr().out.split())
+    assert f"passingover{saved}:state.ptisnotwhatwaswritten" in told
+
+
+def test_another_text_is_refused(finished, model, words, tmp_path):
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    other = save_documents(tmp_path / "other.jsonl", words[::-1])
+    with pytest.raises(InputError, match="holds results with another text; choose another folder"):
+        whereformer.extend(model=model, data=other, length=48, steps=4, out=out, quiet=True)
+
+
+def test_a_loss_that_is_not_finite_is_a_line(model, documents, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(extend, "TEMPERATURE", 0.0)
+    said = fails(capsys, "extend", model, "--data", documents, "--length=48", "--steps=2", f"--out={tmp_path / 'out'}")
+    assert "MODEL: the loss is not finite (NaN or inf) after 0 steps" in said
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_a_full_disk_is_a_line_and_the_run_continues(finished, model, documents, tmp_path, capsys):
+    options = ["extend", model, "--data", documents, "--length=48", "--steps=4", f"--out={tmp_path / 'out'}"]
+    with largest_file(20_000):  # less than a checkpoint
+        assert "run the same command again" in fails(capsys, *options)
+    report = whereformer.extend(model=model, data=documents, length=48, steps=4, out=tmp_path / "out", quiet=True)
+    assert same((tmp_path / "out", report), finished)
 
 
 def test_training_brings_documents_near_their_passages(model, documents, tmp_path):
-    results = whereformer.extend(model=model, data=documents, length=48, steps=40, out=tmp_path / "out", quiet=True)
-    first, last = (sum(results.losses["passages"][part]) for part in (slice(8), slice(-8, None)))
+    report = whereformer.extend(model=model, data=documents, length=48, steps=40, out=tmp_path / "out", quiet=True)
+    first, last = (sum(report.values["losses"][part]) for part in (slice(8), slice(-8, None)))
     assert last < first
 
 
 def test_contrast_is_the_softmax_over_documents_and_over_passages():
-    documents, passages = torch.eye(2), torch.eye(2).repeat_interleave(training.PASSAGES, 0)
-    others = -torch.eye(2)
-    right = 1 / training.TEMPERATURE
+    documents, passages = torch.eye(2), torch.eye(2).repeat_interleave(extend.PASSAGES, 0)
+    others, taken = torch.cat([-torch.eye(2), torch.eye(2)]), torch.arange(4) >= 2
+    right = 1 / extend.TEMPERATURE
     finding = math.log1p(math.exp(-right))
-    wrong = math.log(training.PASSAGES + 1 + math.exp(-right))
+    wrong = math.log(extend.PASSAGES + 1 + math.exp(-right))
     expected = finding + math.log1p(math.exp(wrong - right))
-    assert float(training.contrast(documents, passages, others)) == pytest.approx(expected, rel=1e-3, abs=1e-7)
+    assert float(extend.contrast(documents, passages, others, taken)) == pytest.approx(expected, rel=1e-3, abs=1e-7)
 
 
-def test_only_positions_are_trained_at_first():
-    assert training.rates(0, 100)[1] == training.rates(14, 100)[1] == 0
-    assert 0 < training.rates(15, 100)[1] < training.rates(30, 100)[1] <= training.RATE
+def test_only_positions_are_trained_at_first(model):
+    optimizer, schedule = extend.optimizer_of(load_encoder(model)[0].model, 100)
+    rates = []
+    for _ in range(31):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    positions, others = zip(*rates, strict=True)
+    assert positions[0] == extend.POSITION_RATE / 5
+    assert others[0] == others[14] == 0
+    assert 0 < others[15] < others[30] <= extend.RATE
 
 
 @pytest.mark.parametrize(

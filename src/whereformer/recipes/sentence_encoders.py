@@ -1,4 +1,4 @@
-"""Read a sentence encoder, give it more positions, and write it so that sentence-transformers loads it."""
+"""Sentence encoders: read one, give it more positions, and write it so that sentence-transformers loads it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
-from ...errors import InputError
-from ...lab.loading import load, tokenizer_of
-from ...models import Encoder
-from ...models.checkpoints.files import check_has_config
-from ...models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
-from ...positions.learned import Learned
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from ..errors import InputError
+from ..lab.loading import load, tokenizer_of
+from ..models import Encoder
+from ..models.checkpoints.files import check_has_config
+from ..models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
+from ..positions.learned import Learned
 
 
 @dataclass(frozen=True)
@@ -28,43 +26,52 @@ class SentenceEncoder:
     """An encoder, with the way from its states to the vector of a text.
 
     Args:
-        model: the encoder, which is never in training mode: without dropout it can agree with another exactly.
+        model: the encoder.
         tokenizer: its tokenizer.
         pooling: whether a text's vector is the mean of its tokens' states, or the first token's ("cls").
         limit: how many tokens it reads, special ones included.
     """
 
     model: Encoder
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
     pooling: str
     limit: int
 
-    def states(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the last hidden states, (rows, n, hidden_size), of token ids and their mask, (rows, n) each."""
-        # Attention is faster without a mask.
-        found: Tensor = self.model(ids, None if bool(mask.all()) else mask).last_hidden_state
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special ones."""
+        found: list[int] = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         return found
 
-    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the vectors of texts, (rows, hidden_size), each of length 1."""
-        mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-        return functional.normalize(states[:, 0] if self.pooling == "cls" else mean, dim=-1)
+    def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the last hidden states, (rows, n, hidden_size), of token ids and their mask, (rows, n) each."""
+        found: Tensor = self.model(ids, mask).last_hidden_state
+        return found
 
-    def vectors(self, rows: Sequence[Tensor]) -> Tensor:
+    def pool(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the vectors of texts, (rows, hidden_size), each of length 1."""
+        if self.pooling == "cls":
+            found = states[:, 0]
+        else:
+            found = states.mean(1) if mask is None else (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return functional.normalize(found, dim=-1)
+
+    def vectors(self, rows: Sequence[Tensor] | Tensor) -> Tensor:
         """Return the vectors of texts, (rows, hidden_size); each row is the text's token ids without special ones."""
         ids, mask = self.padded(rows)
         return self.pool(self.states(ids, mask), mask)
 
-    def padded(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the ids of texts between special tokens, padded, and their mask, (rows, n) each."""
+    def padded(self, rows: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the ids of texts between special tokens, padded, and their mask, (rows, n) each.
+
+        Without padding there is no mask, since attention is faster then.
+        """
         first, last, pad = (getattr(self.tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad"))
-        ids = torch.full((len(rows), 2 + max(map(len, rows))), pad)
-        mask = torch.zeros_like(ids)
-        for row, tokens in enumerate(rows):
-            end = len(tokens) + 1
-            ids[row, 0], ids[row, 1:end], ids[row, end] = first, tokens, last
-            mask[row, : end + 1] = 1
-        return ids, mask
+        framed = [functional.pad(functional.pad(row, (1, 0), value=first), (0, 1), value=last) for row in rows]
+        ids = pad_sequence(framed, batch_first=True, padding_value=pad).to(self.model.device)
+        if len({len(row) for row in framed}) == 1:
+            return ids, None
+        mask = pad_sequence([torch.ones_like(row) for row in framed], batch_first=True)
+        return ids, mask.to(ids.device)
 
 
 def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
@@ -86,7 +93,7 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
         raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {path}")
     settings = settings or SentenceSettings()
     model, kind = load(path)
-    table = learned(model)
+    most = len(learned(model).weight)
     if "-" in model.config.blocks:
         raise InputError("model", "expected a model that doesn't pool, got a funnel")
     tokenizer, why_not = tokenizer_of(path)
@@ -96,13 +103,12 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
     told = settings.limit or tokenizer.model_max_length
-    most = len(table.weight)
     if most < told < 2**30:
         raise InputError("model", f"{path}: its tokenizer gives up to {told} tokens, and it has {most} positions")
     return SentenceEncoder(model, tokenizer, settings.pooling, min(told, most)), kind
 
 
-def learned(model: Encoder) -> Learned:
+def learned(model: Any) -> Learned:
     """Return the position embeddings of a model.
 
     Raises:
