@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,22 +84,22 @@ class Tisa(OffsetFunction):
         """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
-        dtype = float_dtype(self.amplitude)
-        # NumPy takes a fraction of torch's time for so few numbers.
-        amplitude, sharpness, center = (
-            np.abs(kernels.detach().to(dtype).numpy().astype(np.float64)) for kernels in self.kernel_parameters()
-        )
-        # Beyond its own distance a kernel adds less than a score's rounding error, even together with the other
-        # kernels.
-        least = torch.finfo(dtype).eps / max(1, amplitude.shape[-1])
-        with np.errstate(all="ignore"):
+        if self.amplitude.numel() == 0:
+            return [1] * len(self.amplitude)
+        with torch.no_grad():
+            largest, sharpness, furthest = (
+                torch.linalg.vector_norm(kernels, order, (1, 2)).tolist()
+                for kernels, order in zip(self.kernel_parameters(), (math.inf, -math.inf, math.inf), strict=True)
+            )
+        # Beyond its distance a kernel adds less than a score's rounding error, even together with the other kernels.
+        least = torch.finfo(float_dtype(self.amplitude)).eps / self.amplitude.shape[-1]
+        reaches: list[int | None] = []
+        for amplitude, decay, center in zip(largest, sharpness, furthest, strict=True):
             # An amplitude below 1 counts as 1: its gradient is the kernel itself.
-            distance = center + np.sqrt(np.log(np.maximum(amplitude, 1.0) / least) / sharpness)
-        return [
+            reach = center + math.sqrt(math.log(max(amplitude, 1.0) / least) / decay) if decay > 0 else math.inf
             # Not a number, or a kernel that never decays
-            2 ** math.ceil(math.log2(reach)) if reach < 2**30 else None
-            for reach in distance.max((1, 2), initial=1.0).tolist()
-        ]
+            reaches.append(2 ** math.ceil(math.log2(max(reach, 1.0))) if reach < 2**30 else None)
+        return reaches
 
     def reach(self, *, layer: int = 0, prepared: list[int | None] | None = None) -> int | None:
         reaches = self.prepare() if prepared is None else prepared
