@@ -142,11 +142,11 @@ def turn_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> T
     angles = angles if angles.dim() == 2 else angles.unsqueeze(1)
     cos, sin = angles.cos() * factor, angles.sin() * factor
     if layout == "half":
-        turn = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:
-        turn = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
     dtype = like.dtype if like.dtype == torch.float64 else autocast_dtype(like.device) or like.dtype
-    return Turn(*(part.to(like.device, dtype) for part in turn), *turn)
+    return Turn(cos.to(like.device, dtype), sin.to(like.device, dtype), cos, sin)
 
 
 def rotated(features: Tensor, turn: Turn, layout: str) -> Tensor:

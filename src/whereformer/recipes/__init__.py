@@ -13,6 +13,7 @@ RECIPES = {
     "extend": "extend:Extend",
     "finetune": "finetune:Finetune",
     "probe": "probe:Probe",
+    "translate": "translate:Translate",
 }
 """Where each recipe is. It is imported on first use, and without torch."""
 
