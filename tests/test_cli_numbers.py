@@ -28,8 +28,7 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 """In the unit in which the system tells how much memory was used."""
 
 BEGINS = {
-    **dict.fromkeys(("pretrain", "translate train"), "whereformer.lab.training.long_run.train"),
-    "translate run": "whereformer.studies.translate.translating.load",
+    "translate run": "whereformer.recipes.translating.load",
 }
 """Where some commands begin their work, once all checks are done. Other studies are stopped once their job is made."""
 

@@ -52,16 +52,14 @@ if TYPE_CHECKING:
     )
     from .positions import PositionRangeError, Site, build_position, position_names
     from .studies.compare.results import CompareResults
-    from .studies.pretrain.results import PretrainResults
-    from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., Report]
     compare: Callable[..., CompareResults]
     extend: Callable[..., Report]
     finetune: Callable[..., Report]
-    pretrain: Callable[..., PretrainResults]
+    pretrain: Callable[..., Report]
     probe: Callable[..., Report]
-    translate: Callable[..., TranslationResults]
+    translate: Callable[..., Report]
 
 __version__ = "0.1.0"
 

@@ -8,10 +8,9 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, glue
 from whereformer.data import read as tables
+from whereformer.data.parallel import ParallelData, pair_files
 from whereformer.errors import InputError, one_line
 from whereformer.lab.progress import Progress
-from whereformer.studies.translate.pairs import pair_files
-from whereformer.studies.translate.settings import ParallelData
 
 READ = {
     "a NUL": b"a,b,label\nx\0,y,0\nz,w,1\n",

@@ -10,8 +10,6 @@ from tests.lab.damage import damages
 from tests.lab.test_results import WHOLE, Whole
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
-from whereformer.lab.training.folder import Folder
-from whereformer.studies.pretrain.results import PretrainResults
 
 
 @pytest.fixture(scope="module")
@@ -37,5 +35,3 @@ def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
     file.write_text(content)
     with pytest.raises(ValueError, match=r"."):
         read_json(file)
-    with pytest.raises(InputError, match=r"^out: .*results\.json is not a complete result"):
-        Folder(tmp_path, {}, PretrainResults)

@@ -1,13 +1,14 @@
-"""Trackers: programs that a training reports its losses to."""
+"""Trackers: programs that a training reports its losses and scores to."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from . import ranks
@@ -24,41 +25,40 @@ def check_installed(tracker: str) -> None:
 
 
 @contextmanager
-def reporting(tracker: str, folder: Path, name: str) -> Iterator[Callable[[int, float], None]]:
-    """Yield what is told how many more steps are done, and the last loss. Of several processes, the main one reports.
+def reporting(tracker: str, folder: Path, name: str = "") -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """Yield what is told numbers by name, and after which step. Of several processes, the main one reports.
 
     Args:
         tracker: "tensorboard", which writes files; "trackio" or "wandb", whose functions are the same; or "none".
         folder: the folder of the results, after which a run is named.
-        name: the name of the training in it.
+        name: the name of the training in it, if there are several.
     """
     if tracker == "none" or not ranks.is_main():
-        yield lambda steps, loss: None
+        yield lambda step, values: None
         return
-    done = 0
-    report: Callable[[str, float, int], None]
     if tracker == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter
+        writer: Any = None
 
-        writer = SummaryWriter(str(folder / "tensorboard" / name))
-        report, finish = writer.add_scalar, writer.close
-    else:
-        module = import_module(tracker)
-        project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
-        module.init(project=project, name=f"{folder.resolve().name}-{name}")
-        finish = module.finish
+        def told(step: int, values: Mapping[str, float]) -> None:
+            nonlocal writer
+            if writer is None:
+                from torch.utils.tensorboard import SummaryWriter
 
-        def log(key: str, value: float, step: int) -> None:
-            module.log({key: value, "step": step})
+                # What an earlier run reported of later steps is hidden.
+                writer = SummaryWriter(str(folder / "tensorboard" / name), purge_step=step)
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
 
-        report = log
-
-    def told(steps: int, loss: float) -> None:
-        nonlocal done
-        done += steps
-        report("loss", loss, done)
-
+        try:
+            yield told
+        finally:
+            if writer is not None:
+                writer.close()
+        return
+    module = import_module(tracker)
+    project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
+    module.init(project=project, name="-".join(part for part in (folder.resolve().name, name) if part))
     try:
-        yield told
+        yield lambda step, values: module.log({**values, "step": step})
     finally:
-        finish()
+        module.finish()

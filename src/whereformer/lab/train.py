@@ -11,7 +11,7 @@ import math
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -98,6 +98,7 @@ class Checkpoints:
         what: JSON that says which training it is; a checkpoint of another one is passed over.
         say: is told which checkpoints are passed over, and why.
         keep: how many checkpoints to keep.
+        also: writes more into the folder of each, such as the model as other programs read it.
     """
 
     folder: Path
@@ -105,6 +106,7 @@ class Checkpoints:
     what: Any = None
     say: Callable[[str], None] = print
     keep: int = 1
+    also: Callable[[Path], object] = lambda folder: None
 
 
 class NotFiniteError(InputError):
@@ -129,7 +131,7 @@ def train(
     *,
     device: str = "cpu",
     score: Callable[[nn.Module], Any] | None = None,
-    score_at: Sequence[int] = (),
+    score_at: Container[int] = (),
     checkpoints: Checkpoints | None = None,
     on_log: Callable[[int, float], None] = lambda steps, loss: None,
     collate: Callable[[Batch], Batch] | None = None,
@@ -153,8 +155,11 @@ def train(
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
     """
     state = _State.of(model, training, device)
+    if ranks.rank():  # or dropout would be the same in the rows of all processes
+        torch.manual_seed(hash((torch.initial_seed(), ranks.rank())))
     done = Trained() if checkpoints is None else state.load(checkpoints)
-    if done.step:
+    if checkpoints is not None and done.step:
+        checkpoints.say(f"continuing after step {done.step:,} of {training.steps:,}")
         on_log(done.step, done.losses[-1])
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
@@ -229,7 +234,7 @@ class _State:
 
     def save(self, to: Checkpoints, done: Trained) -> None:
         """Save a training as a folder, which gets its name when all of it is on the disk."""
-        partial, folder = to.folder / "partial", to.folder / f"step-{done.step:09}"
+        partial, folder = to.folder / "partial", to.folder / f"checkpoint-{done.step}"
         if ranks.is_main():
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -239,13 +244,14 @@ class _State:
             if ranks.is_main():
                 parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}
                 torch.save(parts, partial / "state.pt")
+                to.also(partial)
             ranks.wait()
             if ranks.is_main():
                 files = {path.name: _size_and_hash(path) for path in sorted(partial.iterdir())}
                 content = {"what": to.what, "processes": ranks.size(), "done": asdict(done), "files": files}
                 (partial / MANIFEST).write_text(json.dumps(content))
                 move_folder(partial, folder)
-                for older in sorted(to.folder.glob("step-*"))[: -to.keep]:
+                for older in _folders(to.folder)[: -to.keep]:
                     shutil.rmtree(older)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -257,10 +263,13 @@ class _State:
         chosen = ranks.from_main(lambda: _newest(of))
         if chosen is None:
             return Trained()
-        folder, done = chosen
+        folder, done, processes = chosen
         parts = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
         for name, part in parts.items():
             getattr(self, name).load_state_dict(part)
+        if processes != ranks.size():
+            torch.manual_seed(hash((done.step, ranks.rank())))  # no two processes may draw the same numbers
+            return done
         numbers = torch.load(folder / f"random-{ranks.rank()}.pt", weights_only=True)
         torch.set_rng_state(numbers["cpu"])
         if self.device.type == "cuda":
@@ -273,18 +282,23 @@ def _random_numbers(device: torch.device) -> dict[str, Tensor]:
     return {"cpu": torch.get_rng_state(), **cuda}
 
 
-def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
-    """Return the last whole checkpoint of a training, and say which ones are passed over."""
-    for folder in sorted(of.folder.glob("step-*"), reverse=True):
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders of checkpoints, in the order of their steps."""
+    found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    return [found[step] for step in sorted(found)]
+
+
+def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
+    """Return the last whole checkpoint of a training, and how many processes it is of. Say which are passed over."""
+    for folder in reversed(_folders(of.folder)):
         try:
             content = json.loads((folder / MANIFEST).read_bytes())
             changed = [name for name, wrote in content["files"].items() if _size_and_hash(folder / name) != wrote]
             if changed:
                 raise ValueError(f"{changed[0]} is not what was written")
-            expected = json.loads(json.dumps({"what": of.what, "processes": ranks.size()}))
-            if any(content[name] != value for name, value in expected.items()):
+            if content["what"] != json.loads(json.dumps(of.what)):
                 raise ValueError("it is of another training")
-            return folder, Trained(**content["done"])
+            return folder, Trained(**content["done"]), content["processes"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             of.say(f"passing over {folder}: {reason}")
@@ -301,7 +315,8 @@ class _Parts(Dataset[Any]):
     """The parts of each step's batch for one process, each with its share of the labels.
 
     The loss of a part is the mean over its labels. Times its share, and with the mean over processes that
-    DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none.
+    DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none. A
+    part without a row is the first row, which does not count.
     """
 
     batches: Callable[[int], Batch]

@@ -12,7 +12,9 @@ RECIPES = {
     "analyze": "analyze:Analyze",
     "extend": "extend:Extend",
     "finetune": "finetune:Finetune",
+    "pretrain": "pretrain:Pretrain",
     "probe": "probe:Probe",
+    "translate": "translate:Translate",
 }
 """Where each recipe is. It is imported on first use, and without torch."""
 

@@ -320,12 +320,14 @@ class Finetune(ManyRuns):
             bfloat16=self.dtype == "bfloat16",
         )
         torch.manual_seed(seed)  # of dropout, whatever the model has drawn
-        file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
-        with trackers.reporting(self.report_to, run.folder, file) as told:
+        file, step = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}"), 0
+        with trackers.reporting(self.report_to, run.folder, file) as tell:
 
             def on_log(steps: int, loss: float) -> None:
+                nonlocal step
+                step += steps
                 run.step(steps, loss)
-                told(steps, loss)
+                tell(step, {"loss": loss})
 
             done = training.train(
                 model,

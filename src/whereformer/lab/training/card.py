@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ...models import (
 )
 from ...models.checkpoints.sentences import LIST
 from ..report.report import Report
-from .results import TrainingResults
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
     Encoder: ("feature-extraction", "AutoModel"),
@@ -41,10 +39,30 @@ STATES = """from transformers import AutoModel
 model = AutoModel.from_pretrained("path or id of this model")"""
 
 
-def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, command: str) -> None:
-    """Write README.md, a trained model's card, to its folder; ``command`` is the one that trained it, or empty."""
+def write_card(
+    folder: Path,
+    model: PreTrainedModel,
+    parameters: int,
+    text: Mapping[str, Any],
+    scores: Mapping[str, float],
+    settings: Mapping[str, Any],
+    command: str,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Write README.md, a trained model's card, to its folder.
+
+    Args:
+        folder: the model's folder.
+        model: the model.
+        parameters: how many parameters were trained.
+        text: facts about the text.
+        scores: the last held-out scores.
+        settings: what was chosen.
+        command: the command that trained it, or empty.
+        provenance: the machine and the versions.
+    """
     task, auto = KINDS[type(model)]
-    config, scores, method = model.config, results.scores, model.config.position
+    config, method = model.config, model.config.position
     _write(
         folder,
         TRAINED,
@@ -54,19 +72,18 @@ def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, c
             tags=["transformers", "position", *method.replace("+", " ").split()],
             metrics=sorted(scores),
         ),
-        vars(results),
+        provenance,
         name=type(model).__name__,
         method=method,
-        parameters=results.parameters,
+        parameters=parameters,
         position=_code(json.dumps({"position": method, **(config.position_options or {})})),
         kind=_code(config.model_type),
         auto=auto,
         more=', decoder_input_ids=tokenizer("start", return_tensors="pt").input_ids' if task == "translation" else "",
-        data=_table(_facts(asdict(results.text))),
-        scores=_table(scores),
+        data=_table(_facts(text)),
+        scores=_table({name: round(score, 4) for name, score in scores.items()}),
         command=f"```sh\n{_plain(command)}\n```" if command else "The command is not known.",
-        settings=_table({name: value for name, value in results.settings.items() if value is not None}),
-        seconds=results.seconds,
+        settings=_table({name: value for name, value in settings.items() if value is not None}),
     )
 
 
