@@ -206,7 +206,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
                 raise InputError(name, f"{kind.NAME} has no such option{hint}")
         for field in fields(kind):
             if field.name not in ("out", *options) and default(field) is MISSING:
-                raise InputError(field.name, f"expected {field.type}, got none")
+                raise InputError(field.name, f"{kind.NAME} needs it, got none")
         if out is None and kind.MAKES_FILES:
             raise InputError("out", "expected a folder for the model, got None")
         usual = kind.QUICK if options.get("quick") else {}
