@@ -55,6 +55,7 @@ import whereformer
 from whereformer.cli.main import execute, main
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
+from whereformer.lab.run import read_records
 
 TIMES = {"seconds", "cpu_seconds", "speed", "date", "commit", "sha256"}
 """Entries of results that differ between two runs of the same command."""
@@ -334,8 +335,10 @@ def without_times(value: Any) -> Any:
 
 
 def results_of(out: Path) -> Any:
-    """Read a run's results.json; None if there is none or it is broken."""
+    """Return the values of a run's records by their names, or what is in its results.json; None if that is broken."""
     try:
+        if (out / "records.jsonl").exists():
+            return {name: record["value"] for name, record in read_records(out / "records.jsonl")[1].items()}
         return json.loads((out / "results.json").read_bytes())
     except (OSError, ValueError):
         return None
@@ -348,7 +351,10 @@ def work(out: Path) -> int:
         return 0
     if "step" in results:
         return int(results["step"])
-    return sum(count_runs(each) for each in results["runs"].values())
+    if "runs" in results:
+        return sum(count_runs(each) for each in results["runs"].values())
+    steps = [int(path.name.rpartition("-")[2]) for path in (out / "checkpoints").glob("checkpoint-*")]
+    return max(steps, default=sum(len(json.loads(name)) > 1 for name in results))
 
 
 def count_runs(found: dict[str, Any]) -> int:
@@ -360,8 +366,8 @@ def taken_up(output: str, command: Command) -> int:
     """Return how much of the work a run took up again, as it says."""
     if match := re.search(r"continuing after step ([\d,]+)", output):
         return int(match[1].replace(",", ""))
-    if match := re.search(r"(\d+) of \d+ runs are already done", output):
-        return int(match[1])
+    if match := re.search(r"(\d+) of (\d+) runs are already done", output):
+        return work(command.out) if match[1] == match[2] else int(match[1])
     return work(command.out) if "already finished" in output else 0
 
 
@@ -449,7 +455,8 @@ def damage(command: Command, whole: dict[str, Any], chance: random.Random) -> Ou
     if code == 2 and len(error_lines(output)) == 1:
         # As the line says: what it names is moved away.
         how = "refused, then moved away"
-        (command.out / "results.json").unlink(missing_ok=True)
+        for name in ("results.json", "records.jsonl"):
+            (command.out / name).unlink(missing_ok=True)
         code, output = command.finish()
     equal = code == 0 and bits(command.out) == whole
     what = f"{kind} {file.relative_to(command.out)}{' of a run without its model' if unfinished else ''}"

@@ -39,6 +39,7 @@ from whereformer.lab.loading import load
 from whereformer.lab.options import listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
+from whereformer.lab.run import read_records
 from whereformer.recipes.analyze import sources_of
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
@@ -161,17 +162,18 @@ class FromStart:
     def _facts(self, name: str, seed: int, tasks: Sequence[str]) -> dict[str, Any]:
         """Return what both commands wrote of one model, and how close its embeddings were to Toeplitz."""
         folder = self._folder(name, seed)
-        trained = json.loads((folder / "results.json").read_text())
-        tuned = json.loads((folder / "glue" / "results.json").read_text())["runs"]
+        first = json.loads((folder / "records.jsonl").read_text().partition("\n")[0])
+        trained = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
         scores = {}
-        for task in tasks:
-            (runs,) = tuned[task].values()
-            scores[task] = runs[str(seed)]["scores"][""][METRICS[task]]
+        for name, record in read_records(folder / "glue" / "records.jsonl")[1].items():
+            function, *key = json.loads(name)
+            if function == "tune" and key[0] in tasks and key[2] == seed:
+                scores[key[0]] = record["value"]["scores"][""][METRICS[key[0]]]
         return {
             "seed": seed,
-            "commit": trained["commit"],
+            "commit": first["commit"],
             "positional_parameters": trained["positional_parameters"],
-            "held_out": trained["held_out"],
+            "held_out": [{"step": step, **score} for step, score in trained["scores"]],
             "toeplitzness": self._toeplitzness(folder) if "learned" in name.split("+") else [],
             "glue": scores,
         }
