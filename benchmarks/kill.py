@@ -467,7 +467,7 @@ def worth(path: Path, out: Path) -> bool:
     """Return whether a file is one that a command reads again; reports and curves are only for people."""
     return (
         path.name != ".lock"
-        and path.suffix not in (".html", ".md")
+        and path.suffix not in (".html", ".md", ".svg")
         and "tensorboard" not in path.relative_to(out).parts
     )
 
@@ -497,7 +497,7 @@ def damaged(file: Path, kind: str, places: list[Path], chance: random.Random) ->
     else:
         # Another digit, as a person would write it.
         digits = [place for place, byte in enumerate(content) if byte in b"0123456789"]
-        if file.suffix != ".json" or not digits:
+        if file.suffix not in (".json", ".jsonl") or not digits:
             return False
         place = chance.choice(digits)
         new = content[:place] + str((int(chr(content[place])) + 1) % 10).encode() + content[place + 1 :]

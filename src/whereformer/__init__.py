@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     )
     from .positions import PositionRangeError, Site, build_position, position_names
     from .studies.compare.results import CompareResults
-    from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., Report]
     compare: Callable[..., CompareResults]
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     finetune: Callable[..., Report]
     pretrain: Callable[..., Report]
     probe: Callable[..., Report]
-    translate: Callable[..., TranslationResults]
+    translate: Callable[..., Report]
 
 __version__ = "0.1.0"
 

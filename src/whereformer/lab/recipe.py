@@ -150,7 +150,7 @@ class Recipe:
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
         usual = self.QUICK if getattr(self, "quick", False) else {}
-        words = ["whereformer", self.NAME]
+        words = ["whereformer", *self.NAME.split()]
         for field in own_first(type(self)):
             value = getattr(self, field.name)
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
@@ -224,7 +224,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
         for field in fields(kind)
     ]
     quiet = inspect.Parameter("quiet", keyword, default=False, annotation="bool")
-    call.__name__ = call.__qualname__ = kind.NAME
+    call.__name__ = call.__qualname__ = kind.NAME.split()[0]
     call.__doc__ = inspect.getdoc(kind)
     call.__signature__ = inspect.Signature([*parameters, quiet])  # type: ignore[attr-defined]  # a function may have one
     return call

@@ -14,6 +14,7 @@ RECIPES = {
     "finetune": "finetune:Finetune",
     "pretrain": "pretrain:Pretrain",
     "probe": "probe:Probe",
+    "translate": "translate:Translate",
 }
 """Where each recipe is. It is imported on first use, and without torch."""
 

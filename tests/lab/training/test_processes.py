@@ -104,8 +104,7 @@ def test_fine_tuning_takes_the_steps_of_one_process(tmp_path, subtests):
     glue = str(save_glue(tmp_path / "glue", "cola", "stsb", rows=21))
     tune = ["finetune", "--model", model, "--data", glue, "--task", "cola,stsb", *TUNING]
     commands = {"packed": [*tune, "--packed"], **({"padded": tune} if EVERY else {})}
-    for name, case in compared(tmp_path, commands).items():
-        alone, processes, (expected, found) = case
+    for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
         with subtests.test(name):
             check(alone, processes, atol=1e-5)
             check_scores(found, expected)
@@ -127,7 +126,8 @@ def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path
     monkeypatch.setenv("WORLD_SIZE", "3")
     line = fails(capsys, "pretrain", "--batch-size=8", "--out", str(tmp_path))
     assert line == "whereformer: --batch-size: expected a multiple of 3, the number of processes, got 8"
-    assert "a multiple of 3" in fails(capsys, "finetune", "--model=none", "--task=cola", "--batch-size=2")
+    line = fails(capsys, "finetune", "--model=none", "--task=cola", "--jobs=2")
+    assert line == "whereformer: --jobs: expected 1 in 3 processes, which share each run, got 2"
     line = fails(capsys, "positions")
     assert line == "whereformer: this command runs in one process, got 3; start it without a launcher"
 
@@ -157,6 +157,23 @@ def step(self, *arguments):
     return real(self, *arguments)
 
 _State.step = step
+main()
+"""
+
+
+IN_THE_SECOND_RUN = """
+import os, signal
+from whereformer.__main__ import main
+from whereformer.recipes.finetune import Finetune
+
+real = Finetune.predict
+
+def predict(self, model, rows):
+    if os.environ["RANK"] == "1" and model.encoder.config.position != "learned":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, model, rows)
+
+Finetune.predict = predict
 main()
 """
 

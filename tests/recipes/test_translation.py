@@ -4,11 +4,12 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -18,22 +19,17 @@ from transformers import (
 )
 
 import whereformer
-from tests.failing import fails, refusals
+from tests.failing import fails, largest_file, refusals
 from tests.studies.parallel_text import TINY, pairs, train, write
-from tests.studies.trainings import interrupt_at, same, weights, without_time
+from tests.studies.trainings import same, weights
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
-from whereformer.data import subwords
+from whereformer.data import batches, parallel, subwords
+from whereformer.data.parallel import collate
 from whereformer.errors import InputError
 from whereformer.lab.loading import quiet_transformers
-from whereformer.lab.progress import Progress
+from whereformer.lab.run import read_records
 from whereformer.lab.training.optimizer import build_schedule
-from whereformer.studies.translate import parallel
-from whereformer.studies.translate.examples import collate, prepare
-from whereformer.studies.translate.model import build_config
-from whereformer.studies.translate.pairs import open_text
-from whereformer.studies.translate.settings import ParallelData, TranslationSettings
-from whereformer.studies.translate.training import TranslatorTraining
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +43,7 @@ def run(data, out, *more):
 
 
 def results_of(out):
-    return json.loads((out / "results.json").read_text())
+    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
 
 
 @pytest.fixture(scope="module")
@@ -58,47 +54,50 @@ def finished(data, tmp_path_factory):
     return out
 
 
-def test_it_writes_model_tokenizer_and_results_and_says_how_to_go_on(data, tmp_path, capsys):
+def test_it_writes_model_tokenizer_and_report_and_says_how_to_go_on(data, tmp_path, capsys):
     results = run(data, tmp_path)
     out = capsys.readouterr().out
-    assert results["finished"]
-    assert [score["step"] for score in results["held_out"]] == [2, 4, 6]
-    assert all(score["loss"] > 0 and 0 <= score["accuracy"] <= 1 for score in results["held_out"])
-    assert results["text"]["training"]["pairs"] == 285
-    assert results["text"]["held_out"]["pairs"] == 15
-    assert results["parameters"] > results["embedding_parameters"] == results["text"]["vocabulary"] * 16
+    assert [step for step, _ in results["scores"]] == [2, 4, 6]
+    assert all(score["loss"] > 0 and 0 <= score["accuracy"] <= 1 for _, score in results["scores"])
+    assert [step for step, _ in results["losses"]] == [1, 2, 3, 4, 5, 6]
+    assert results["training"]["pairs"] == 285
+    assert results["held_out"]["pairs"] == 15
     assert results["positional_parameters"] == 2 * 2 * (2 * 16 + 1) * 8
-    tokens = results["text"]["training"]["source_tokens"] + results["text"]["training"]["target_tokens"]
-    assert results["tokens_seen"] == pytest.approx(results["epochs"] * tokens, abs=1)
     assert re.search("held-out +15 pairs", out)
-    assert "mean of 2 checkpoints" in out
-    assert f"whereformer translate run {tmp_path / 'model'}" in out
+    assert "mean of the weights at the last 2 scores" in " ".join(out.split())
+    assert f"whereformer translate run {tmp_path / 'model'}" in " ".join(out.split())
+    assert "<svg" in (tmp_path / "report.html").read_text()
     assert not list(tmp_path.rglob("*.partial"))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"| loss | `{round(results['averaged']['loss'], 4)}` |" in card
+    assert "whereformer translate train --source" in card
 
 
 def test_the_function_does_what_the_command_does(data, finished, tmp_path):
     sizes = {"hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "encoder_layers": 1, "decoder_layers": 1}
     options = {"source": data[1], "target": data[3], **sizes, "vocab_size": 320, "batch_tokens": 256, "max_length": 60}
     options |= {"steps": 6, "every": 2, "warmup": 2, "average": 2, "learning_rate": 0.01, "quiet": True}
-    results = whereformer.translate(**options, out=tmp_path)
+    report = whereformer.translate(**options, out=tmp_path)
     assert same(weights(tmp_path), weights(finished))
-    assert without_time(results_of(tmp_path)) == without_time(results_of(finished))
-    assert "(mean of 2 checkpoints)" in str(results)
+    assert report.values == results_of(tmp_path) == results_of(finished)
+    assert "(mean of the weights at the last 2 scores)" in str(report)
     assert "285 pairs" in str(whereformer.translate(**options, out=tmp_path, dry_run=True))
-    with pytest.raises(InputError, match=r"^data: expected Path|data: no such file"):
+    with pytest.raises(InputError, match="data: no such file"):
         whereformer.translate(out=tmp_path / "other", data=["no.jsonl"])
 
 
-def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
-    results = run(data, tmp_path)
-    assert results["averaged"]["steps"] == [4, 6]
-    parts = [load_file(tmp_path / "checkpoints" / f"checkpoint-{step}" / "model.safetensors") for step in (4, 6)]
-    for name, weight in weights(tmp_path).items():
+def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tmp_path):
+    results = results_of(finished)
+    assert results["averaged_steps"] == [4, 6]
+    for step in (4, 6):  # the schedule does not depend on the number of steps
+        run(data, tmp_path / str(step), f"--steps={step}", "--average=1")
+    parts = [weights(tmp_path / str(step)) for step in (4, 6)]
+    for name, weight in weights(finished).items():
         torch.testing.assert_close(weight, (parts[0][name] + parts[1][name]) / 2)
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(finished / "model").eval()
     assert isinstance(model, Seq2SeqForConditionalGeneration)
     assert model.config.use_cache
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
     assert model.config.vocab_size == len(tokenizer)
     assert (model.generation_config.num_beams, model.generation_config.max_length) == (4, 60)
     # Its score by hand, without padding, from the saved model and the text.
@@ -113,79 +112,109 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
     assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
-def test_the_checkpoints_of_the_mean_are_kept_besides_the_last(data, tmp_path):
-    results = run(data, tmp_path, "--average=3", "--every=1")
-    assert results["averaged"]["steps"] == [4, 5, 6]
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"checkpoint-{step}" for step in (4, 5, 6)}
+class StopError(Exception):
+    pass
 
 
-def test_a_mean_without_one_of_its_checkpoints_is_made_again(data, finished, tmp_path, capsys):
-    whole = results_of(shutil.copytree(finished, tmp_path, dirs_exist_ok=True))
-    before = weights(tmp_path)
-    shutil.rmtree(tmp_path / "model")
-    with (tmp_path / "checkpoints" / "checkpoint-4" / "model.safetensors").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"?")
-    capsys.readouterr()
-    again = run(data, tmp_path)
-    out = " ".join(capsys.readouterr().out.split())
-    assert "making model/ again: it is missing" in out
-    assert "checkpoint-6: the average also needs checkpoint-4, but model.safetensors was changed" in out
-    assert "Starting again from the first step" in out
-    assert same(weights(tmp_path), before)
-    assert without_time(again) == without_time(whole)
+def stop_at(step, what, run):
+    """Run a training that does something while it makes the batch of a step."""
+    real = batches.Drawn.__call__
 
+    def draw(self, number):
+        if number + 1 == step:
+            what()
+        return real(self, number)
 
-def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):
-    results = run(data, tmp_path, "--average=1")
-    assert "averaged" not in results
-    assert same(weights(tmp_path), load_file(tmp_path / "checkpoints" / "checkpoint-6" / "model.safetensors"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(batches.Drawn, "__call__", draw)
+        with pytest.raises((SystemExit, StopError)) as stop:
+            run()
+    return stop.value
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param([], marks=pytest.mark.slow),
-        ["--dropout=0.2", "--accumulate=2", "--position=tisa+learned", "--norm=post"],
+        ["--dropout=0.2", "--accumulate=2", "--position=tisa+learned", "--norm=post", "--average=3"],
         ["--optimizer=muon", "--schedule=wsd"],
     ],
 )
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options):
+def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options, capsys):
+    def kill():
+        raise StopError
+
     whole = run(data, tmp_path / "whole", *options)
-    resumed = tmp_path / "resumed"
-    shutil.copytree(tmp_path / "whole", resumed)
-    # As after a crash behind step 4.
-    shutil.rmtree(resumed / "model")
-    shutil.rmtree(resumed / "checkpoints" / "checkpoint-6")
-    again = run(data, resumed, *options)
-    assert same(weights(tmp_path / "whole"), weights(resumed))
-    assert without_time(whole) == without_time(again)
+    stop_at(6, kill, lambda: run(data, tmp_path / "killed", *options))
+    again = run(data, tmp_path / "killed", *options)
+    assert "continuing after step 4 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    assert whole == again
 
 
-def test_ctrl_c_finishes_the_step_and_the_same_command_continues(data, tmp_path, capsys):
-    whole = run(data, tmp_path / "whole", "--dropout=0.1")
-    out = tmp_path / "stopped"
-    interrupt_at(5, lambda: run(data, out, "--dropout=0.1"))
-    assert "stopped after step 5" in capsys.readouterr().out
-    again = run(data, out, "--dropout=0.1")
+def test_ctrl_c_finishes_the_step_and_the_same_command_continues(data, finished, tmp_path, capsys):
+    stopped = stop_at(5, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(data, tmp_path))
+    assert stopped.code == 130
+    again = run(data, tmp_path)
     assert "continuing after step 5 of 6" in capsys.readouterr().out
-    # The checkpoint of step 5 is none of those that the model is the mean of.
-    assert again["averaged"] == whole["averaged"]
-    assert same(weights(tmp_path / "whole"), weights(out))
+    assert again == results_of(finished)
+    assert same(weights(tmp_path), weights(finished))
 
 
-def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, tmp_path, capsys):
-    run(data, tmp_path)
-    before = (tmp_path / "results.json").read_bytes()
+def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_model_made_again(data, finished, tmp_path, capsys):
+    out = shutil.copytree(finished, tmp_path / "out")
+    (out / "model" / "model.safetensors").write_bytes(b"")
+    newest = out / "checkpoints" / "checkpoint-4" / "state.pt"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    again = run(data, out)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "doing train again: model.safetensors was changed" in told
+    assert "state.pt is not what was written" in told
+    assert "continuing after step 2 of 6" in told
+    assert again == results_of(finished)
+    assert same(weights(out), weights(finished))
+
+
+def test_a_full_disk_and_a_loss_that_is_not_finite_are_a_line(data, finished, tmp_path, capsys):
+    common = ["translate", "train", *data, *TINY]
+    with largest_file(50_000):  # less than a checkpoint
+        assert "run the same command again" in fails(capsys, *common, "--out", str(tmp_path / "full"))
+    run(data, tmp_path / "full")
+    assert same(weights(tmp_path / "full"), weights(finished))
     capsys.readouterr()
+    said = fails(capsys, *common, "--learning-rate=1e6", "--out", str(tmp_path / "nan"))
+    assert "--learning-rate: the loss is not finite (NaN or inf) after" in said
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(data, tmp_path):
+    # One long pair fills a batch, and the second process has nothing to read.
+    for name, more in {"parts": ["--accumulate=2"], "single": ["--batch-tokens=60"]}.items():
+        options = [*data, *TINY, "--dropout=0", "--device=cpu", "--report-to=none", *more]
+        run(data, tmp_path / name, "--dropout=0", "--report-to=none", *more)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+        command += ["whereformer", "translate", "train", *options, "--out", str(tmp_path / f"{name}-two")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=500)
+        assert done.returncode == 0, done.stderr
+        # Not the weights: the gradient of keys' biases is noise, of which Adam makes steps.
+        one, two = (results_of(tmp_path / folder) for folder in (name, f"{name}-two"))
+        for (step, loss), other in zip(one["losses"], two["losses"], strict=True):
+            assert other == [step, pytest.approx(loss, abs=1e-5)]
+        for (step, scores), other in zip(one["scores"], two["scores"], strict=True):
+            assert other == [step, pytest.approx(scores, abs=1e-5)]
+
+
+def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    before = results_of(tmp_path)
     run(data, tmp_path)
-    assert "is already finished" in capsys.readouterr().out
+    assert "1 of 1 runs are already done" in capsys.readouterr().out
     common = ["translate", "train", *data, "--out", str(tmp_path), *TINY]
     assert "holds results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
     other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
     common = ["translate", "train", *other, "--out", str(tmp_path), *TINY]
     assert "holds results for a different text" in fails(capsys, *common)
-    assert (tmp_path / "results.json").read_bytes() == before
+    assert results_of(tmp_path) == before
 
 
 def test_validation_of_its_own_and_tables(tmp_path, capsys):
@@ -197,15 +226,15 @@ def test_validation_of_its_own_and_tables(tmp_path, capsys):
     data = ["--data", str(tmp_path / "train.jsonl"), "--columns=xx,en", "--validation"]
     data.append(str(tmp_path / "validation.jsonl"))
     results = run(data, tmp_path / "out", "--steps=2")
-    assert results["text"]["training"]["pairs"] == 280
-    assert results["text"]["held_out"]["pairs"] == 20
+    assert results["training"]["pairs"] == 280
+    assert results["held_out"]["pairs"] == 20
 
 
 def test_empty_and_long_lines_are_left_out_and_counted(tmp_path, capsys):
     source, target = pairs()
     data = write(tmp_path, ["", *source, "the dog " * 80, "cat"], ["x", *target, "y", " "])
     results = run(data, tmp_path / "out", "--steps=1")
-    counts = [results["text"][part] for part in ("training", "held_out")]
+    counts = [results[part] for part in ("training", "held_out")]
     assert sum(part["empty"] for part in counts) == 2
     assert sum(part["too_long"] for part in counts) == 1
     assert sum(part["pairs"] for part in counts) == len(source)
@@ -234,28 +263,23 @@ def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monk
     monkeypatch.setattr(subwords, "fit", forbidden)
     monkeypatch.setattr(parallel, "in_lots", forbidden)
     second = run(data, tmp_path / "b", *options)
-    assert without_time(first) == without_time(second)
+    assert first == second
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert not (tmp_path / "a" / "cache").exists()
     # Lines that are too long for one run may be short enough for another.
     short = run(data, tmp_path / "c", *options, "--max-length=18")
-    assert short["text"]["training"]["too_long"] > first["text"]["training"]["too_long"]
+    assert short["training"]["too_long"] > first["training"]["too_long"]
 
 
-def test_epochs_are_passes_over_the_text(data, tmp_path):
-    source, _ = pairs()
-    files = ParallelData(source=Path(data[1]), target=Path(data[3]))
-    opened = open_text(files, files, Progress())
-    text = prepare(opened, 320, 60, tmp_path)
-    for accumulate in (1, 3):
-        given = {"batch_tokens": 256, "epochs": 2.0, "accumulate": accumulate, "max_length": 60}
-        settings = TranslationSettings(**given, hidden_size=16, num_heads=2).checked()
-        config = build_config(settings, len(text.tokenizer))
-        job = TranslatorTraining(settings, text, config, torch.device("cpu"))
-        assert job.course.epochs(job.course.steps) == pytest.approx(2, rel=0.1)
-        assert len(job.batches()) == job.course.steps * accumulate
-        rows = [row for batch in job.batches().batch_sampler for row in batch]
-        assert sorted(rows[: len(source)]) == list(range(len(source)))
+def test_epochs_are_passes_over_the_text_and_a_batch_is_a_function_of_its_step():
+    lengths = torch.randint(2, 20, (300, 2), generator=torch.Generator().manual_seed(0))
+    for tokens in (256, 768):
+        drawn = batches.Drawn(lengths, tokens, seed=1)
+        steps = [drawn(step) for step in range(2 * drawn.per_epoch)]
+        rows = [row for step in steps[: drawn.per_epoch] for row in step]
+        assert sorted(rows) == list(range(300))
+        assert [drawn(step) for step in (3, 4, 0, drawn.per_epoch)] == [steps[at] for at in (3, 4, 0, drawn.per_epoch)]
+        assert all(len(step) * int(lengths[step].max()) <= tokens for step in steps)
 
 
 def test_a_batch_has_no_mask_where_nothing_is_padded():

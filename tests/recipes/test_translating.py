@@ -16,7 +16,7 @@ from tests.studies.parallel_text import pairs, train, translated, write
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
 from whereformer.lab.loading import quiet_transformers
-from whereformer.studies.translate import translating
+from whereformer.recipes import translating
 
 LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=260", "--every=260"]
 LEARNED += ["--batch-tokens=1024", "--learning-rate=0.01", "--warmup=60", "--dropout=0", "--average=1"]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...data import batches, subwords
-from ...errors import InputError, shown
-from ...lab.loading import quiet_transformers
-from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
-from ...models.checkpoints.files import find_config, find_weights, read_header
-from ...models.checkpoints.loading import check_header, check_weights
-from ...positions import PositionRangeError
+from ..data import batches, subwords
+from ..errors import InputError, shown
+from ..lab.loading import quiet_transformers
+from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
+from ..models.checkpoints.files import find_config, find_weights, read_header
+from ..models.checkpoints.loading import check_header, check_weights
+from ..positions import PositionRangeError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 """Tokens of source lines that are translated at a time, for each device: the fastest number."""
@@ -54,6 +54,22 @@ def load(model: str, device: torch.device) -> tuple[Seq2SeqForConditionalGenerat
     if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
         raise InputError("model", f"the tokenizer of {model} belongs to another model")
     return found.to(device).eval(), tokenizer
+
+
+def generation_config(config: Seq2SeqConfig, max_length: int) -> GenerationConfig:
+    """Return settings for transformers' ``generate``: the beam search of Vaswani et al."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        num_beams=4,
+        length_penalty=0.6,
+        max_length=max_length,
+        do_sample=False,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+    )
 
 
 @torch.no_grad()

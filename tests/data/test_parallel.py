@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from whereformer.data import parallel
+from whereformer.data.parallel import ParallelData, pair_files
 from whereformer.data.read import lines_of, read_lines
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
-from whereformer.studies.translate import parallel
-from whereformer.studies.translate.pairs import pair_files
-from whereformer.studies.translate.settings import ParallelData, ValidationData
 
 ENGLISH = ['He said "yes', "a\u2028b\x85c", "", "tab less", "last"]
 GERMAN = ['Er sagte "ja', "a b c", "leer", "ohne Tab", "zuletzt"]
@@ -209,23 +208,22 @@ def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (ParallelData(), "data: expected tables, or `source` and `target`, got none"),
-        (ParallelData(source=Path("a")), "target: expected a file to go with `source`, got none"),
-        (ParallelData(target=Path("a")), "source: expected a file to go with `target`, got none"),
-        (ParallelData(source=Path("a"), data=(Path("b"),)), "data: either tables or `source` and `target`"),
-        (ParallelData(data=(Path("b"),), columns="en"), "columns: expected two columns, such as en,de, got 'en'"),
-        (ParallelData(data=(Path("b"),), columns="en,en"), "columns: expected two columns"),
+        ({}, "data: expected tables, or `source` and `target`, got none"),
+        ({"source": Path("a")}, "target: expected a file to go with `source`, got none"),
+        ({"target": Path("a")}, "source: expected a file to go with `target`, got none"),
+        ({"source": Path("a"), "data": (Path("b"),)}, "data: either tables or `source` and `target`"),
+        ({"data": (Path("b"),), "columns": "en"}, "columns: expected two columns, such as en,de, got 'en'"),
+        ({"data": (Path("b"),), "columns": "en,en"}, "columns: expected two columns"),
     ],
 )
 def test_options_that_do_not_go_together(data, message):
     with pytest.raises(InputError, match=message):
-        data.checked_pairs()
+        ParallelData(**data)
 
 
 def test_options_of_validation_have_names_of_their_own(tmp_path):
-    assert ValidationData().parallel(None) is None
     with pytest.raises(InputError, match="validation_target: expected a file to go with `validation_source`, got none"):
-        ValidationData(validation_source=Path("a")).parallel(None)
-    found = ValidationData(validation=(tmp_path / "no.tsv",)).parallel(None)
+        ParallelData(source=Path("a"), validation=True)
+    found = ParallelData(data=(tmp_path / "no.tsv",), validation=True)
     with pytest.raises(InputError, match="validation: cannot read"):
         load_pairs(found)

@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import starmap, zip_longest
+from itertools import chain, starmap, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from ...data import subwords
-from ...data.encode import Facts, cached
-from ...data.read import check_once, open_table, read_lines
-from ...data.streams import RowFile, in_lots, open_rows, width_of, write_rows
-from ...errors import InputError, shown, some_of
-from ...files import check_regular, write_atomically
-from ...lab.fingerprint import fingerprint_of_files
-from ...lab.progress import Progress
+from ..errors import InputError, shown, some_of
+from ..files import check_regular, write_atomically
+from ..lab.fingerprint import fingerprint_of_files
+from ..lab.progress import Progress
+from . import subwords
+from .encode import Facts, cached
+from .masks import IGNORED
+from .read import check_once, open_table, read_lines
+from .streams import RowFile, in_lots, open_rows, width_of, write_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,6 +39,59 @@ Pair = tuple[str, str]
 """A line and its translation."""
 Pick = Callable[[Sequence[str]], tuple[str, str]]
 """Returns the columns to read, source first, from the names of all."""
+
+
+@dataclass(frozen=True)
+class ParallelData:
+    """Options that name parallel text.
+
+    Args:
+        source: lines to translate from, in UTF-8.
+        target: their translations, line by line.
+        data: tables with both languages, instead of two files: .parquet, .jsonl, .csv or .tsv.
+        columns: columns of the tables, such as en,de. By default both, if there are only two.
+        validation: whether the options are those of text to judge by, which have other names.
+
+    Raises:
+        InputError: if they do not fit together; it names one.
+    """
+
+    source: Path | None = None
+    target: Path | None = None
+    data: tuple[Path, ...] = ()
+    columns: str | None = None
+    validation: bool = False
+
+    def __post_init__(self) -> None:
+        data, source, target = map(self.name, ("data", "source", "target"))
+        _ = self.both_columns
+        if self.data and (self.source is not None or self.target is not None):
+            raise InputError(data, f"either tables or `{source}` and `{target}`, got both")
+        if not self.data and self.source is None and self.target is None:
+            raise InputError(data, f"expected tables, or `{source}` and `{target}`, got none")
+        if not self.data and (self.source is None or self.target is None):
+            missing, other = (source, target) if self.source is None else (target, source)
+            raise InputError(missing, f"expected a file to go with `{other}`, got none")
+
+    def name(self, field: str) -> str:
+        """Return the name that errors use for a field."""
+        if not self.validation or field == "columns":
+            return field
+        return "validation" if field == "data" else f"validation_{field}"
+
+    @property
+    def both_columns(self) -> tuple[str, str] | None:
+        """The names of the columns, source first; None if none are given.
+
+        Raises:
+            InputError: if there are not two different names.
+        """
+        if self.columns is None:
+            return None
+        found = tuple(part.strip() for part in self.columns.split(","))
+        if len(found) != 2 or found[0] == found[1] or not all(found):
+            raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -72,6 +128,27 @@ class PairFiles:
             yield from lot
         if not (source and target):
             raise InputError(self.field, f"no text in {self.name}")
+
+
+def pair_files(data: ParallelData, progress: Progress) -> PairFiles:
+    """Return the pairs in the files that the options name; the progress is told the characters that are read."""
+    if data.source is not None and data.target is not None:
+        one, other, fields = data.source, data.target, (data.name("source"), data.name("target"))
+
+        def read_lines_of_both() -> Iterator[Pair]:
+            return aligned(fields[0], one, read_lines(fields[0], one), other, read_lines(fields[1], other))
+
+        return PairFiles(f"{one} and {other}", fields[0], (one, other), fields, None, read_lines_of_both, progress)
+    field, columns_field, columns = data.name("data"), data.name("columns"), data.both_columns
+    for file in data.data:
+        if file.suffix.lower() != ".tsv":
+            open_table(field, file)  # which checks that it is a table
+
+    def read() -> Iterator[Pair]:
+        return chain.from_iterable(table_pairs(field, columns_field, file, columns) for file in data.data)
+
+    name = ", ".join(map(str, data.data))
+    return PairFiles(name, field, data.data, (field,) * len(data.data), data.columns, read, progress)
 
 
 @dataclass(frozen=True)
@@ -200,6 +277,16 @@ def _tab_separated(field: str, file: Path, named: tuple[str, str] | None, pick: 
         raise InputError(field, f"no text in {file}")
 
 
+def open_text(data: ParallelData, validation: ParallelData | None, progress: Progress) -> ParallelText:
+    """Return the text to train on and to judge by; some of it is held out without ``validation``. It is read later.
+
+    Raises:
+        InputError: if a file can't be read again and again.
+    """
+    others = None if validation is None else pair_files(validation, progress)
+    return ParallelText(pair_files(data, progress), others, progress)
+
+
 class ParallelText:
     """Parallel text to train on and to judge by, read anew in every pass.
 
@@ -306,3 +393,18 @@ def _encoded(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair]) -> Itera
     for lot in in_lots(pairs, subwords.LOT):
         lines = iter(subwords.encode(tokenizer, [line for pair in lot if has_text(*pair) for line in pair]))
         yield from ((next(lines), next(lines)) if has_text(*pair) else ([], []) for pair in lot)
+
+
+def collate(pairs: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
+    """Make a batch: ``input_ids``, ``labels`` (-100 after a target's end) and, if any source is padded, their mask."""
+    sources, targets = zip(*pairs, strict=True)
+    lengths = torch.tensor([len(source) for source in sources])
+    batch = {
+        "input_ids": pad_sequence(list(sources), batch_first=True, padding_value=subwords.PAD),
+        "labels": pad_sequence(list(targets), batch_first=True, padding_value=IGNORED),
+    }
+    width = batch["input_ids"].shape[1]
+    if int(lengths.min()) < width:
+        # Attention is faster without a mask.
+        batch["attention_mask"] = (torch.arange(width) < lengths.unsqueeze(1)).long()
+    return batch
