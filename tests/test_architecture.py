@@ -43,7 +43,7 @@ LIBRARIES = {
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 
 
-KNOW_DATA = {"encoders", "fit", "loading", "pretrained", "score", "train", "training"}
+KNOW_DATA = {"encoders", "fit", "held_out", "loading", "pretrained", "score", "train", "training"}
 """Parts of the lab that know data, or transformers. Data knows the rest of it."""
 
 
