@@ -119,7 +119,7 @@ def study_options():
 
 
 @pytest.mark.parametrize(("name", "option"), study_options())
-def test_a_strange_option_of_a_study_is_refused_by_name(name, option, saved, tmp_path, monkeypatch):
+def test_a_strange_option_of_a_study_is_refused_by_name(name, option, tmp_path, monkeypatch):
     class CheckedError(Exception):
         pass
 
@@ -128,7 +128,6 @@ def test_a_strange_option_of_a_study_is_refused_by_name(name, option, saved, tmp
         raise CheckedError
 
     monkeypatch.setattr(study, "do", check)
-    given = {"model": str(saved)} if name == "finetune" else {}
     for value in STRANGE:
         with contextlib.suppress(InputError, CheckedError):
-            getattr(whereformer, name)(**{**given, option: value}, out=tmp_path / "out", quiet=True)
+            getattr(whereformer, name)(**{option: value}, out=tmp_path / "out", quiet=True)

@@ -52,13 +52,12 @@ if TYPE_CHECKING:
     )
     from .positions import PositionRangeError, Site, build_position, position_names
     from .studies.compare.results import CompareResults
-    from .studies.pretrain.results import PretrainResults
 
     analyze: Callable[..., Report]
     compare: Callable[..., CompareResults]
     extend: Callable[..., Report]
     finetune: Callable[..., Report]
-    pretrain: Callable[..., PretrainResults]
+    pretrain: Callable[..., Report]
     probe: Callable[..., Report]
     translate: Callable[..., Report]
 

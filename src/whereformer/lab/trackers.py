@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -55,7 +56,8 @@ def reporting(tracker: str, folder: Path, name: str = "") -> Iterator[Callable[[
                 writer.close()
         return
     module = import_module(tracker)
-    module.init(project="whereformer", name="-".join(part for part in (folder.resolve().name, name) if part))
+    project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
+    module.init(project=project, name="-".join(part for part in (folder.resolve().name, name) if part))
     try:
         yield lambda step, values: module.log({**values, "step": step})
     finally:

@@ -155,6 +155,8 @@ def train(
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
     """
     state = _State.of(model, training, device)
+    if ranks.rank():  # or dropout would be the same in the rows of all processes
+        torch.manual_seed(hash((torch.initial_seed(), ranks.rank())))
     done = Trained() if checkpoints is None else state.load(checkpoints)
     if checkpoints is not None and done.step:
         checkpoints.say(f"continuing after step {done.step:,} of {training.steps:,}")

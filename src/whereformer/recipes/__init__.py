@@ -12,6 +12,7 @@ RECIPES = {
     "analyze": "analyze:Analyze",
     "extend": "extend:Extend",
     "finetune": "finetune:Finetune",
+    "pretrain": "pretrain:Pretrain",
     "probe": "probe:Probe",
     "translate": "translate:Translate",
 }

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
@@ -321,15 +320,14 @@ class Finetune(ManyRuns):
             bfloat16=self.dtype == "bfloat16",
         )
         torch.manual_seed(seed)  # of dropout, whatever the model has drawn
-        file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
-        taken = 0
+        file, step = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}"), 0
         with trackers.reporting(self.report_to, run.folder, file) as tell:
 
             def on_log(steps: int, loss: float) -> None:
-                nonlocal taken
-                taken += steps
+                nonlocal step
+                step += steps
                 run.step(steps, loss)
-                tell(taken, {"loss": loss})
+                tell(step, {"loss": loss})
 
             done = training.train(
                 model,
@@ -420,10 +418,11 @@ class Finetune(ManyRuns):
             sheets.append(ranking(tuned, list(tasks), list(self.variants), seeds))
         notes = [f"{name}: {note}" for name, task in tasks.items() for note in self.caveats(task)]
         drawn: list[report.Figure] = []
-        for task, setting in product(tasks, self.settings.values()):
-            name, seed = setting[-1].name, seeds[-1]  # with the most kernels, and the last seed
-            if (layers := tuned[task, name, seed].curves) is not None:
-                title = f"What the heads learned: {task}, {name}, seed {seed}"
+        first, seed = next(iter(tasks)), seeds[-1]
+        for setting in self.settings.values():
+            name = setting[-1].name  # with the most kernels
+            if (layers := tuned[first, name, seed].curves) is not None:
+                title = f"What the heads learned: {name}, {first}, seed {seed}"
                 drawn.append(curves.figure(title, layers, folded=bool(drawn)))
         parts: list[Sheet | report.Figure] = [*sheets, *drawn]
         parts.append(replace(self.plan(), title="Rows and models", folded=True))

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 STUDIES = {
     "compare": "compare.settings:Compare",
-    "pretrain": "pretrain.settings:Pretrain",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
 

@@ -5,7 +5,6 @@ import shutil
 import pytest
 
 from tests.lab.report import test_compare_report as compare
-from tests.lab.report import test_finetune_report as finetune
 from tests.lab.report.findings import model_of
 from whereformer.lab.report.findings import report_of
 
@@ -24,7 +23,6 @@ PAGES = {
     ).page(),
     "compare": lambda: compare.build_report(compare.results_of(seeds=2)),
     "compare-wide": lambda: compare.build_report(compare.wide_results()),
-    "finetune": lambda: finetune.build_report(finetune.two_tasks()),
 }
 NARROW, WIDE = 360, 1280
 

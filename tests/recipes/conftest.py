@@ -1,0 +1,3 @@
+from tests.studies.conftest import text
+
+__all__ = ["text"]
