@@ -286,7 +286,7 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
-    allowed = {str: (), int: (int,), float: (int, float)}[kind]
+    allowed = {int: (int,), float: (int, float)}.get(kind, ())
     if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
         raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
     try:
