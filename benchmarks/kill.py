@@ -53,8 +53,10 @@ from rich.table import Table
 
 import whereformer
 from whereformer.cli.main import execute, main
+from whereformer.errors import InputError
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
+from whereformer.lab.run import read_records
 
 TIMES = {"seconds", "cpu_seconds", "speed", "date", "commit", "sha256"}
 """Entries of results that differ between two runs of the same command."""
@@ -334,10 +336,13 @@ def without_times(value: Any) -> Any:
 
 
 def results_of(out: Path) -> Any:
-    """Read a run's results.json; None if there is none or it is broken."""
+    """Read a run's results.json, or the records of a recipe; None if there is none or it is broken."""
     try:
+        if (out / "records.jsonl").exists():
+            _, found, _ = read_records(out / "records.jsonl")
+            return {"records": {name: each["value"] for name, each in found.items()}}
         return json.loads((out / "results.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, InputError):
         return None
 
 
@@ -346,6 +351,8 @@ def work(out: Path) -> int:
     results = results_of(out)
     if results is None:
         return 0
+    if "records" in results:
+        return sum(name.startswith('["train"') for name in results["records"])
     if "step" in results:
         return int(results["step"])
     return sum(count_runs(each) for each in results["runs"].values())
@@ -449,7 +456,8 @@ def damage(command: Command, whole: dict[str, Any], chance: random.Random) -> Ou
     if code == 2 and len(error_lines(output)) == 1:
         # As the line says: what it names is moved away.
         how = "refused, then moved away"
-        (command.out / "results.json").unlink(missing_ok=True)
+        for name in ("results.json", "records.jsonl"):
+            (command.out / name).unlink(missing_ok=True)
         code, output = command.finish()
     equal = code == 0 and bits(command.out) == whole
     what = f"{kind} {file.relative_to(command.out)}{' of a run without its model' if unfinished else ''}"

@@ -32,7 +32,7 @@ LIBRARIES = {
     "positions": {"torch"},
     "testing": {"torch"},
     "models": {"torch", *HUGGING_FACE},
-    "analysis": {"torch", *HUGGING_FACE},
+    "analysis": {"torch", "numpy", "scipy", *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
     "lab": {"torch", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
@@ -43,7 +43,7 @@ LIBRARIES = {
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 
 
-KNOW_DATA = {"encoders", "fit", "score", "train", "training"}
+KNOW_DATA = {"encoders", "score", "train", "training"}
 """Parts of the lab that know data. Data knows the rest of it."""
 
 

@@ -52,14 +52,13 @@ if TYPE_CHECKING:
     )
     from .positions import Place, PositionRangeError, build_position, position_names
     from .studies.analyze.results import AnalyzeResults
-    from .studies.compare.results import CompareResults
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
-    compare: Callable[..., CompareResults]
+    compare: Callable[..., Report]
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]

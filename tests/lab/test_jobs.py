@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from whereformer.errors import InputError
-from whereformer.lab.jobs import number_of_jobs, spread, threads, undisturbed
+from whereformer.lab.jobs import number_of_jobs, spread, threads
 from whereformer.lab.progress import Progress
 
 
@@ -72,14 +72,9 @@ def test_finished_tasks_are_kept_when_the_caller_stops():
         tasks.throw(KeyboardInterrupt)
 
 
-def test_a_processor_does_one_run_at_a_time_by_default_or_a_small_one_for_each_thread():
-    processor = torch.device("cpu")
-    for available, small in ((1, 1), (3, 3), (40, 8)):
-        with threads(available):
-            assert number_of_jobs(None, processor) == 1
-            assert number_of_jobs(None, processor, small=True) == small
-            assert number_of_jobs(12, processor) == number_of_jobs(12, processor, small=True) == 12
-            assert undisturbed(12, processor) == min(12, available)
+def test_a_processor_does_one_run_at_a_time_by_default():
+    assert number_of_jobs(None, torch.device("cpu")) == 1
+    assert number_of_jobs(12, torch.device("cpu")) == 12
 
 
 def test_threads_are_restored():

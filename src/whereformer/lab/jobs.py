@@ -27,29 +27,13 @@ Work = Callable[[Task, Progress], Result]
 
 SECONDS = 5.0
 """How long to wait for the last reports of progress."""
-MOST_SMALL = 8
-"""The most runs of small models at a time, unless somebody asks for more. Each process needs about half a GiB."""
 
 
-def number_of_jobs(jobs: int | None, device: torch.device, *, small: bool = False) -> int:
-    """Return how many runs to do at a time.
-
-    Args:
-        jobs: what somebody asked for. None: one for each GPU that torch sees, or one on the CPU.
-        device: where the runs are computed.
-        small: whether the models are so small that a second thread hardly helps. On the CPU, the default is then one
-            run for each thread, but at most MOST_SMALL.
-    """
+def number_of_jobs(jobs: int | None, device: torch.device) -> int:
+    """Return how many runs to do at a time: what somebody asked for, or one for each GPU, or one on the CPU."""
     if jobs is not None:
         return jobs
-    if device.type == "cuda":
-        return torch.cuda.device_count()
-    return min(torch.get_num_threads(), MOST_SMALL) if small else 1
-
-
-def undisturbed(jobs: int, device: torch.device) -> int:
-    """Return how many of ``jobs`` runs have a GPU or a thread of their own."""
-    return min(jobs, torch.cuda.device_count() if device.type == "cuda" else torch.get_num_threads())
+    return torch.cuda.device_count() if device.type == "cuda" else 1
 
 
 @contextmanager

@@ -61,6 +61,20 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Between:
+    """Marks a number that lies between two others, without the ends; of several numbers, each does."""
+
+    low: float
+    high: float
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise an InputError for another value."""
+        for number in value if isinstance(value, tuple) else (value,):
+            if not self.low < number < self.high:
+                raise InputError(name, f"expected a number between {self.low:g} and {self.high:g}, got {shown(number)}")
+
+
+@dataclass(frozen=True)
 class Choice:
     """Marks several names, each of which is one of these."""
 
@@ -74,6 +88,7 @@ class Choice:
 
 
 Names = Annotated[tuple[str, ...], Listed]
+Counts = Annotated[tuple[int, ...], Listed]
 Numbers = Annotated[tuple[float, ...], Listed]
 
 
@@ -97,8 +112,11 @@ class Recipe:
     """Where to train. "auto" is a GPU if there is one."""
 
     def __post_init__(self) -> None:
+        defaults = {field.name: default(field) for field in fields(self)}
         for name, hint in hints(type(self)).items():
             value = _as_declared(name, hint, getattr(self, name))
+            if value == () != defaults[name]:
+                raise InputError(name, "expected at least one, got none")
             object.__setattr__(self, name, value)
             for marker in get_args(hint)[1:] if get_origin(hint) is Annotated and value is not None else ():
                 if hasattr(marker, "check"):
@@ -267,12 +285,11 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
-    if not all(isinstance(word, str | Path) or (kind is float and type(word) in (int, float)) for word in words):
+    allowed = {str: (), int: (int,), float: (int, float)}[kind]
+    if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
         raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
     try:
         found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
     except ValueError:
         raise InputError(name, f"expected numbers, got {shown(value)}") from None
-    if commas and not found:
-        raise InputError(name, "expected at least one, got none")
     return found

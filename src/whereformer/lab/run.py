@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ from ..files import check_regular, write_atomically
 from . import ranks
 from .folder import open_folder
 from .options import find_device
+from .progress import Progress as Listener
 from .provenance import provenance
 from .terminal import output, say
 
@@ -170,6 +172,7 @@ class Run:
         kind: type[Value],
         steps: int = 1,
         jobs: int | None = None,
+        problem: Callable[[Any], str | None] = lambda key: None,
     ) -> dict[Any, Value]:
         """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
 
@@ -180,10 +183,11 @@ class Run:
             kind: what it returns: a dataclass whose fields are JSON, or a type of JSON.
             steps: how many steps a key takes, for the progress.
             jobs: how many keys at a time; by default as many as the recipe says.
+            problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
-        missing = [key for key in keys if not self._has(names[key], kind)]
+        missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         if steps and len(missing) < len(keys):
             others = "; continuing with the others" if missing else ""
             self.say(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{others}")
@@ -198,16 +202,19 @@ class Run:
         self.order += [name for name in names.values() if name not in self.order]
         return {key: _typed(kind, self.values[name]) for key, name in names.items()}
 
-    def _has(self, name: str, kind: Any) -> bool:
-        """Return whether the record has a value of a kind."""
+    def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
+        """Return whether the record has a value of a kind that counts."""
         if name not in self.values:
             return False
         try:
             _typed(kind, self.values[name])
+            why = problem()
         except TypeError as error:
-            self.say(f"the record of {name} is not of this version ({error}); it is done again")
-            return False
-        return True
+            why = f"its record is not of this version ({error})"
+        if why is not None:
+            function, *key = json.loads(name)
+            self.say(f"doing {' '.join(map(str, [function, *key]))} again: {why}")
+        return why is None
 
     def _work(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Iterator[tuple[Key, Any, float]]:
         """Yield each key with its value and the seconds that it took, in the order in which they are done."""
@@ -315,6 +322,16 @@ def _timed(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> tup
 
 def _numbers(count: int) -> Any:
     return multiprocessing.get_context("spawn").RawArray("d", max(1, count))
+
+
+class Lines(Listener):
+    """Tells a run the lines of what reports its progress otherwise."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def line(self, text: Any) -> None:
+        self.run.say(text)
 
 
 class _Bar(Progress):

@@ -14,7 +14,6 @@ STUDIES = {
     "analyze": "analyze.settings:Analyze",
     "extend": "extend.settings:Extend",
     "finetune": "finetune.settings:Finetune",
-    "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",
     "translate": "translate.settings:TranslateTrain",
 }

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ... import __version__
+from ...errors import listed
 
 if TYPE_CHECKING:
     from ..sheet import Sheet
@@ -49,12 +50,6 @@ def _environment(folder: Path) -> Environment:
 def count(number: int) -> str:
     """Format a whole number with commas between thousands."""
     return f"{number:,}"
-
-
-def listed(words: list[Any]) -> str:
-    """Join words as in a sentence: a, b and c."""
-    *first, last = map(str, words)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def breakable(name: str) -> Markup:

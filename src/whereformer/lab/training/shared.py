@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import PrinterCallback, Trainer
 
 from ...errors import InputError
 from .. import ranks
-from ..fit import check_finite
+from ..train import NotFiniteError
 
 SPARE = "spare"
 """Marks a batch of one row that another process has too, and that must not count."""
@@ -144,5 +145,6 @@ class SharedTrainer(Trainer):
         for name, value in logs.items():
             if name == "grad_norm" or name.endswith("loss"):
                 rate = self.lr_scheduler.base_lrs[0]
-                check_finite(name, value, self.state.global_step, rate, self.ADVICE)
+                if not math.isfinite(value):
+                    raise NotFiniteError.after(self.state.global_step, rate, name, self.ADVICE)
         super().log(logs, start_time)

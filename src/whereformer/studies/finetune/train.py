@@ -18,7 +18,6 @@ from ...data import batches
 from ...data.rows import Rows
 from ...errors import InputError
 from ...lab import ranks
-from ...lab.fit import tenth
 from ...lab.progress import Progress
 from ...lab.training import metrics
 from ...lab.training.optimizer import build_optimizer, build_schedule
@@ -92,7 +91,7 @@ def train(
             out, steps, job.device, run=f"{out.resolve().name}-{name}", dtype=tuning.dtype, seed=seed
         ),
         callbacks=[LossWatch(progress), *tracker(job.report_to, out / "tensorboard" / name)],
-        optimizers=(optimizer, build_schedule(optimizer, tuning.schedule, tenth(steps), steps)),
+        optimizers=(optimizer, build_schedule(optimizer, tuning.schedule, steps // 10, steps)),
     )
     trainer.train()
     return losses_of(trainer.state)

@@ -1,0 +1,1 @@
+from tests.studies.conftest import text  # noqa: F401  # a fixture
