@@ -61,7 +61,7 @@ CALLS = {
     "attention_varlen": {**ROWS, "cu_seqlens_q": lambda: torch.tensor([0, 2, N], dtype=torch.int32)},
     "merge_attention": {"outputs": lambda: [heads(N, D)] * 2, "lses": lambda: [heads(N)] * 2},
     "Positions": {"start": lambda: 0, "stride": lambda: 1, "length": lambda: N},
-    "Place": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
+    "Site": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
     "DenseBias": {"scores": lambda: heads(N, N)},
     "DistanceDecay": {"query_levels": lambda: heads(N), "key_levels": lambda: heads(N)},
     "OffsetBias": TABLE,

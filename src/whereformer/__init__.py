@@ -50,14 +50,13 @@ if TYPE_CHECKING:
         load_pretrained,
         to_transformers,
     )
-    from .positions import Place, PositionRangeError, build_position, position_names
-    from .studies.analyze.results import AnalyzeResults
+    from .positions import PositionRangeError, Site, build_position, position_names
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.translate.results import TranslationResults
 
-    analyze: Callable[..., AnalyzeResults]
+    analyze: Callable[..., Report]
     compare: Callable[..., Report]
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
@@ -85,11 +84,11 @@ __all__ = [
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
-    "Place",
     "PositionRangeError",
     "Positions",
     "Seq2SeqConfig",
     "Seq2SeqForConditionalGeneration",
+    "Site",
     "analyze",
     "attach",
     "attention",
@@ -124,7 +123,7 @@ _TERMS = {
     *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetQueries", "OffsetValues"),
     "Positions",
 }
-_POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
+_POSITIONS = {"PositionRangeError", "Site", "build_position", "position_names"}
 _STUDIES = {"analyze", "compare", "extend", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),

@@ -32,7 +32,8 @@ def run(text, out, *more, positions="none,learned,tisa"):
 
 
 def weights(out, position="tisa", seed=0):
-    return load_file(out / "models" / f"{position}-{seed}" / "model.safetensors")
+    found = load_file(out / "models" / f"{position}-{seed}" / "model.safetensors")
+    return {name: weight.clone() for name, weight in found.items()}  # not those of the file
 
 
 def same(one, other):
@@ -95,10 +96,10 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_comparison_ends_with_the_same_bits(number, text, tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
-    options = "--steps=700", "--seeds=2"
+    options = ("--steps=600",)
     words = [sys.executable, "-m", "whereformer", "compare", "--data", text, "--out", str(part), *TINY, *options]
     command = subprocess.Popen([*words, "--positions", "none,tisa"], stderr=subprocess.PIPE, text=True)
     until = time.time() + 200
@@ -111,7 +112,7 @@ def test_an_interrupted_comparison_ends_with_the_same_bits(number, text, tmp_pat
     assert list(part.glob("checkpoints/*/step-*"))
     runs, again = (run(text, out, *options, positions="none,tisa") for out in (whole, part))
     assert runs == again
-    assert all(same(weights(whole, "tisa", seed), weights(part, "tisa", seed)) for seed in (0, 1))
+    assert same(weights(whole), weights(part))
 
 
 def delete_models(out):
@@ -133,7 +134,9 @@ def swap_models(out):
     return {"train 0 none", "train 0 tisa"}
 
 
-@pytest.mark.parametrize("damage", [flip_a_bit, delete_models, swap_models])
+@pytest.mark.parametrize(
+    "damage", [flip_a_bit, *(pytest.param(each, marks=pytest.mark.slow) for each in (delete_models, swap_models))]
+)
 def test_a_run_whose_model_is_gone_or_changed_is_done_again(text, tmp_path, capsys, damage):
     whole = run(text, tmp_path, positions="none,tisa")
     before = weights(tmp_path)
@@ -341,7 +344,7 @@ register("{name}", Own)
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text, tmp_path, capsys, jobs):
     plugin, name, out = tmp_path / f"my_method{jobs}.py", f"own{jobs}", tmp_path / "out"
     found = []
@@ -351,7 +354,8 @@ def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text
             os.utime(plugin, (1e9, 1e9))
             run(text, out, f"--plugin={plugin}", f"--jobs={jobs}", positions=f"none,{name}")
             found.append(capsys.readouterr().out)
-            positions.METHODS.pop(name)  # another process would start without it
+            if len(found) == 2:  # another process would start without it
+                positions.METHODS.pop(name)
     finally:
         positions.METHODS.pop(name, None)
     assert "2 of 2 runs are already done" in found[1]

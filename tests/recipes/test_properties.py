@@ -5,14 +5,15 @@ import re
 import shutil
 
 import pytest
-from whereformer.studies.compare import properties
-from whereformer.studies.compare.properties import Tick
 
 from tests.failing import fails
 from tests.recipes.test_compare import run
 from whereformer.analysis.properties import Growth, Reached, Shifted
 from whereformer.cli.main import main
-from whereformer.lab.run import _line
+from whereformer.lab.run import as_line
+from whereformer.recipes import properties
+from whereformer.recipes.outcome import Outcome
+from whereformer.recipes.properties import Tick
 
 METHODS = "tisa,learned,rope,learned+tisa"
 
@@ -59,7 +60,7 @@ def changed(comparison, folder, change):
     lines = change(first["options"], lines) or lines
     for line in (first, *lines):
         line.pop("check")
-    path.write_bytes(b"".join(map(_line, (first, *lines))))  # as if it had been written like this
+    path.write_bytes(b"".join(map(as_line, (first, *lines))))  # as if it had been written like this
     return "positions", "--measure", str(folder)
 
 

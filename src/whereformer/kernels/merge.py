@@ -142,6 +142,8 @@ def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
     end = table.shape[1] - 1
     start, stop = (max(0, min(end, offset - first)) for offset in (low, high))
     stop = max(start, stop) + 1
+    if stop - start == end + 1 > 1:
+        return table, first  # a slice of all would be an operation
     # A single column has the same value at every offset, so put it near the offsets that occur.
     return table[:, start:stop], low if stop == start + 1 else first + start
 

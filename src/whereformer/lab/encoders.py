@@ -12,6 +12,7 @@ from ..files import new_folder
 from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ..positions import PositionRangeError
 from . import manifest
+from .loading import quiet_transformers
 
 Value = TypeVar("Value")
 
@@ -61,8 +62,6 @@ def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCa
 
 def keep(model: Any, folder: Path, facts: dict[str, Any]) -> None:
     """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest of ``facts``."""
-    from .training.trainer import quiet_transformers  # which imports transformers' Trainer, which takes a second
-
     model.config.sparse_prediction = False
     with quiet_transformers(), new_folder(folder) as partial:
         model.save_pretrained(partial)

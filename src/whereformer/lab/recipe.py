@@ -151,7 +151,7 @@ class Recipe:
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
         usual = self.QUICK if getattr(self, "quick", False) else {}
-        words = ["whereformer", self.NAME]
+        words, flags = ["whereformer", self.NAME], getattr(self, "FLAGS", {})
         for field in own_first(type(self)):
             value = getattr(self, field.name)
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
@@ -159,7 +159,8 @@ class Recipe:
             parts = value if isinstance(value, tuple) else (value,)
             texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
-            words += [flag(field.name), *([] if value is True else [",".join(texts)] if commas else texts)]
+            named = [flag(field.name)] if field.name not in flags else []  # else words without a flag
+            words += [*named, *([] if value is True else [",".join(texts)] if commas else texts)]
         return shlex.join(words)
 
     def start(self, *, quiet: bool = False) -> Report:

@@ -25,6 +25,7 @@ from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
 from . import ranks
 from .folder import open_folder
+from .jobs import threads
 from .options import find_device
 from .progress import Progress as Listener
 from .provenance import provenance
@@ -114,7 +115,7 @@ class Run:
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
-        self.first = _line({"options": self.options, **self.provenance})
+        self.first = as_line({"options": self.options, **self.provenance})
         if not os.path.lexists(path):
             if (self.folder / "results.json").exists():
                 raise InputError("out", f"{self.folder} holds results of another version; choose another folder")
@@ -132,7 +133,7 @@ class Run:
         for number in damaged:
             self.say(f"line {number} of {path} is damaged; what it had is done again")
         self.values = {name: content["value"] for name, content in found.items()}
-        self.lines = {name: _line(content) for name, content in found.items()}
+        self.lines = {name: as_line(content) for name, content in found.items()}
         self._write(self.lines)
 
     def _write(self, names: Iterable[str]) -> None:
@@ -156,6 +157,15 @@ class Run:
         if self.counts is not None and self.losses is not None:
             self.counts[self.slot] += steps
             self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
+
+    @contextmanager
+    def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
+        """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
+        self.labels, self.slot = [label], 0
+        self.counts = counts = _numbers(1)
+        self.losses = _numbers(1)
+        yield partial(counts.__setitem__, 0)
+        self.counts, self.done = None, self.done + steps
 
     def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
         """Return the value of ``function(run, *arguments)``, which the record keeps.
@@ -252,7 +262,7 @@ class Run:
         if not self.is_main:
             return
         path = self.folder / RECORDS
-        line = self.lines[name] = _line({"key": name, "value": plain, "seconds": round(seconds, 2)})
+        line = self.lines[name] = as_line({"key": name, "value": plain, "seconds": round(seconds, 2)})
         size = path.stat().st_size
         try:
             with path.open("ab", buffering=0) as file:
@@ -296,7 +306,8 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     return content["options"], found, damaged
 
 
-def _line(content: dict[str, Any]) -> bytes:
+def as_line(content: dict[str, Any]) -> bytes:
+    """Return a line of the file of records, with its checksum."""
     check = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return json.dumps({**content, "check": check}).encode() + b"\n"
 
@@ -306,7 +317,7 @@ def _content(line: bytes) -> dict[str, Any] | None:
     try:
         content = json.loads(line)
         content.pop("check")
-        return content if _line(content) == line else None
+        return content if as_line(content) == line else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -357,22 +368,10 @@ class _Bar(Progress):
         run = self.run
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
-            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last) or run.labels[0]
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads, unless it is None, and restore it afterwards."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..lab.recipe import Recipe
 
-RECIPES = {"compare": "compare:Compare", "probe": "probe:Probe"}
+RECIPES = {"analyze": "analyze:Analyze", "compare": "compare:Compare", "probe": "probe:Probe"}
 """Where each recipe is. It is imported on first use, and without torch."""
 
 

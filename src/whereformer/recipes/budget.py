@@ -9,8 +9,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import torch
+
+from ..data.masks import IGNORED
 from ..errors import InputError
-from ..lab.train import Batch, Training, train
+from ..lab.train import Training, train
 
 JUDGING = 0.1
 """How long judging a model takes, as a share of training it."""
@@ -33,9 +36,19 @@ class Plan:
     seeds: int
 
 
-def seconds_per_step(model: Any, batch: Batch, device: str) -> float:
-    """Return the seconds of a training step with a batch: the median of a few, after one that is not timed."""
-    times = []
+def seconds_per_step(model: Any, rows: int, length: int, share: float, device: str) -> float:
+    """Return the seconds of a training step on random tokens: the median of a few, after one that is not timed.
+
+    Args:
+        model: the language model.
+        rows, length: the size of a batch.
+        share: the share of tokens that are predicted.
+        device: where to train.
+    """
+    tokens, times = torch.randint(model.config.vocab_size, (rows, length)), []
+    asked = torch.rand(tokens.shape) < share
+    asked[:, 1] = True
+    batch = {"input_ids": tokens, "labels": torch.where(asked, tokens, IGNORED)}
 
     def on_log(steps: int, loss: float) -> None:
         times.append(time.perf_counter())

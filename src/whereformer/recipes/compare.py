@@ -17,42 +17,38 @@ from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE
 from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Numbers, Range
 from ..lab.sheet import Column, Sheet
+from .outcome import Outcome
 
 if TYPE_CHECKING:
-    import torch
-
     from .. import analysis, models
-    from ..analysis import outlook as outlooks
     from ..analysis import ranking as rankings
     from ..data import corpus, encode, growing, masks
     from ..data.streams import Stream
-    from ..lab import encoders, manifest, methods, plugins
+    from ..lab import encoders, jobs, manifest, methods, plugins
     from ..lab import run as running
     from ..lab import score as scoring
     from ..lab import train as training
-    from ..lab.report import figures, losses, report
+    from ..lab.report import figures, report
     from ..lab.run import Run
     from ..models import presets
     from . import budget
     from . import compare_report as drawing
 else:
-    torch = Lazy("torch")
     budget, drawing = (Lazy(f"whereformer.recipes.{name}") for name in ("budget", "compare_report"))
     analysis, presets = Lazy("whereformer.analysis"), Lazy("whereformer.models.presets")
-    outlooks, rankings = (Lazy(f"whereformer.analysis.{name}") for name in ("outlook", "ranking"))
+    rankings = Lazy("whereformer.analysis.ranking")
     corpus, encode, growing, masks = (
         Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "growing", "masks")
     )
-    encoders, manifest, methods, plugins, running, scoring, training = (
+    encoders, jobs, manifest, methods, plugins, running, scoring, training = (
         Lazy(f"whereformer.lab.{name}")
-        for name in ("encoders", "manifest", "methods", "plugins", "run", "score", "train")
+        for name in ("encoders", "jobs", "manifest", "methods", "plugins", "run", "score", "train")
     )
-    figures, losses, report = (Lazy(f"whereformer.lab.report.{name}") for name in ("figures", "losses", "report"))
+    figures, report = (Lazy(f"whereformer.lab.report.{name}") for name in ("figures", "report"))
 
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
 SAVE_EVERY = 500  # steps between the checkpoints of a training, which are there until it is done
-DASH = "\N{EN DASH}"
 
 SEARCH_SHARE = 0.15
 """Steps of a short training, which tries a learning rate, as a share of all. Its windows grow as in a whole one."""
@@ -82,35 +78,6 @@ class Trials:
         kept, nearest = min(finished, key=lambda each: abs(math.log(each[1] / usual)))
         needed = {rate: CLEARLY_HIGHER if rate > nearest else CLEARLY_LOWER for _, rate in finished}
         return min(((loss, rate) for loss, rate in finished if loss < kept - needed[rate]), default=(kept, nearest))[1]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A trained model.
-
-    Args:
-        rate: the peak of the learning rate.
-        losses: the training loss of each step.
-        scores: at each length, the held-out loss and the accuracy of tokens, or the reason why there is none.
-        windows: the mean held-out loss of every 64 labels, at the training length.
-        parameters: the number of parameters of position.
-        flops: operations of a training step with windows of the full length, without norms and the like; None if torch
-            can't count them.
-        failed: why there is no model.
-    """
-
-    rate: float
-    losses: list[float]
-    scores: list[Any]
-    windows: list[float]
-    parameters: int
-    flops: int | None
-    failed: str = ""
-
-    @property
-    def loss(self) -> float:
-        """The held-out loss at the training length."""
-        return float(self.scores[0][0])
 
 
 @dataclass(frozen=True)
@@ -417,20 +384,13 @@ class Compare(ManyRuns):
         lengths = Counter(growing.window_lengths(self.length, 100))
         for name, (length, count) in product(self.positions, lengths.items()):
             model = encoders.build(self.config(name, self.vocab_size), 0)
-            tokens = torch.randint(self.vocab_size, (self.batch_size * self.length // length, length))
-            asked = torch.rand(tokens.shape) < (1.0 if self.causal else self.mask_rate)
-            asked[:, 1] = True
-            batch = {"input_ids": tokens, "labels": torch.where(asked, tokens, masks.IGNORED)}
-            with running.threads(run.threads):
-                step += budget.seconds_per_step(model, batch, run.device) * count / 100
+            rows, share = self.batch_size * self.length // length, 1.0 if self.causal else self.mask_rate
+            with jobs.threads(run.threads):
+                step += budget.seconds_per_step(model, rows, length, share, run.device) * count / 100
         # The last round of runs may be incomplete.
         step *= math.ceil(len(self.positions) / at_once) / len(self.positions)
         tried = SEARCH_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0
         return budget.fitting(self.minutes, step, self.seeds, tried)
-
-    def recorded(self, name: str) -> Any:
-        """Return the value that the folder's record has for all runs."""
-        return running.read_records(self.out / running.RECORDS)[1][json.dumps([name])]["value"]
 
     # What is told.
 
@@ -468,17 +428,19 @@ class Compare(ManyRuns):
         told = rankings.sentences(ranking, encoders.BASELINE, material.guessing, self.steps)
         if failed:
             told.append(f"No result, because the loss was not finite (NaN or inf): {listed(failed)}.")
+        goal = "predict the next token" if self.causal else "fill in masked tokens"
         told.append(
-            f"Each method was trained for {self.steps:,} steps of {self.batch_size} x {self.length} tokens, seeds "
-            f"{listed(seeds)}, to {'predict the next token' if self.causal else 'fill in masked tokens'} of "
-            f"{material.source}."
+            f"Each method was trained for {self.steps:,} steps of {self.batch_size} x {self.length} tokens, "
+            f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}, to {goal} of {material.source}."
         )
         # Looks follow the order in which the methods were given, so a method looks the same whatever its rank.
         names = list(self.positions)
         plain = names.index(encoders.BASELINE) if encoders.BASELINE in names else None
         looks = dict(zip(names, figures.series(len(names), plain), strict=True))
-        drawn = self, ranking, runs, looks, material.guessing
-        parts: list[Any] = [drawing.table(*drawn), *drawing.curves(*drawn)]
+        parts: list[Any] = [
+            drawing.table(ranking, runs, looks, lengths=self.judged, causal=self.causal, guessing=material.guessing),
+            *drawing.curves(ranking, runs, looks, lengths=self.judged, steps=self.steps, guessing=material.guessing),
+        ]
         if trials:
             rows = [(name, self.told(found)) for (name, _), found in trials.items()]
             columns = [Column("position"), Column("losses by learning rate", left=True)]
@@ -498,10 +460,8 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
         InputError: for ``out``, if the folder holds something else.
     """
     path = folder / running.RECORDS
-    if not path.exists():
-        raise InputError("out", f"{folder} has no results of whereformer compare")
-    options, records, _ = running.read_records(path)
-    if options.pop("recipe") != Compare.NAME:
+    options, records, _ = running.read_records(path) if path.exists() else ({}, {}, [])
+    if options.get("recipe") != Compare.NAME:
         raise InputError("out", f"{folder} has no results of whereformer compare")
     known = {field.name for field in fields(Compare)}
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})

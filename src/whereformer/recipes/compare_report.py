@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..analysis.outlook import AHEAD, SHARES
 from ..analysis.ranking import Ranked, Ranking
@@ -12,25 +12,25 @@ from ..lab.report import losses
 from ..lab.report.figures import Series
 from ..lab.report.report import Figure
 from ..lab.sheet import Cell, Column, Row, Sheet
-
-if TYPE_CHECKING:
-    from .compare import Compare, Outcome
+from .outcome import Outcome
 
 DASH = "\N{EN DASH}"
 
 
 def table(
-    recipe: Compare,
     ranking: Ranking,
     runs: Mapping[str, Mapping[int, Outcome]],
     looks: Mapping[str, Series],
+    *,
+    lengths: Sequence[int],
+    causal: bool,
     guessing: float,
 ) -> Sheet:
     """Return the ranking as a table."""
     columns = [
         Column("#"),
         Column("position", left=True),
-        *(Column("loss", f"@{length}") for length in recipe.judged),
+        *(Column("loss", f"@{length}") for length in lengths),
         Column("accuracy", "", "descending"),
         Column("twice", "steps"),
         Column("loss", f"{AHEAD}x steps", page=True),
@@ -51,7 +51,7 @@ def table(
         cells = [
             place,
             name,
-            *(scored([run.scores[index] for run in every], why_not) for index in range(len(recipe.judged))),
+            *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
             number([run.scores[0][1] for run in every], "{:.1%}"),
             *heading(row, uncertain=row.position in ranking.uncertain),
             Cell(f"{every[0].rate:.2g}", order=every[0].rate),
@@ -62,23 +62,25 @@ def table(
     notes = [
         "Methods with the same # cannot be told apart: none is better with every seed, by more than twice the "
         "standard error over the held-out text, and by more than another seed changes.",
-        f"loss: mean cross-entropy in nats at {'all' if recipe.causal else 'the masked'} tokens of held-out text, "
+        f"loss: mean cross-entropy in nats at {'all' if causal else 'the masked'} tokens of held-out text, "
         f"the median over seeds; guessing by token frequency gives {guessing:.3f}.",
         "twice steps: expected change of the loss with twice as many steps, by the curve of training.",
         "GFLOPs: operations of a training step. params: parameters of position.",
     ]
     if ranking.waiting:
         notes.insert(1, "Without #: not yet learning, since the loss is not clearly lower than without positions.")
-    goal = "causal" if recipe.causal else "masked"
-    title = f"Held-out {goal}-LM loss, trained on {recipe.length} tokens at a time (lower is better)"
+    goal = "causal" if causal else "masked"
+    title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
     return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, kind="ranking cards")
 
 
 def curves(
-    recipe: Compare,
     ranking: Ranking,
     runs: Mapping[str, Mapping[int, Outcome]],
     looks: Mapping[str, Series],
+    *,
+    lengths: Sequence[int],
+    steps: int,
     guessing: float,
 ) -> Iterator[Figure]:
     """Yield the figures of losses over training and over length."""
@@ -88,12 +90,12 @@ def curves(
         training[row.position] = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
         found = {
             length: [run.scores[index][0] for run in every]
-            for index, length in enumerate(recipe.judged)
+            for index, length in enumerate(lengths)
             if not any(isinstance(run.scores[index], str) for run in every)
         }
         ranges[row.position] = {n: (min(each), statistics.median(each), max(each)) for n, each in found.items()}
         if row.outlook is not None and row.position not in ranking.uncertain:
-            fits[row.position] = [float(share * recipe.steps) for share in SHARES], row.outlook.curve
+            fits[row.position] = [float(share * steps) for share in SHARES], row.outlook.curve
     dotted = " Dotted: the fitted curves, up to twice the steps." if fits else ""
     yield Figure(
         "Training loss over steps",
@@ -104,7 +106,7 @@ def curves(
     yield Figure(
         "Held-out loss over length",
         losses.over_length(ranges, looks),
-        f"Trained on {recipe.length} tokens at a time, then tested on more. Bars: the range over seeds.",
+        f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
         (680, 320),
     )
 

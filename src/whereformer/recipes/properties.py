@@ -16,12 +16,14 @@ from ..data.masks import HELD_OUT_RATE, HeldOut
 from ..errors import InputError
 from ..lab import encoders, plugins
 from ..lab.encoders import BASELINE
+from ..lab.loading import quiet_transformers
 from ..lab.progress import Progress
+from ..lab.run import RECORDS, read_records
 from ..lab.sheet import Cell, Column, Sheet
-from ..lab.training.trainer import quiet_transformers
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
-from .compare import Compare, Outcome, load
+from .compare import Compare, load
+from .outcome import Outcome
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
@@ -140,8 +142,9 @@ def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
     folder = recipe.out
     try:
+        _, records, _ = read_records(folder / RECORDS)
         text = Text(recipe.data, recipe.column, characters=recipe.characters)
-        changed = text.fingerprint != recipe.recorded("identify")
+        changed = text.fingerprint != records['["identify"]']["value"]
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
     if changed:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
-    "analyze": "analyze.settings:Analyze",
     "extend": "extend.settings:Extend",
     "finetune": "finetune.settings:Finetune",
     "pretrain": "pretrain.settings:Pretrain",

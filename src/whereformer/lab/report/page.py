@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 """Templates that all pages share. A page's own template is next to the module that fills it."""
 
-STUDY = TEMPLATES / "study.html.j2"
-"""A study's page: sentences, sheets, settings and the machine. A study's own template may extend it."""
-
 
 def render(template: Path, **content: Any) -> str:
     """Render a template: a page that extends ``page.html.j2``, or a part of one. All text but Markup is escaped."""
