@@ -336,7 +336,7 @@ def without_times(value: Any) -> Any:
 
 
 def results_of(out: Path) -> Any:
-    """Read a run's results.json, or the records of a recipe; None if there is none or it is broken."""
+    """Read a run's results.json or, of a recipe, its records; None if there is none or it is broken."""
     try:
         if (out / "records.jsonl").exists():
             _, found, _ = read_records(out / "records.jsonl")
@@ -351,10 +351,10 @@ def work(out: Path) -> int:
     results = results_of(out)
     if results is None:
         return 0
-    if "records" in results:
-        return sum(name.startswith('["train"') for name in results["records"])
     if "step" in results:
         return int(results["step"])
+    if "records" in results:
+        return len(results["records"])
     return sum(count_runs(each) for each in results["runs"].values())
 
 
@@ -468,7 +468,7 @@ def worth(path: Path, out: Path) -> bool:
     """Return whether a file is one that a command reads again; reports and curves are only for people."""
     return (
         path.name != ".lock"
-        and path.suffix not in (".html", ".md")
+        and path.suffix not in (".html", ".md", ".svg")
         and "tensorboard" not in path.relative_to(out).parts
     )
 
@@ -498,7 +498,7 @@ def damaged(file: Path, kind: str, places: list[Path], chance: random.Random) ->
     else:
         # Another digit, as a person would write it.
         digits = [place for place, byte in enumerate(content) if byte in b"0123456789"]
-        if file.suffix != ".json" or not digits:
+        if file.suffix not in (".json", ".jsonl") or not digits:
             return False
         place = chance.choice(digits)
         new = content[:place] + str((int(chr(content[place])) + 1) % 10).encode() + content[place + 1 :]

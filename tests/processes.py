@@ -12,23 +12,21 @@ from safetensors.torch import load_file, save_file
 from torch import multiprocessing
 
 from whereformer.cli.main import main
-from whereformer.lab.training.shared import SharedTrainer
+from whereformer.lab import train as training
 
 
 def recorded(command, file):
     """Run a command, and save the loss of each step and the trained parameters of each training that it does."""
-    real, trained = SharedTrainer.train, []
+    real, trained, losses = training.train, [], []
 
-    def train(self, *arguments, **options):
-        found = real(self, *arguments, **options)
-        # A model that is still wrapped would show the same parameters under other names.
-        trained.append({name: weight.detach().clone() for name, weight in self.model.named_parameters()})
-        losses.append([log["loss"] for log in self.state.log_history if "loss" in log])
-        return found
+    def train(model, *arguments, **options):
+        done = real(model, *arguments, **options)
+        trained.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+        losses.append(done.losses)
+        return done
 
-    losses = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SharedTrainer, "train", train)
+        patched.setattr(training, "train", train)
         main(command)
     file.with_suffix(".json").write_text(json.dumps(losses))
     save_file({f"{run}.{name}": x for run, each in enumerate(trained) for name, x in each.items()}, file)

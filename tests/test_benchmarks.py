@@ -22,7 +22,8 @@ from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
 from whereformer.recipes.compare import load
 
-from .studies import parallel_text, sentence_models
+from .recipes import sentence_models
+from .studies import parallel_text
 from .studies.finetuning import save_glue
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -421,7 +422,16 @@ SMOKE_TESTS = {
         *(tisa_from_start, translation, translation_speed, which_position, windows),
     )
 }
-HELPERS = {"attention_kinds", "attention_peers", "attention_plot", "attention_ways", "goals", "parts", "side_by_side"}
+HELPERS = {
+    "attention_kinds",
+    "jobs",
+    "attention_peers",
+    "attention_plot",
+    "attention_ways",
+    "goals",
+    "parts",
+    "side_by_side",
+}
 """Files that benchmarks share."""
 
 

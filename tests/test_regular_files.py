@@ -102,5 +102,5 @@ def test_the_results_of_a_long_run_that_are_a_pipe_are_not_read(tmp_path, capsys
     out, text = tmp_path / "out", tmp_path / "a.txt"
     text.write_text("words and words. " * 4000)
     out.mkdir()
-    os.mkfifo(out / "results.json")
+    os.mkfifo(out / "records.jsonl")
     assert "out: " in fails(capsys, "pretrain", "--data", str(text), "--vocab-size", "64", "--out", str(out))

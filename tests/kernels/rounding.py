@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from whereformer import DistanceDecay, FactorPair, OffsetValues
+from whereformer import DistanceDecay, FactorPair
 from whereformer.kernels.call import make_call
 from whereformer.kernels.dropout import draw_seed, keep_mask, row_seeds
-from whereformer.kernels.reference import attention_scores, attention_weights
+from whereformer.kernels.reference import attention_scores, attention_weights, columns_of
 
 ROUNDINGS = 8
 """Unit roundoffs of its size that a number may be off.
@@ -94,9 +94,8 @@ def _sum_of_levels(query_levels, key_levels):
 def _mix(call, weights):
     """The output of attention with these weights."""
     out = weights @ call.value.repeat_interleave(call.heads // call.value.shape[1], 1)
-    for term in call.terms:
-        if isinstance(term, OffsetValues):
-            columns = (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1).unsqueeze(1)
-            at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
-            out = out + at_offset.scatter_add(-1, columns.expand_as(weights), weights) @ term.table
+    if call.value_table is not None:
+        columns = columns_of(call, "value_table").unsqueeze(1)
+        at_offset = weights.new_zeros(*weights.shape[:3], call.value_table.shape[1])
+        out = out + at_offset.scatter_add(-1, columns.expand_as(weights), weights) @ call.value_table
     return out

@@ -28,7 +28,7 @@ from tests.kernels.cases import (
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, native
 from whereformer.kernels.call import make_call
-from whereformer.kernels.problem import GRADIENTS, Problem
+from whereformer.kernels.fields import GRADIENTS
 from whereformer.lab.memory import peak_memory
 
 # Of the module, so that a test that draws many examples does not ask for it again for each.
@@ -106,7 +106,7 @@ def test_a_block_has_the_keys_that_its_queries_may_reach_and_few_others(data):
     )
     start = draw(0, n_q - 1)
     rows = range(start, draw(start + 1, n_q))
-    found = blockwise._keys_of(Problem.of(call), rows)
+    found = blockwise._keys_of(call, rows)
     allowed = call.allowed()
     allowed = torch.ones(n_q, n_k, dtype=torch.bool) if allowed is None else allowed[0, 0]
     reached = allowed[rows.start : rows.stop].any(0).nonzero().flatten().tolist()
@@ -117,8 +117,8 @@ def test_a_block_has_the_keys_that_its_queries_may_reach_and_few_others(data):
 
 @pytest.mark.parametrize("options", [{"window": 9}, {"window": (9, 0)}, {"causal": True}], ids=str)
 def test_what_a_window_forbids_is_hardly_computed(options):
-    problem = Problem.of(make_call(*(torch.zeros(1, 1, 4096, 8),) * 3, **options))
-    pairs = sum((block.rows.stop - block.rows.start) * len(block.keys) for block in blockwise._blocks_of(problem))
+    call = make_call(*(torch.zeros(1, 1, 4096, 8),) * 3, **options)
+    pairs = sum(len(block.rows) * len(block.keys) for block in blockwise._blocks_of(call))
     assert pairs < (0.8 if "causal" in options else 0.03) * 4096**2
 
 
@@ -293,22 +293,22 @@ def test_operator_contract(fast, explicit, lse):
 
 def check_operator(fast, call):
     """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
-    backend, problem = importlib.import_module(f"whereformer.kernels.{fast}"), Problem.of(call)
-    plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in problem.arguments()]
+    operators = importlib.import_module(f"whereformer.kernels.{fast}").operators
+    plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in call.arguments()]
     arguments = [
         each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
         for each in plain
     ]
-    torch.library.opcheck(backend._forward, arguments)
+    torch.library.opcheck(operators.forward, arguments)
     with unwritten_memory_is_nan():
-        outputs = backend._forward(*plain)
+        outputs = operators.forward(*plain)
         output, kept, lse = outputs
-        needed = [getattr(problem, name) is not None for name in GRADIENTS]
-        d_lse = torch.ones_like(lse[1]) if problem.wants_lse else None
+        needed = [getattr(call, name) is not None for name in GRADIENTS]
+        d_lse = torch.ones_like(lse[1]) if call.wants_lse else None
         arguments = (output_gradient(output).to(output.dtype), d_lse, output, kept, needed, *plain)
-        outputs += tuple(backend._backward(*arguments))
+        outputs += tuple(operators.backward(*arguments))
     assert not any(each.isnan().any() for each in outputs)
-    torch.library.opcheck(backend._backward, arguments)
+    torch.library.opcheck(operators.backward, arguments)
 
 
 @contextlib.contextmanager

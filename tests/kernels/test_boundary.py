@@ -18,7 +18,7 @@ from whereformer import (
     Positions,
     attention,
 )
-from whereformer.kernels.call import Call
+from whereformer.kernels.fields import Call
 
 B, H, D = 2, 3, 8
 

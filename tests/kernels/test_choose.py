@@ -25,7 +25,7 @@ def native(request, monkeypatch):
     if request.param == "with":
         need_native()
         return True
-    monkeypatch.setattr(module.native, "unavailable", lambda call, device: "is not built: no compiler")
+    monkeypatch.setattr(module.native.backend, "why_not", lambda call, device: "is not built: no compiler")
     return False
 
 
@@ -104,7 +104,7 @@ def test_generation_without_terms_in_float32_is_left_to_torch():
 
 def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
     why = "is not built: no compiler; install one"
-    monkeypatch.setattr(module.native, "unavailable", lambda call, device: why)
+    monkeypatch.setattr(module.native.backend, "why_not", lambda call, device: why)
     choice = explain(*inputs(10), TERM)
     assert choice.reason == (
         f"some queries at a time in plain PyTorch, in O(n) memory; the compiled kernel would be faster, but it {why}"
@@ -115,10 +115,10 @@ def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
 
 
 def test_a_kernel_that_takes_some_dtypes_leaves_the_others(monkeypatch):
-    def unavailable(call, device):
-        return None if call.dtype == torch.float32 else f"needs float32, got {call.dtype}"
+    def why_not(call, device):
+        return None if call.value.dtype == torch.float32 else f"needs float32, got {call.value.dtype}"
 
-    monkeypatch.setattr(module.native, "unavailable", unavailable)
+    monkeypatch.setattr(module.native.backend, "why_not", why_not)
     assert explain(*inputs(10), TERM).backend == "native"
     assert explain(*inputs(10, dtype=torch.float64), TERM).backend == "blockwise"
 
@@ -159,6 +159,6 @@ def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():
     packed = make_call(*inputs(100), query_documents=ids, key_documents=ids)
     gpu = torch.device("cuda")
     chosen = choose(packed, "auto", gpu)
-    assert chosen == ("fused" if triton.unavailable(packed, gpu) else "triton")
+    assert chosen == ("fused" if triton.why_not(packed, gpu) else "triton")
     assert choose(make_call(*inputs(100)), "auto", gpu) == "fused"
     assert choose(packed, "auto", gpu) != "native"

@@ -12,9 +12,7 @@ from tests.kernels.cases import EVERY_KIND, HEADS, JOINED, MIRRORED, check, cont
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions
 from whereformer.kernels import native
 from whereformer.kernels.call import make_call
-from whereformer.kernels.native import Problem
-from whereformer.kernels.native import _backward as backward_operator
-from whereformer.kernels.problem import GRADIENTS
+from whereformer.kernels.fields import GRADIENTS
 
 
 @pytest.fixture(autouse=True)
@@ -124,11 +122,11 @@ def test_the_backward_is_an_operator(needed):
     # In the layout of a projection
     query, key, value = (tensor.float().transpose(1, 2).contiguous().transpose(1, 2) for tensor in content(5, 7))
     terms = [OffsetBias(torch.randn(HEADS, 9), -4), DenseBias(torch.randn(1, HEADS, 5, 7))]
-    problem = Problem.of(make_call(query, key, value, terms, return_lse=True))
-    output, kept, _ = native._run_forward(*problem.arguments())
-    needed = [need and getattr(problem, name) is not None for name, need in zip(GRADIENTS, needed, strict=True)]
-    arguments = torch.randn_like(output), torch.randn(output.shape[:3]), output, kept, needed, *problem.arguments()
-    torch.library.opcheck(backward_operator, arguments)
+    call = make_call(query, key, value, terms, return_lse=True)
+    output, kept, _ = native.backend.forward(call)
+    needed = [need and getattr(call, name) is not None for name, need in zip(GRADIENTS, needed, strict=True)]
+    arguments = torch.randn_like(output), torch.randn(output.shape[:3]), output, kept, needed, *call.arguments()
+    torch.library.opcheck(native.operators.backward, arguments)
 
 
 def in_a_process(script):

@@ -15,7 +15,6 @@ from tests.kernels.cases import HEADS, check, content, random
 from tests.kernels.rounding import ROUNDINGS
 from whereformer import OffsetBias
 from whereformer.kernels.call import make_call
-from whereformer.kernels.problem import Problem
 from whereformer.kernels.triton.blocks import precision_of
 
 UNIT = 2.0**-24
@@ -101,5 +100,4 @@ def test_attention_and_its_gradients(n_q, n_k, size, monkeypatch):
 
 @pytest.mark.parametrize(("width", "precision"), [(64, "tf32x3"), (80, "ieee")])
 def test_wide_heads_do_not_use_tensor_cores(width, precision):
-    problem = Problem.of(make_call(*[torch.zeros(1, 1, 4, width)] * 3))
-    assert precision_of(problem) == precision
+    assert precision_of(make_call(*[torch.zeros(1, 1, 4, width)] * 3)) == precision

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +32,7 @@ from whereformer import (
     explain,
 )
 from whereformer.kernels.call import make_call
-from whereformer.kernels.problem import GRADIENTS
+from whereformer.kernels.fields import GRADIENTS
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -106,25 +107,23 @@ def test_long_tables_go_in_parts(explicit, monkeypatch):
     ],
     ids=["plain", "bias", "every kind", "every kind at positions"],
 )
-def test_contract_of_operators(names, options, monkeypatch):
+def test_contract_of_operators(names, options):
     built = [
         kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
         for kind, tensors, first in terms_of(names, 7, 9)
     ]
     call = make_call(*(tensor.float() for tensor in content(7, 9)), built, dropout_p=0.1, **options)
-    problems, run = [], backend._run
-    monkeypatch.setattr(backend, "_run", lambda problem: problems.append(problem) or run(problem))
-    backend.attend(call)
-    arguments = problems[0].arguments()
+    call = backend.backend.adapted(replace(call, seed=torch.tensor(5, device=DEVICE)))
+    arguments = call.arguments()
     leaves = [
         each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
         for each in arguments
     ]
-    torch.library.opcheck(backend._forward, leaves)
-    out, norm, lse = backend._forward(*arguments)
+    torch.library.opcheck(backend.operators.forward, leaves)
+    out, norm, lse = backend.operators.forward(*arguments)
     needed = [tensor is not None for tensor in arguments[: len(GRADIENTS)]]
-    d_out, d_lse = output_gradient(out).to(out.dtype), torch.ones_like(lse[1]) if problems[0].wants_lse else None
-    torch.library.opcheck(backend._backward, (d_out, d_lse, out, norm, needed, *arguments))
+    d_out, d_lse = output_gradient(out).to(out.dtype), torch.ones_like(lse[1]) if call.wants_lse else None
+    torch.library.opcheck(backend.operators.backward, (d_out, d_lse, out, norm, needed, *arguments))
 
 
 # --- windows, shared keys, soft caps, logs of sums
@@ -243,11 +242,11 @@ def test_tiles_of_real_sizes(case, capability, monkeypatch):
     """The interpreter's own tiles are small."""
     small = blocks.blocks_of
 
-    def real(kernel, problem):
+    def real(kernel, call):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(available, "interpreted", lambda: False)
             patched.setattr(available, "capability", lambda device: (capability, 0))
-            return small(kernel, problem)
+            return small(kernel, call)
 
     for name in ("launch", "backward"):
         monkeypatch.setattr(importlib.import_module(f"whereformer.kernels.triton.{name}"), "blocks_of", real)
@@ -285,8 +284,8 @@ def test_says_which_tables_of_queries_are_too_long():
 def test_needs_a_cuda_device_unless_interpreted(kind, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     call = make_call(*[torch.zeros(1, 2, 4, 16)] * 3)
-    expected = f"'triton' needs a CUDA device, got {kind}; use backend='blockwise'"
-    assert available.unavailable(call, torch.device(kind)) == expected
+    expected = f"needs a CUDA device, got {kind}"
+    assert available.why_not(call, torch.device(kind)) == expected
 
 
 GPUS = {
@@ -308,8 +307,8 @@ def test_says_which_gpus_it_cannot_use(expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.version, "hip", gpu["hip"])
     monkeypatch.setattr(available, "_version", lambda: gpu["version"])
-    reason = available.unavailable(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
-    assert reason == (f"'triton' {expected}; use backend='blockwise'" if expected else None)
+    reason = available.why_not(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
+    assert reason == (expected or None)
 
 
 def test_needs_positions_that_fit():

@@ -1,4 +1,4 @@
-"""Files of results that somebody has changed are refused in one line."""
+"""Sealed files that somebody has changed are refused."""
 
 import json
 
@@ -7,29 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.damage import damages
-from tests.lab.report import test_finetune_report
-from whereformer.errors import InputError
-from whereformer.lab.json_files import read_json
-from whereformer.lab.training.folder import Folder
-from whereformer.studies.finetune.results import FinetuneResults
-from whereformer.studies.pretrain.results import PretrainResults
+from whereformer.lab.json_files import read_json, read_sealed, write_sealed
 
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    file = tmp_path_factory.mktemp("results") / "results.json"
-    test_finetune_report.two_tasks().write(file)
-    return json.loads(file.read_text())
+CONTENT = {
+    "facts": {"seed": 0, "name": "a"},
+    "files": {"model.safetensors": {"size": 3, "sha256": "abc"}},
+    "x": [1, 2.5],
+}
 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_damaged_results_are_refused(written, tmp_path_factory, data):
-    file = tmp_path_factory.mktemp("damaged") / "results.json"
-    content = data.draw(damages(written).filter(lambda content: content != written))
-    file.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"^out: .*results\.json is not a complete result of this command"):
-        FinetuneResults.load(file)
+def test_damaged_files_are_refused(tmp_path_factory, data):
+    file = tmp_path_factory.mktemp("damaged") / "manifest.json"
+    write_sealed(file, CONTENT)
+    written = json.loads(file.read_text())
+    assert read_sealed(file) == CONTENT
+    file.write_text(json.dumps(data.draw(damages(written).filter(lambda content: content != written))))
+    with pytest.raises(ValueError, match=r"."):
+        read_sealed(file)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[1]", "", "\0"])
@@ -38,5 +34,3 @@ def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
     file.write_text(content)
     with pytest.raises(ValueError, match=r"."):
         read_json(file)
-    with pytest.raises(InputError, match=r"^out: .*results\.json is not a complete result"):
-        Folder(tmp_path, {}, PretrainResults)

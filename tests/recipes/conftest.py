@@ -1,1 +1,3 @@
-from tests.studies.conftest import text  # noqa: F401  # a fixture
+from tests.studies.conftest import text
+
+__all__ = ["text"]

@@ -208,7 +208,7 @@ def test_one_position(save):
 
 def test_a_run_of_pretraining(tmp_path, text):
     run = tmp_path / "run"
-    more = ["--steps=4", "--every=1", "--keep=3", "--position=learned"]
+    more = ["--steps=5", "--every=1", "--keep=3", "--position=learned"]
     main(["pretrain", "--data", text, "--out", str(run), *TINY_ENCODER, *more])
     sources = sources_of([str(run)], None)
     assert [source.step for source in sources] == [2, 3, 4]

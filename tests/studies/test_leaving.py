@@ -1,6 +1,5 @@
 """What a training saves works elsewhere: its model card, the Hub, pipelines, sentence-transformers, export."""
 
-import json
 import os
 import shlex
 import subprocess
@@ -17,6 +16,8 @@ from tests.studies.parallel_text import pairs, train, write
 from tests.studies.trainings import TINY_ENCODER
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
 from whereformer.cli.main import main
+from whereformer.lab.provenance import versions
+from whereformer.lab.run import read_records
 
 WORDS = [*TINY_ENCODER, "--every=6", "--learning-rate=0.01", "--position=learned+tisa", "--device=cpu"]
 
@@ -40,18 +41,19 @@ def fresh(code):
 
 
 def test_the_model_card_says_what_the_model_is(out, folder, text):
-    results = json.loads((out / "results.json").read_text())
+    _, records, _ = read_records(out / "records.jsonl")
+    results = records['["train"]']["value"]
     card = ModelCard.load(folder + "/README.md")
     data = card.data.to_dict()
     assert data["library_name"] == "whereformer"
     assert data["pipeline_tag"] == "fill-mask"
     assert data["tags"] == ["transformers", "position", "learned", "tisa"]
     assert data["metrics"] == ["accuracy", "loss"]
-    assert f"`{results['held_out'][-1]['loss']}`" in card.text
+    assert f"`{round(results['scores'][-1][1]['loss'], 4)}`" in card.text
     assert f"{results['parameters']:,} parameters" in card.text
-    for name in ("python", "torch", "whereformer", "transformers"):
-        assert f"{name} {results['versions'][name]}" in card.text
-    assert f"| source | `{results['text']['source']}` |" in card.text
+    for name, number in versions().items():
+        assert f"{name} {number}" in card.text
+    assert f"| source | `{text}` |" in card.text
     assert '"position": "learned+tisa"' in card.text
     command = card.text.split("```sh\n")[1].split("\n```")[0]
     assert shlex.split(command)[:4] == ["whereformer", "pretrain", "--data", text]
@@ -60,10 +62,10 @@ def test_the_model_card_says_what_the_model_is(out, folder, text):
 def test_the_command_of_the_card_makes_the_same_model(out, folder, tmp_path):
     command = ModelCard.load(folder + "/README.md").text.split("```sh\n")[1].split("\n```")[0]
     words = shlex.split(command)[1:]
-    words[words.index("--out") + 1] = str(tmp_path)
-    main(words)
-    settings = [json.loads((each / "results.json").read_text())["settings"] for each in (tmp_path, out)]
-    assert settings[0] == settings[1]
+    main([*words, "--out", str(tmp_path)])
+    (first, records, _), (second, others, _) = (read_records(each / "records.jsonl") for each in (tmp_path, out))
+    assert first == second
+    assert [each["value"] for each in records.values()] == [each["value"] for each in others.values()]
     weights = [each / "model" / "model.safetensors" for each in (tmp_path, out)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 

@@ -1,16 +1,11 @@
-"""What tests of long trainings look at: weights, results without their time, Ctrl-C, and a tracker."""
+"""What tests of long trainings look at: weights and a tracker."""
 
-import os
-import signal
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
-import pytest
 import torch
 from safetensors.torch import load_file
-
-from whereformer.lab.training.long_run import LongTrainer
 
 TINY_ENCODER = [
     "--length=16",
@@ -34,23 +29,6 @@ def same(first, second):
 
 def without_time(results):
     return {name: value for name, value in results.items() if name not in ("seconds", "sha256")}
-
-
-def interrupt_at(step, run, times=1):
-    """Run a training, with Ctrl-C in the middle of a step; the command has to end as one that was interrupted."""
-    real = LongTrainer.training_step
-
-    def training_step(self, *arguments):
-        if self.state.global_step + 1 == step:
-            for _ in range(times):
-                os.kill(os.getpid(), signal.SIGINT)
-        return real(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LongTrainer, "training_step", training_step)
-        with pytest.raises(SystemExit) as stop:
-            run()
-    assert stop.value.code == 130
 
 
 def toy_tracker(monkeypatch, name):

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import InputError
-from ..kernels.problem import Problem
+from ..kernels.fields import Call
 from ..models import Encoder, EncoderConfig
 from ..models.heads import MaskedLMHead
 
@@ -287,7 +287,7 @@ def attention_flops(*arguments: Any, out_shape: Any) -> int:
 
     Terms are merged. Every row takes one product with a table over offsets, or with what its window shows of it.
     """
-    of: Any = Problem(*arguments)
+    of: Any = Call(*arguments)
     batch, _, n_k, value_dim = of.value
     heads = out_shape[0][1]
     pairs = _pairs(of, n_k)

@@ -1,21 +1,34 @@
-"""Masked windows of a token stream. The seed and a row's number decide where the row starts and what is masked."""
+"""Masked windows of a token stream. The seed and a row's number decide where the row starts and what is masked.
+
+A training reads them in stages: short windows for most of the steps, then longer ones.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .masks import mask_tokens
+from ..errors import InputError, shown
+from ..lab.options import MOST_SIZE
+from .masks import HELD_OUT_RATE, mask_tokens
 from .streams import Stream
 from .tokenizers import Vocabulary
 
 if TYPE_CHECKING:
     from ..models import EncoderConfig
+
+SHORTEST = 8
+"""The least tokens in a window."""
+HELD_OUT_WINDOWS = 1024
+"""The most held-out windows that are scored; more would only take time."""
 
 
 class Windows(Dataset[dict[str, Tensor]]):
@@ -127,3 +140,142 @@ def end_padding(config: EncoderConfig) -> int:
 
     poolings = len(parse_blocks(config.blocks)) - 1
     return 2**poolings - 1 if config.separate_cls and config.truncate_seq else 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps in a row with windows of one length, ``rows`` of them in each step."""
+
+    length: int
+    steps: int
+    rows: int
+
+
+def parsed_lengths(text: str) -> list[tuple[int, float]]:
+    """Parse lengths with their shares of the steps, such as "128:0.9,512:0.1".
+
+    Raises:
+        InputError: for ``lengths``, if the text is something else, or the shares do not add up to 1.
+    """
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        found = [(int(length), float(share)) for length, share in pairs]
+    except ValueError:
+        expected = "expected lengths and shares such as '128:0.9,512:0.1'"
+        raise InputError("lengths", f"{expected}, got {shown(text)}") from None
+    for length, share in found:
+        if not (SHORTEST <= length <= MOST_SIZE and 0 < share <= 1):
+            expected = f"expected lengths of {SHORTEST} to {MOST_SIZE} and shares above 0 and up to 1"
+            raise InputError("lengths", f"{expected}, got {shown(f'{length}:{share:g}')}")
+    total = sum(share for _, share in found)
+    if abs(total - 1) > 1e-6:
+        raise InputError("lengths", f"expected shares that add up to 1, got {total:g} in {shown(text)}")
+    return found
+
+
+def stages_of(lengths: Sequence[tuple[int, float]], steps: int, batch_size: int, batches: int) -> list[Stage]:
+    """Divide the steps among the lengths, each with its share. All steps have about the same number of tokens.
+
+    A step has ``batches`` batches of ``batch_size`` windows of the first length. Of longer windows a batch has fewer,
+    but at least one.
+
+    Raises:
+        InputError: for ``lengths``, if a length gets no step.
+    """
+    ends = [round(share * steps) for share in accumulate(share for _, share in lengths)]
+    found = []
+    for (length, _), (start, end) in zip(lengths, pairwise([0, *ends]), strict=True):
+        if start == end:
+            raise InputError("lengths", f"expected at least one step of each length, got none of {length} in {steps}")
+        rows = max(1, round(batch_size * lengths[0][0] / length))
+        found.append(Stage(length, end - start, rows * batches))
+    return found
+
+
+@dataclass(frozen=True)
+class StagedWindows:
+    """The windows of all steps of a training, and those that it is scored on.
+
+    Args:
+        training, held_out: the streams.
+        vocabulary: the tokenizer's special and ordinary ids.
+        stages: the stages, in order. Their windows have consecutive numbers.
+        padding: how many tokens at the end of each window are not text.
+        rate: share of masked tokens in training.
+        hide_masked: whether attention skips [MASK].
+        seed: seed of places and masks in training.
+        uniforms: whether windows have the random numbers that ELECTRA takes.
+
+    Raises:
+        InputError: for ``data``, if a stream is shorter than a window.
+    """
+
+    training: Stream
+    held_out: Stream
+    vocabulary: Vocabulary
+    stages: Sequence[Stage]
+    padding: int
+    rate: float
+    hide_masked: bool
+    seed: int
+    uniforms: bool
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            body = body_length(stage.length, self.padding)
+            for name, stream in (("training", self.training), ("held-out", self.held_out)):
+                if len(stream) < body:
+                    expected = f"expected at least {body} for one window; give more text or shorter windows"
+                    raise InputError("data", f"too little text: {len(stream)} {name} tokens, {expected}")
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """Return all windows of a step as one batch."""
+        for stage, windows in self._training:
+            if step < stage.steps:
+                return collate([windows[row] for row in range(step * stage.rows, (step + 1) * stage.rows)])
+            step -= stage.steps
+        raise IndexError(step)
+
+    @cached_property
+    def _training(self) -> list[tuple[Stage, Windows]]:
+        found, first = [], 0
+        for stage in self.stages:
+            rows = range(first, first + stage.steps * stage.rows)
+            drawn = {"rate": self.rate, "seed": self.seed, "shuffled": True}
+            found.append((stage, self._windows(self.training, stage.length, rows, **drawn)))
+            first = rows.stop
+        return found
+
+    def scored(self) -> Iterator[dict[str, Tensor]]:
+        """Yield batches of held-out windows of the last length: always the same, whatever training uses."""
+        last = self.stages[-1]
+        most = min(HELD_OUT_WINDOWS, len(self.held_out) // body_length(last.length, self.padding))
+        drawn = {"rate": HELD_OUT_RATE, "seed": 0, "shuffled": False}
+        windows = self._windows(self.held_out, last.length, range(most), **drawn)
+        for first in range(0, most, last.rows):
+            yield collate([windows[row] for row in range(first, min(first + last.rows, most))])
+
+    def _windows(self, stream: Stream, length: int, rows: range, **drawn: Any) -> Windows:
+        return Windows(
+            stream,
+            self.vocabulary,
+            length=length,
+            padding=self.padding,
+            hide_masked=self.hide_masked,
+            rows=rows,
+            uniforms=self.uniforms,
+            **drawn,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens, without padding, that all steps read."""
+        return sum(stage.steps * stage.rows * (stage.length - self.padding) for stage in self.stages)
+
+    @property
+    def passes(self) -> float:
+        """How many times all steps read the text."""
+        text = len(self.training)
+        return sum(
+            stage.steps * stage.rows / (text // body_length(stage.length, self.padding)) for stage in self.stages
+        )

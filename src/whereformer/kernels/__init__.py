@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
-from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
+from .call import CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import Attend, add_sinks, attend_with_sinks, merge_attention
+from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
+from .fields import Call
+from .kinds import Kind, attend_again, kind_of, remember
+from .logsums import LogSums
 from .precision import without_autocast
 from .terms import (
     DenseBias,
@@ -181,14 +184,19 @@ def attention(
         "query_documents": query_documents,
         "key_documents": key_documents,
     }
-    kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
-    again = None if kind is None else native.attend_again(kind)
+    kind = kind_of(
+        (query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents),
+        terms,
+        window,
+        (causal, scale, softcap, dropout_p, return_lse, backend),
+    )
+    again = None if kind is None else attend_again(kind)
     if again is None:
-        output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
+        call = make_call(query, key, value, terms, return_lse=return_lse, **options)
+        output, lse = _run(call, sinks, backend, kind, terms)
     else:
-        output, sums = again if sinks is None else add_sinks(*again, sinks)
-        lse = sums.sum(0) if return_lse else None
-    return output if lse is None else (output, lse)
+        output, lse = _finished(*again, sinks)
+    return (output, lse) if return_lse and lse is not None else output
 
 
 @overload
@@ -269,31 +277,39 @@ def attention_varlen(
     """
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
     given = varlen.as_batch(query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton)
-    output, lse = _run(given.checked(return_lse), backend)
-    return varlen.as_rows(output) if lse is None else (varlen.as_rows(output), varlen.as_rows(lse))
+    output, lse = _run(given.checked(return_lse), given.options.get("sinks"), backend)
+    output = varlen.as_rows(output)
+    return (output, varlen.as_rows(lse)) if return_lse and lse is not None else output
 
 
-def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Tensor, Tensor | None]:
+def _run(
+    call: Call, sinks: Tensor | None, backend: str, kind: Kind | None = None, terms: Sequence[Term] = ()
+) -> tuple[Tensor, Tensor | None]:
     """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it.
 
-    The call's ``kind``, if it has one, is remembered by "native".
+    The call's ``kind``, if it has one, is remembered; ``terms`` are then what was merged.
     """
     _check_backend(backend)
     chosen = choose(call, backend)
-    if call.dropout_p and chosen != "fused":
-        call = replace(call, seed=draw_seed(call.device))
+    if chosen == "fused":
+        return sdpa.attend(call), None
+    if call.dropout_p:
+        call = replace(call, seed=draw_seed(call.value.device))
     if chosen == "reference":
-        output, lse = reference.attend(call)
-    else:
-        output, lse = attend_with_sinks(call, partial(native.attend, kind=kind) if chosen == "native" else _RUN[chosen])
+        output, lse = reference.attend(call, sinks)
+        return output, None if lse is None else lse.sum(0)
+    output, lse = _OPERATORS[chosen].attend(call, None if kind is None else partial(remember, kind, terms))
+    return _finished(output, lse, sinks)
+
+
+def _finished(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return a backend's output and log-sum-exp, after adding sinks."""
+    if sinks is not None and lse is not None:
+        output, lse = add_sinks(output, lse, sinks)
     return output, None if lse is None else lse.sum(0)
 
 
-_RUN: dict[str, Attend] = {
-    "fused": sdpa.attend,
-    "blockwise": blockwise.attend,
-    "triton": triton.attend,
-}
+_OPERATORS = {"blockwise": blockwise.operators, "native": native.operators, "triton": triton.operators}
 
 
 @refuses_other_names
@@ -338,7 +354,7 @@ def attention_weights(
     """
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
-        return reference.attention_weights(call)
+        return reference.attention_weights(call, options.get("sinks"))
 
 
 def attention_and_weights(
@@ -356,6 +372,9 @@ def attention_and_weights(
     gradients: those of a loss with respect to attention, as methods that explain predictions need.
     """
     if torch.is_grad_enabled():
-        return reference.attend_with_weights(make_call(query, key, value, terms, **options))
+        call = make_call(query, key, value, terms, **options)
+        if call.dropout_p:
+            call = replace(call, seed=draw_seed(value.device))
+        return reference.attend_with_weights(call, options.get("sinks"))
     out = attention(query, key, value, terms, backend=backend, **options)
     return out, attention_weights(query, key, value, terms, **options | {"dropout_p": 0.0})

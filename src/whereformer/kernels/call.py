@@ -1,4 +1,4 @@
-"""``Call``, the checked attention call that every backend gets, and all checks of its input."""
+"""All checks of a call's input, and how its arguments become the fields of a ``Call``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
-from .precision import as_autocast, autocast_dtype
+from .fields import TERMS, Call
+from .merge import merge
+from .precision import as_autocast, without_autocast
 from .terms import (
     TABLES,
-    DenseBias,
-    DistanceDecay,
-    FactorPair,
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
@@ -26,12 +25,11 @@ from .terms import (
     PositionsLike,
     Term,
     as_int,
+    diagonal_of,
     offset_range,
     offset_step,
-    offsets_between,
-    position_values,
 )
-from .tracing import are_numbers, can_look, holds, is_plain
+from .tracing import are_numbers, can_look, holds
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,8 +38,6 @@ Window: TypeAlias = int | tuple[int | None, int | None] | None
 
 FARTHEST = 2**62
 """Positions are below this number, so offsets are below twice this number."""
-FEW_QUERIES = 8
-"""For fewer queries, the compiled kernel spends more time on packing all keys than on attention."""
 MOST_SOFTCAP = 1e30
 """Soft caps beyond it, or below one divided by it, leave float32's range when they are multiplied."""
 
@@ -68,177 +64,7 @@ class CallOptions(SequenceOptions, total=False):
     key_documents: Tensor | None
 
 
-@dataclass(frozen=True)
-class Call:
-    """A checked attention call; shapes as in :func:`whereformer.attention`.
-
-    ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap. ``seed`` is that of dropout; None without dropout and for torch's own attention.
-    """
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor
-    terms: tuple[Term, ...]
-    n_q: int
-    n_k: int
-    scale: float
-    key_mask: Tensor | None = None
-    causal: bool = False
-    window: tuple[int | None, int | None] = (None, None)
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    dropout_p: float = 0.0
-    given_query_positions: PositionsLike | None = None
-    given_key_positions: PositionsLike | None = None
-    query_documents: Tensor | None = None
-    key_documents: Tensor | None = None
-    return_lse: bool = False
-    seed: Tensor | None = None
-
-    @property
-    def query_positions(self) -> PositionsLike:
-        given = self.given_query_positions
-        return Positions(self.n_k - self.n_q, 1, self.n_q) if given is None else given
-
-    @property
-    def key_positions(self) -> PositionsLike:
-        given = self.given_key_positions
-        return Positions(0, 1, self.n_k) if given is None else given
-
-    @property
-    def device(self) -> torch.device:
-        return self.value.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.value.dtype
-
-    @property
-    def heads(self) -> int:
-        """The number of query heads; those of keys and values may be fewer, but divide it."""
-        return self.value.shape[1] if self.query is None else self.query.shape[1]
-
-    @property
-    def head_dim(self) -> int | None:
-        """The width of a query; None in a call without content scores."""
-        return None if self.query is None else self.query.shape[3]
-
-    @property
-    def value_dim(self) -> int:
-        return self.value.shape[3]
-
-    @property
-    def has_terms(self) -> bool:
-        return len(self.terms) > 0
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether queries attend to keys of their own document alone."""
-        return self.query_documents is not None
-
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether torch's own attention has everything that the call asks for besides its terms."""
-        before, after = self.window
-        limited = before is not None or after is not None
-        return not (limited or self.return_lse or self.softcap is not None or self.sinks is not None)
-
-    @property
-    def shares_keys(self) -> bool:
-        """Whether several query heads use the keys of one."""
-        return self.heads != self.value.shape[1]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether torch would run the call eagerly, on plain tensors that autocast would not cast."""
-        tensors = [each for each in (self.query, self.key, self.value) if each is not None]
-        return all(map(is_plain, tensors)) and autocast_dtype(self.device) in (None, self.dtype)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether a few queries attend to more keys, as in generation."""
-        return self.n_q < FEW_QUERIES and self.n_q < self.n_k
-
-    @property
-    def factors(self) -> int:
-        """The total number of factors of the ``FactorPair`` terms."""
-        return sum(term.query_factors.shape[3] for term in self.terms if isinstance(term, FactorPair))
-
-    @property
-    def query_offsets(self) -> int:
-        """How many offsets the tables of ``OffsetQueries`` have together, of those that may occur; 0 without any."""
-        tables = [term for term in self.terms if isinstance(term, OffsetQueries)]
-        if not tables:
-            return 0
-        low = min(term.first for term in tables)
-        high = max(term.first + (term.table.shape[1] - 1) * term.step for term in tables)
-        span = self.offset_range
-        if span is not None and are_numbers(*span):
-            low, high = max(low, span[0]), min(high, span[1])
-        return max(high - low, 0) + 1
-
-    @property
-    def offset_range(self) -> tuple[int, int] | None:
-        """The smallest and the largest offset; None if only the data can tell."""
-        return offset_range(self.query_positions, self.key_positions)
-
-    def offsets(self) -> Tensor:
-        """Return the offsets of all pairs, (1 or batch, n_q, n_k)."""
-        device = self.value.device
-        offsets = offsets_between(
-            position_values(self.query_positions, device), position_values(self.key_positions, device)
-        )
-        return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
-
-    def offset_limits(self) -> tuple[int | None, int | None]:
-        """Return the smallest and the largest offset that causality and the window allow; None where any is allowed."""
-        before, after = self.window
-        if self.causal:
-            after = 0 if self.masks_future() else None
-        return None if before is None else -before, after
-
-    def diagonal(self) -> int | None:
-        """The d for which causality allows query i the keys j <= i + d; None if there is no such number."""
-        if self.given_query_positions is None and self.given_key_positions is None:
-            return self.n_k - self.n_q
-        queries, keys = self.query_positions, self.key_positions
-        if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
-            return None
-        if queries.stride != keys.stride and not holds(queries.length == 1) and not holds(keys.length == 1):
-            return None
-        return (queries.start - keys.start) // (queries.stride if holds(keys.length == 1) else keys.stride)
-
-    def masks_future(self) -> bool:
-        """Whether causality may forbid a pair, as far as one can tell without reading explicit positions."""
-        if not self.causal:
-            return False
-        diagonal = self.diagonal()
-        return diagonal is None or not holds(diagonal >= self.n_k - 1)
-
-    def allowed(self) -> Tensor | None:
-        """Return which pairs may attend, bool and broadcastable to (batch, heads, n_q, n_k); None if all may."""
-        allowed = None if self.key_mask is None else self.key_mask[:, None, None, :]
-        near = self._near()
-        if near is not None:
-            allowed = near if allowed is None else allowed & near
-        if self.query_documents is not None and self.key_documents is not None:
-            same = self.query_documents[:, None, :, None] == self.key_documents[:, None, None, :]
-            allowed = same if allowed is None else allowed & same
-        return allowed
-
-    def _near(self) -> Tensor | None:
-        """Return which pairs causality and the window allow, (1 or batch, 1, n_q, n_k); None if they allow all."""
-        before, after = self.window
-        if before is None and after is None:
-            return (self.offsets() <= 0).unsqueeze(1) if self.masks_future() else None
-        offsets = self.offsets().unsqueeze(1)
-        near = torch.ones_like(offsets, dtype=torch.bool)
-        if before is not None:
-            near &= offsets >= -before
-        if after is not None:
-            near &= offsets <= after
-        return near & (offsets <= 0) if self.causal else near
+_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0, 0, 0, 0]}
 
 
 def make_call(
@@ -248,9 +74,22 @@ def make_call(
     terms: Sequence[Term] = (),
     *,
     return_lse: bool = False,
-    **options: Unpack[CallOptions],
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    window: Window = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    query_positions: PositionsLike | None = None,
+    key_positions: PositionsLike | None = None,
+    query_documents: Tensor | None = None,
+    key_documents: Tensor | None = None,
 ) -> Call:
-    """Check all input once, so that no backend has to, and return the call.
+    """Check all arguments of :func:`whereformer.attention` once, so that no backend has to, and return the call.
+
+    The call has neither sinks, which are added to its result, nor the seed of dropout. It wants ``LogSums`` if there
+    are sinks.
 
     Raises:
         TypeError: for a wrong type or dtype; the message names the argument.
@@ -266,30 +105,74 @@ def make_call(
         query, key, value = _check_content(query, key, value)
         _, heads, n_q, head_dim = query.shape
     else:
-        for term in terms:
-            if isinstance(term, OffsetKeys | OffsetQueries) and term.factors is None:
-                met = "query" if isinstance(term, OffsetKeys) else "key"
-                raise ValueError(f"{type(term).__name__}: needs a {met}, got {met}=None")
-        for name in ("scale", "softcap"):
-            if options.get(name) is not None:
-                raise ValueError(f"{name}: needs a query, got query=None")
-        n_q, head_dim = _query_length(terms, options.get("query_positions"), n_k), value_dim
+        _check_no_content(terms, scale, softcap)
+        n_q, head_dim = _query_length(terms, query_positions, n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
-        # Not vars(term): the compiler of torch 2.11 cannot read it.
-        for field in fields(term):
-            tensor = getattr(term, field.name)
-            if isinstance(tensor, Tensor):
-                check_device(f"{type(term).__name__}.{field.name}", tensor, value)
-    given = cast(dict[str, Any], options)
-    _check_options(value, batch, n_q, n_k, terms, given)
-    if (sinks := given.get("sinks")) is not None:
+        for field in term.axes:
+            check_device(f"{type(term).__name__}.{field}", getattr(term, field), value)
+    if key_mask is not None:
+        _check_key_mask(key_mask, value)
+    check_flag("causal", causal)
+    sides = _check_window(window)
+    if softcap is not None:
+        softcap = _check_softcap(softcap)
+    _check_dropout(dropout_p)
+    queries: PositionsLike = Positions(n_k - n_q, 1, n_q)
+    keys: PositionsLike = Positions(0, 1, n_k)
+    if query_positions is not None:
+        queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
+    if key_positions is not None:
+        keys = _check_positions("key_positions", key_positions, batch, n_k, terms)
+    if (query_documents is None) != (key_documents is None):
+        raise ValueError("query_documents and key_documents: give both or neither")
+    if query_documents is not None:
+        query_documents = _check_documents("query_documents", query_documents, value, "n_q", n_q)
+        key_documents = _check_documents("key_documents", key_documents, value, "n_k", n_k)
+    if sinks is not None:
         _check_sinks(sinks, value, (batch, heads, n_q))
-    scale = _check_scale(given.pop("scale", None), head_dim, value.dtype)
-    call = Call(query, key, value, terms, n_q, n_k, scale, return_lse=return_lse, **given)
-    if call.window != (None, None):
-        call = _without_idle_window(call)
-    return call if len(terms) == 0 else _without_steps(call)
+    scale = _check_scale(scale, head_dim, value.dtype)
+    low, high = _offset_limits(causal, sides, queries, keys)
+    merged = _NO_TERMS
+    if len(terms) > 0:
+        terms, queries, keys, step = _without_steps(terms, queries, keys)
+        low, high = None if low is None else -(-low // step), None if high is None else high // step
+        with without_autocast(value.device):
+            merged = merge(terms, query, key, value, scale, _allowed_span(queries, keys, low, high))
+    affine = [
+        number for at in (queries, keys) for number in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))
+    ]
+    return Call(
+        query=query,
+        key=key,
+        value=value,
+        **merged,
+        key_mask=key_mask,
+        query_positions=None if isinstance(queries, Positions) else queries,
+        key_positions=None if isinstance(keys, Positions) else keys,
+        query_documents=query_documents,
+        key_documents=key_documents,
+        seed=None,
+        n_q=n_q,
+        affine=affine,
+        min_offset=low,
+        max_offset=high,
+        scale=scale,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        wants_lse=return_lse or sinks is not None,
+    )
+
+
+def _check_no_content(terms: tuple[Term, ...], scale: Any, softcap: Any) -> None:
+    """Raise for what a call without a query cannot have."""
+    for term in terms:
+        if isinstance(term, OffsetKeys | OffsetQueries) and term.factors is None:
+            met = "query" if isinstance(term, OffsetKeys) else "key"
+            raise ValueError(f"{type(term).__name__}: needs a {met}, got {met}=None")
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None:
+            raise ValueError(f"{name}: needs a query, got query=None")
 
 
 def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -317,31 +200,11 @@ def can_share(query_heads: int, heads: int) -> bool:
     return query_heads == heads or (heads != 0 and query_heads != 0 and query_heads % heads == 0)
 
 
-def _check_options(
-    value: Tensor, batch: int, n_q: int, n_k: int, terms: tuple[Term, ...], options: dict[str, Any]
-) -> None:
-    """Check all options except ``scale``, and turn them into fields of a call."""
-    get, pop = options.get, options.pop
-    if (key_mask := get("key_mask")) is not None:
-        _check_key_mask(key_mask, value)
-    check_flag("causal", get("causal", False))
-    options["window"] = _check_window(get("window"))
-    if (softcap := get("softcap")) is not None:
-        options["softcap"] = _check_softcap(softcap)
-    if not _is_number(dropout_p := get("dropout_p", 0.0)):
+def _check_dropout(dropout_p: Any) -> None:
+    if not _is_number(dropout_p):
         raise TypeError(f"dropout_p: expected a number in [0, 1), got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
-    if (positions := pop("query_positions", None)) is not None:
-        options["given_query_positions"] = _check_positions("query_positions", positions, batch, n_q, terms)
-    if (positions := pop("key_positions", None)) is not None:
-        options["given_key_positions"] = _check_positions("key_positions", positions, batch, n_k, terms)
-    query_documents, key_documents = get("query_documents"), get("key_documents")
-    if (query_documents is None) != (key_documents is None):
-        raise ValueError("query_documents and key_documents: give both or neither")
-    if query_documents is not None:
-        options["query_documents"] = _check_documents("query_documents", query_documents, value, "n_q", n_q)
-        options["key_documents"] = _check_documents("key_documents", key_documents, value, "n_k", n_k)
 
 
 def check_flag(name: str, flag: Any) -> None:
@@ -482,55 +345,68 @@ def _check_key_mask(key_mask: Any, value: Tensor) -> None:
     check_device("key_mask", key_mask, value)
 
 
-def _without_idle_window(call: Call) -> Call:
-    """Return the same call without a window on sides where it forbids nothing, as in a short sequence."""
-    span = call.offset_range
+def _offset_limits(
+    causal: bool, window: tuple[int | None, int | None], queries: PositionsLike, keys: PositionsLike
+) -> tuple[int | None, int | None]:
+    """Return the smallest and the largest offset that causality and the window allow; None where that is any that
+    occurs, as far as one can tell without reading explicit positions."""
+    before, after = window
+    if causal:
+        diagonal, n_k = diagonal_of(queries, keys), keys.length if isinstance(keys, Positions) else keys.shape[-1]
+        after = 0 if diagonal is None or not holds(diagonal >= n_k - 1) else None
+    span = None if before is None and after is None else offset_range(queries, keys)
+    if span is not None and are_numbers(*span):
+        before = None if before is None or before >= -span[0] else before
+        after = None if after is None or after >= span[1] else after
+    return None if before is None else -before, after
+
+
+def _allowed_span(
+    queries: PositionsLike, keys: PositionsLike, low: int | None, high: int | None
+) -> tuple[int, int] | None:
+    """Return the smallest and the largest offset that occurs and is allowed; None if only the data can tell."""
+    span = offset_range(queries, keys)
     if span is None or not are_numbers(*span):
-        return call
-    before, after = call.window
-    before = None if before is None or before >= -span[0] else before
-    after = None if after is None or after >= span[1] else after
-    return replace(call, window=(before, after))
+        # A program that is exported for any length keeps its whole tables.
+        return None
+    return span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
 
 
-def _without_steps(call: Call) -> Call:
-    """Return the same call in units of the tables' step, so that backends need only tables with step 1."""
-    tables = [term for term in call.terms if isinstance(term, TABLES)]
+def _without_steps(
+    terms: tuple[Term, ...], queries: PositionsLike, keys: PositionsLike
+) -> tuple[tuple[Term, ...], PositionsLike, PositionsLike, int]:
+    """Return terms and positions in units of the tables' step, so that backends need only tables with step 1; and the
+    step."""
+    tables = [term for term in terms if isinstance(term, TABLES)]
     steps = {term.step for term in tables if term.step != 1}
     if not steps:
-        return call
-    query_positions, key_positions = call.query_positions, call.key_positions
+        return terms, queries, keys, 1
     stepped = next(term for term in tables if term.step != 1)
     name, step = type(stepped).__name__, stepped.step
     if len(steps) > 1:
         raise ValueError(f"{name}.step: expected the same step in all tables, got {sorted(steps)}")
-    if not (isinstance(query_positions, Positions) and isinstance(key_positions, Positions)):
+    if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
         raise ValueError(f"{name}.step: a step of {step} needs affine positions, got explicit ones")
-    between = offset_step(query_positions, key_positions)
+    between = offset_step(queries, keys)
     if between % step or any(term.first % step for term in tables if term.step == step):
         raise ValueError(f"{name}.step: offsets between these positions and first are no multiples of {step}")
-    low, high = offset_range(query_positions, key_positions) or (0, 0)
+    low, high = offset_range(queries, keys) or (0, 0)
     rescaled: list[Term] = []
-    for term in call.terms:
+    for term in terms:
         if isinstance(term, TABLES):
             table, first = term.table, term.first
             if term.step == 1:
                 rows = torch.arange(low, high + 1, step, device=table.device) - first
                 table, first = table.index_select(1, rows.clamp(0, table.shape[1] - 1)), low
-            rescaled.append(replace(term, table=table, first=first // step, step=1))
-        else:
-            rescaled.append(term)
-    query_stride, key_stride = (
-        positions.stride // step if positions.length > 1 else 1 for positions in (query_positions, key_positions)
-    )
-    start = (key_positions.start - query_positions.start) // step
-    before, after = (None if side is None else side // step for side in call.window)
-    return replace(
-        call,
-        terms=tuple(rescaled),
-        given_query_positions=Positions(0, query_stride, query_positions.length),
-        given_key_positions=Positions(start, key_stride, key_positions.length),
-        window=(before, after),
+            term = replace(term, table=table, first=first // step, step=1)
+        rescaled.append(term)
+    strides = [at.stride // step if at.length > 1 else 1 for at in (queries, keys)]
+    start = (keys.start - queries.start) // step
+    return (
+        tuple(rescaled),
+        Positions(0, strides[0], queries.length),
+        Positions(start, strides[1], keys.length),
+        step,
     )
 
 
@@ -605,13 +481,10 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
     if isinstance(query_positions, Tensor) and query_positions.dim():
         return query_positions.shape[-1]
     for term in terms:
-        rows = term.scores if isinstance(term, DenseBias) else None
-        if isinstance(term, FactorPair | OffsetKeys):
-            rows = term.query_factors
-        elif isinstance(term, DistanceDecay):
-            rows = term.query_levels
-        if isinstance(rows, Tensor) and rows.dim() == (3 if isinstance(term, DistanceDecay) else 4):
-            return rows.shape[2]
+        for field, axes in term.axes.items():
+            rows, names = getattr(term, field), axes.split()
+            if "n_q" in names and isinstance(rows, Tensor) and rows.dim() == len(names):
+                return rows.shape[names.index("n_q")]
     return n_k
 
 

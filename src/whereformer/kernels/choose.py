@@ -10,9 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from . import native
-from .call import Call
+from .fields import Call
+from .precision import autocast_dtype
 from .torch_private import derivatives, forward_mode
-from .triton import available as triton
+from .tracing import is_plain
+from .triton import launch as triton
+
+FEW_QUERIES = 8
+"""For fewer queries, the compiled kernel spends more time on packing all keys than on attention."""
 
 BACKENDS = ("auto", "reference", "blockwise", "native", "triton")
 
@@ -46,10 +51,10 @@ def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
     Raises:
         ValueError: if a backend requested by name cannot take the call.
     """
-    device = call.device if device is None else device
+    device = call.value.device if device is None else device
     if backend == "auto":
         return _automatic(call, device)[0]
-    if reason := _unavailable(call, device).get(backend):
+    if reason := _why_not(backend, call, device):
         raise ValueError(f"backend: {reason}")
     if backend != "reference" and forward_mode():
         raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
@@ -61,8 +66,9 @@ def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
 def explain_choice(call: Call, backend: str) -> Choice:
     """Return the choice with its reasons."""
     chosen = choose(call, backend)
-    reason = _automatic(call, call.device)[1] if backend == "auto" else "asked for by name"
-    return Choice(chosen, reason, _unavailable(call, call.device))
+    reason = _automatic(call, call.value.device)[1] if backend == "auto" else "asked for by name"
+    reasons = {name: _why_not(name, call, call.value.device) for name in BACKENDS}
+    return Choice(chosen, reason, {name: why for name, why in reasons.items() if why is not None})
 
 
 def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
@@ -73,30 +79,43 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     taken = derivatives()
     if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
-    not_native = native.unavailable(call, device)
-    if not call.has_terms and call.head_dim is not None and call.is_ordinary:
-        if call.is_packed and not on_cpu and not taken and triton.unavailable(call, device) is None:
+    not_native = native.backend.why_not(call, device)
+    if not call.has_terms and call.query is not None and _is_ordinary(call):
+        if (
+            call.query_documents is not None
+            and not on_cpu
+            and not taken
+            and triton.backend.why_not(call, device) is None
+        ):
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
-        if not_native is not None or not call.is_plain:
+        if not_native is not None or not _is_eager(call):
             return "fused", "no terms, so torch's own attention computes it"
-        if call.decodes and call.dtype == torch.float32:
+        if call.n_q < min(FEW_QUERIES, call.n_k) and call.value.dtype == torch.float32:
             return "fused", "no terms and few queries in float32, for which torch's own attention packs no keys"
     if taken:
         return "reference", "torch.func takes derivatives of the reference only"
     if not_native is None:
         return "native", "on the CPU the compiled kernel is fastest, in O(n) memory"
-    if not on_cpu and triton.unavailable(call, device) is None:
+    if not on_cpu and triton.backend.why_not(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     slow = "some queries at a time in plain PyTorch, in O(n) memory"
     return "blockwise", f"{slow}; the compiled kernel would be faster, but it {not_native}" if on_cpu else slow
 
 
-def _unavailable(call: Call, device: torch.device) -> dict[str, str]:
-    """Return the reason of each backend that cannot take the call on that device, and which backend can."""
-    not_native = native.unavailable(call, device)
-    reasons = {
-        "triton": triton.unavailable(call, device),
-        "native": None if not_native is None else f"'native' {not_native}; use backend='blockwise'",
-    }
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+def _is_ordinary(call: Call) -> bool:
+    """Whether torch's own attention has everything that the call asks for besides its terms."""
+    causal_at_most = call.min_offset is None and (call.max_offset is None or call.max_offset == 0)
+    return causal_at_most and not call.wants_lse and call.softcap is None
+
+
+def _is_eager(call: Call) -> bool:
+    """Whether torch would run the call eagerly, on plain tensors that autocast would not cast."""
+    return is_plain(call.query, call.key, call.value) and autocast_dtype(call.value.device) in (None, call.value.dtype)
+
+
+def _why_not(backend: str, call: Call, device: torch.device) -> str | None:
+    """Return why a backend cannot take the call on that device, and which can; None if it can."""
+    known = {"triton": triton.backend, "native": native.backend}.get(backend)
+    reason = None if known is None else known.why_not(call, device)
+    return None if reason is None else f"{backend!r} {reason}; use backend='blockwise'"

@@ -1,22 +1,17 @@
-"""``merge_attention``, and sinks, which backends know nothing of."""
+"""``merge_attention``, and sinks, of which only the reference knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .call import Call
 from .logsums import LogSums
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-Attend = Callable[[Call], tuple[Tensor, LogSums | None]]
-"""Computes a call: its output, and ``LogSums`` where ``Call.return_lse`` asks for it."""
 
 
 def merge_attention(
@@ -75,16 +70,6 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             raise ValueError(f"outputs: expected shape {wanted} in every part, got {tuple(output.shape)}")
         if lse.shape != output.shape[:3]:
             raise ValueError(f"lses: expected shape {tuple(output.shape[:3])} as in outputs, got {tuple(lse.shape)}")
-
-
-def attend_with_sinks(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
-    """Compute a call by an ``attend`` that does not know ``Call.sinks``."""
-    if call.sinks is None:
-        return attend(call)
-    output, lse = attend(replace(call, sinks=None, return_lse=True))
-    assert lse is not None
-    output, lse = add_sinks(output, lse, call.sinks)
-    return output, lse if call.return_lse else None
 
 
 def add_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import Call
 from .terms import (
     DenseBias,
     DistanceDecay,
@@ -20,36 +19,41 @@ from .terms import (
     OffsetKeys,
     OffsetQueries,
     OffsetValues,
-    offset_range,
+    Term,
 )
-from .tracing import are_numbers
 
 
-def merge(call: Call) -> dict[str, Any]:
-    """Merge the terms of a call; differentiable.
+def merge(
+    terms: Sequence[Term],
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    scale: float,
+    span: tuple[int, int] | None,
+) -> dict[str, Any]:
+    """Merge the terms of a call of this query, key and value; differentiable.
+
+    Args:
+        span: the smallest and the largest offset that is allowed; None if only the data can tell.
 
     Returns:
-        The fields of :class:`~whereformer.kernels.problem.Problem` that terms decide, by name: tables, factors and
-        levels in float32 or wider. A single dense term keeps its dtype. Where some of several :class:`OffsetKeys` have
-        factors, all have; likewise :class:`OffsetQueries`.
+        The fields of :class:`~whereformer.kernels.fields.Call` that terms decide, by name: tables, factors and levels
+        in float32 or wider, but factors that all came in the value's dtype stay in it. A single dense term keeps its
+        dtype. Where some of several :class:`OffsetKeys` have factors, all have; likewise :class:`OffsetQueries`.
     """
-    dtype = torch.promote_types(call.value.dtype, torch.float32)
-    span = offset_range(call.query_positions, call.key_positions)
-    if span is not None and not are_numbers(*span):
-        # A program that is exported for any length keeps its whole tables.
-        span = None
-    if span is not None:
-        low, high = call.offset_limits()
-        span = span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
-    biases = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetBias)]
-    keys = [term for term in call.terms if isinstance(term, OffsetKeys)]
-    queries = [term for term in call.terms if isinstance(term, OffsetQueries)]
-    values = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetValues)]
-    pairs = [term for term in call.terms if isinstance(term, FactorPair)]
-    decays = [term for term in call.terms if isinstance(term, DistanceDecay)]
-    dense = [_of_all_heads(term.scores, call.heads) for term in call.terms if isinstance(term, DenseBias)]
-    key_table, first_key, key_table_factors = _merge_vectors(keys, call.query, call, span, dtype)
-    query_table, first_query, query_table_factors = _merge_vectors(queries, call.key, call, span, dtype)
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    heads = (value if query is None else query).shape[1]
+    biases = [(term.table, term.first) for term in terms if isinstance(term, OffsetBias)]
+    keys = [term for term in terms if isinstance(term, OffsetKeys)]
+    queries = [term for term in terms if isinstance(term, OffsetQueries)]
+    values = [(term.table, term.first) for term in terms if isinstance(term, OffsetValues)]
+    pairs = [term for term in terms if isinstance(term, FactorPair)]
+    decays = [term for term in terms if isinstance(term, DistanceDecay)]
+    dense = [_of_all_heads(term.scores, heads) for term in terms if isinstance(term, DenseBias)]
+    came = {factors.dtype for pair in pairs for factors in (pair.query_factors, pair.key_factors)}
+    of_pairs = value.dtype if came == {value.dtype} else dtype
+    key_table, first_key, key_table_factors = _merge_vectors(keys, query, heads, scale, span, dtype)
+    query_table, first_query, query_table_factors = _merge_vectors(queries, key, heads, scale, span, dtype)
     bias, first_bias = _merge_tables(biases, span, dtype)
     value_table, first_value = _merge_tables(values, span, dtype)
     return {
@@ -60,8 +64,8 @@ def merge(call: Call) -> dict[str, Any]:
         "first": [first_bias, first_key, first_query, first_value],
         "key_table_factors": key_table_factors,
         "query_table_factors": query_table_factors,
-        "query_factors": _join([pair.query_factors for pair in pairs], dtype),
-        "key_factors": _join([pair.key_factors for pair in pairs], dtype),
+        "query_factors": _join([pair.query_factors for pair in pairs], of_pairs),
+        "key_factors": _join([pair.key_factors for pair in pairs], of_pairs),
         "query_levels": _join([term.query_levels.unsqueeze(-1) for term in decays], dtype),
         "key_levels": _join([term.key_levels.unsqueeze(-1) for term in decays], dtype),
         "dense": _add_up(dense, dtype),
@@ -94,13 +98,14 @@ def _merge_tables(
 def _merge_vectors(
     terms: Sequence[OffsetKeys | OffsetQueries],
     rows: Tensor | None,
-    call: Call,
+    heads: int,
+    scale: float,
     span: tuple[int, int] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, int, Tensor | None]:
     """Merge tables of vectors into one; return it with its first offset, and its factors if any have.
 
-    Those without factors meet ``rows``, the queries or keys of ``call``.
+    Those without factors meet ``rows``, the queries or keys, times ``scale``.
     """
     plain = [(term.table, term.first) for term in terms if term.factors is None]
     if len(plain) == len(terms):
@@ -112,11 +117,11 @@ def _merge_vectors(
         parts, first = _on_same_offsets(plain, span, dtype)
         tables.append((sum(parts[1:], parts[0]), first))
         # Query heads that share keys have factors of their own.
-        factors.append((rows.to(dtype) * call.scale).repeat_interleave(call.heads // rows.shape[1], 1))
+        factors.append((rows.to(dtype) * scale).repeat_interleave(heads // rows.shape[1], 1))
     parts, first = _on_same_offsets(tables, span, dtype)
-    heads = max(len(part) for part in parts)
+    most = max(len(part) for part in parts)
     # A sum of products is one product of longer vectors.
-    table = parts[0] if len(parts) == 1 else torch.cat([part.expand(heads, -1, -1) for part in parts], -1)
+    table = parts[0] if len(parts) == 1 else torch.cat([part.expand(most, -1, -1) for part in parts], -1)
     return table, first, _join(factors, dtype)
 
 
@@ -142,10 +147,9 @@ def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
     end = table.shape[1] - 1
     start, stop = (max(0, min(end, offset - first)) for offset in (low, high))
     stop = max(start, stop) + 1
-    if stop - start == end + 1 > 1:
-        return table, first  # a slice of all would be an operation
     # A single column has the same value at every offset, so put it near the offsets that occur.
-    return table[:, start:stop], low if stop == start + 1 else first + start
+    part = table if stop - start == table.shape[1] else table[:, start:stop]  # a slice of all would be an operation
+    return part, low if stop == start + 1 else first + start
 
 
 def _join(factors: list[Tensor], dtype: torch.dtype) -> Tensor | None:

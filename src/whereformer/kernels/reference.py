@@ -5,54 +5,40 @@ The code is deliberately simple. It computes bfloat16 and float16 input in float
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .call import Call
-from .dropout import keep_mask, row_seeds
+from .dropout import keep_mask
+from .fields import Call
 from .logsums import LogSums
 from .precision import without_autocast
-from .terms import (
-    DenseBias,
-    DistanceDecay,
-    FactorPair,
-    OffsetBias,
-    OffsetKeys,
-    OffsetQueries,
-    OffsetValues,
-    Term,
-)
 from .tracing import can_look
 
 
-def attend(call: Call) -> tuple[Tensor, LogSums | None]:
+def attend(call: Call, sinks: Tensor | None = None) -> tuple[Tensor, LogSums | None]:
     """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
-    with without_autocast(call.device):
-        return attend_keeping(call, _kept(call))
+    with without_autocast(call.value.device):
+        return attend_keeping(call, _kept(call), sinks)
 
 
-def attend_with_weights(call: Call) -> tuple[Tensor, Tensor]:
+def attend_with_weights(call: Call, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute :func:`attend`'s output, and the weights before dropout that it was computed from."""
-    with without_autocast(call.device):
-        weights, _ = _softmax(call)
+    with without_autocast(call.value.device):
+        weights, _ = _softmax(call, sinks)
         return _output(call, weights, _kept(call)), weights
 
 
-def attend_keeping(call: Call, kept: Tensor | None) -> tuple[Tensor, LogSums | None]:
+def attend_keeping(call: Call, kept: Tensor | None, sinks: Tensor | None = None) -> tuple[Tensor, LogSums | None]:
     """Compute :func:`attend` with the weights that dropout keeps, bool (batch, heads, n_q, n_k); None keeps all."""
-    weights, lse = _softmax(call)
+    weights, lse = _softmax(call, sinks)
     return _output(call, weights, kept), lse
 
 
 def _kept(call: Call) -> Tensor | None:
     """Return which weights dropout keeps, bool (batch, heads, n_q, n_k); None for all."""
-    if call.seed is None:
-        return None
-    seeds = row_seeds(call.seed, call.value.shape[0], call.heads, call.n_q)
-    return keep_mask(seeds, torch.arange(call.n_k, device=call.device), call.dropout_p)
+    seeds = call.dropout_seeds()
+    return None if seeds is None else keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
 
 
 def _output(call: Call, weights: Tensor, kept: Tensor | None) -> Tensor:
@@ -60,42 +46,41 @@ def _output(call: Call, weights: Tensor, kept: Tensor | None) -> Tensor:
     if kept is not None:
         weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
     out = weights @ _for_each_head(call, call.value).to(weights.dtype)
-    for term in call.terms:
-        if isinstance(term, OffsetValues):
-            # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
-            columns = columns_of(call, term).unsqueeze(1)
-            at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
-            at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
-            out = out + _times(at_offset, term.table.mT.to(weights.dtype))
+    if call.value_table is not None:
+        # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
+        columns = columns_of(call, "value_table").unsqueeze(1)
+        at_offset = weights.new_zeros(*weights.shape[:3], call.value_table.shape[1])  # (batch, heads, n_q, T)
+        at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
+        out = out + _times(at_offset, call.value_table.mT)
     return out.to(call.value.dtype)
 
 
-def attention_weights(call: Call) -> Tensor:
+def attention_weights(call: Call, sinks: Tensor | None = None) -> Tensor:
     """Compute the softmax weights before dropout, (batch, heads, n_q, n_k), in float32 or wider.
 
     A pair that may not attend has weight 0, even in a row where no pair may attend: that row is all zeros.
     """
-    return _softmax(call)[0]
+    return _softmax(call, sinks)[0]
 
 
-def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
+def _softmax(call: Call, sinks: Tensor | None) -> tuple[Tensor, LogSums | None]:
     """Return the weights, and ``LogSums`` if the call wants it."""
     scores, allowed = attention_scores(call)
     empty = None
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    if call.sinks is not None:
+    if sinks is not None:
         # A sink is one more key, whose value is 0.
-        sinks = call.sinks.view(-1, 1) if call.sinks.dim() == 1 else call.sinks
+        sinks = sinks.view(-1, 1) if sinks.dim() == 1 else sinks
         scores = torch.cat([scores, sinks.to(scores.dtype).expand(scores.shape[:3]).unsqueeze(-1)], -1)
-    if allowed is not None or call.sinks is not None or any(map(_may_forbid, call.terms)):
+    if allowed is not None or sinks is not None or _may_forbid(call.bias) or _may_forbid(call.dense):
         # A row that may not attend to anything has no softmax; its placeholder, and the gradient of that, is masked
         # again.
         empty = scores.isneginf().all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
     weights = scores.softmax(-1)
     lse = None
-    if call.return_lse:
+    if call.wants_lse:
         largest = (
             scores.detach().amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros(*scores.shape[:-1], 1)
         )
@@ -105,21 +90,18 @@ def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
         lse = torch.stack([largest.squeeze(-1), log_sums])
     if empty is not None:
         weights = weights.masked_fill(empty, 0.0)
-    return weights if call.sinks is None else weights[..., :-1], lse
+    return weights if sinks is None else weights[..., :-1], lse
 
 
-def _may_forbid(term: Term) -> bool:
-    """Whether a term may add -inf to some pairs."""
-    if not isinstance(term, OffsetBias | DenseBias):
-        return False
-    found = [value for field in fields(term) if isinstance(value := getattr(term, field.name), Tensor)]
-    return any(not can_look(numbers) or bool(numbers.isneginf().any()) for numbers in found)
+def _may_forbid(bias: Tensor | None) -> bool:
+    """Whether a bias may add -inf to some pairs."""
+    return bias is not None and (not can_look(bias) or bool(bias.isneginf().any()))
 
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     """Compute the scores, (batch, heads, n_q, n_k), in float32 or wider; and which pairs may attend, None if all."""
     batch, _, n_k, _ = call.value.shape
-    dtype = torch.promote_types(call.value.dtype, torch.float32)
+    dtype = call.wide
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT
@@ -127,42 +109,41 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             scores = (scores / call.softcap).tanh() * call.softcap
     else:
         scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, call.heads, call.n_q, n_k)
-    for term in call.terms:
-        match term:
-            case OffsetBias():
-                at_offset = term.table.to(dtype)[:, columns_of(call, term)]  # (heads, 1 or batch, n_q, n_k)
-                scores = scores + at_offset.transpose(0, 1)
-            case OffsetKeys():
-                columns = columns_of(call, term).unsqueeze(1).expand_as(scores)
-                scores = scores + _per_offset(term, query, dtype).expand(batch, -1, -1, -1).gather(-1, columns)
-            case OffsetQueries():
-                scores = scores + scores_of_queries(call, term, columns_of(call, term), dtype)
-            case FactorPair():
-                scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).mT
-            case DistanceDecay():
-                scores = (
-                    scores - (term.query_levels.to(dtype)[..., None] - term.key_levels.to(dtype)[..., None, :]).abs()
-                )
-            case DenseBias():
-                scores = scores + term.scores.to(dtype)
+    if call.bias is not None:
+        at_offset = call.bias[:, columns_of(call, "bias")]  # (heads, 1 or batch, n_q, n_k)
+        scores = scores + at_offset.transpose(0, 1)
+    if call.key_table is not None:
+        rows = query if call.key_table_factors is None else call.key_table_factors
+        assert rows is not None
+        columns = columns_of(call, "key_table").unsqueeze(1).expand_as(scores)
+        scores = scores + _times(rows, call.key_table).expand(batch, -1, -1, -1).gather(-1, columns)
+    if call.query_table is not None:
+        scores = scores + scores_of_queries(call, call.query_table, columns_of(call, "query_table"))
+    if call.query_factors is not None and call.key_factors is not None:
+        scores = scores + call.query_factors.to(dtype) @ call.key_factors.to(dtype).mT
+    if call.query_levels is not None and call.key_levels is not None:
+        for query_level, key_level in zip(call.query_levels.unbind(-1), call.key_levels.unbind(-1), strict=True):
+            scores = scores - (query_level[..., None] - key_level[..., None, :]).abs()
+    if call.dense is not None:
+        scores = scores + call.dense.to(dtype)
     return scores, call.allowed()
 
 
-def scores_of_queries(call: Call, term: OffsetQueries, columns: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what the term adds, (1 or batch, heads, n_q, n_k), where pairs read ``columns`` (1 or batch, n_q, n_k)."""
-    key = None if call.key is None else _for_each_head(call, call.key).to(dtype) * call.scale
-    per_offset = _per_offset(term, key, dtype)
+def scores_of_queries(call: Call, table: Tensor, columns: Tensor) -> Tensor:
+    """Return what a table of queries adds, (1 or batch, heads, n_q, n_k), where pairs read ``columns`` of it.
+
+    Args:
+        columns: (1 or batch, n_q, n_k).
+    """
+    rows = call.query_table_factors
+    if rows is None:
+        assert call.key is not None
+        rows = _for_each_head(call, call.key).to(table.dtype) * call.scale
+    per_offset = _times(rows, table)  # (1 or batch, heads, n_k, T)
     # Not by len(), which makes a size of exported programs a number.
     batch = per_offset.shape[0] if columns.shape[0] == 1 else columns.shape[0]
     columns = columns.mT.unsqueeze(1).expand(batch, per_offset.shape[1], -1, -1)
     return per_offset.expand(batch, -1, -1, -1).gather(-1, columns).mT
-
-
-def _per_offset(term: OffsetKeys | OffsetQueries, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Multiply the term's factors, or else ``rows``, with its vectors: (1 or batch, heads, n, T)."""
-    rows = rows if term.factors is None else term.factors.to(dtype)
-    assert rows is not None
-    return _times(rows, term.table.to(dtype))
 
 
 def _for_each_head(call: Call, rows: Tensor) -> Tensor:
@@ -180,6 +161,9 @@ def _times(rows: Tensor, table: Tensor) -> Tensor:
     return functional.linear(rows.transpose(1, 2), table[0]).transpose(1, 2)
 
 
-def columns_of(call: Call, term: OffsetBias | OffsetKeys | OffsetQueries | OffsetValues) -> Tensor:
-    """Return the column of the term's table that each pair reads, (1 or batch, n_q, n_k)."""
-    return (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1)
+def columns_of(call: Call, name: str) -> Tensor:
+    """Return the column of a table that each pair reads, (1 or batch, n_q, n_k)."""
+    index = ("bias", "key_table", "query_table", "value_table").index(name)
+    table = call.tables[index]
+    assert table is not None
+    return (call.offsets() - call.first[index]).clamp(0, table.shape[1] - 1)

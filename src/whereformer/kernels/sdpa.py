@@ -6,25 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .call import Call
+from .fields import Call
+from .terms import diagonal_of
 from .tracing import holds, is_plain
 
 
-def attend(call: Call) -> tuple[Tensor, None]:
-    """Compute attention by ``scaled_dot_product_attention``, which tells no log of sums of exponentials; rows that may
-    not attend to anything are zeros."""
-    return _output(call), None
-
-
-def _output(call: Call) -> Tensor:
+def attend(call: Call) -> Tensor:
+    """Compute attention by ``scaled_dot_product_attention``; rows that may not attend to anything are zeros."""
     query, key, value = call.query, call.key, call.value
     assert query is not None
     assert key is not None
     if call.key_mask is None and call.query_documents is None:
-        if not call.masks_future():
+        if not call.limits_offsets:
             return _attend(call, query, key, value)
         # torch masks before it multiplies by the scale, so only a positive scale preserves -inf.
-        diagonal = call.diagonal() if call.scale > 0 else None
+        diagonal = diagonal_of(*call.positions()) if call.scale > 0 else None
         if diagonal is not None and (out := _attend_past(call, query, key, value, diagonal)) is not None:
             return out
     allowed = call.allowed()
@@ -43,12 +39,12 @@ def _attend(
         call.dropout_p,
         is_causal=causal,
         scale=call.scale,
-        enable_gqa=holds(call.shares_keys),
+        enable_gqa=holds(call.heads != call.value.shape[1]),
     )
 
 
 def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal: int) -> Tensor | None:
-    """Compute causal attention (see ``Call.diagonal``) without a mask entry per pair; None if that is impossible."""
+    """Compute causal attention (see ``diagonal_of``) without a mask entry per pair; None if that is impossible."""
     n_q, n_k = call.n_q, call.n_k
     if holds(diagonal == 0):
         # torch's own flag aligns queries to the left.

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from .tracing import holds
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -115,14 +117,63 @@ def offset_step(query_positions: Positions, key_positions: Positions) -> int:
     return math.gcd(key_positions.start - query_positions.start, *steps)
 
 
+def diagonal_of(query_positions: PositionsLike, key_positions: PositionsLike) -> int | None:
+    """Return the d for which causality allows query i the keys j <= i + d; None if there is no such number."""
+    queries, keys = query_positions, key_positions
+    if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
+        return None
+    stride = keys.stride
+    if queries.stride != stride:
+        if holds(keys.length == 1):
+            stride = queries.stride
+        elif not holds(queries.length == 1):
+            return None
+    return (queries.start - keys.start) // stride
+
+
 def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """Return the offsets of all pairs, (n_q, n_k) or (batch, n_q, n_k), from position values (n,) or (batch, n)."""
     return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
 
 
+class _Described:
+    """What all terms have."""
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The axes of each tensor, by name: "items" is 1 or batch, and "any_heads" 1 or heads; others have one size."""
+        raise NotImplementedError
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
+        sizes: dict[str, tuple[str, tuple[int, ...] | None]] = {
+            "items": ("batch", (1, batch)),
+            "heads": ("heads", (heads,)),
+            "any_heads": ("heads", (1, heads)),
+            "n_q": ("n_q", (n_q,)),
+            "n_k": ("n_k", (n_k,)),
+            "head_dim": ("head_dim", (head_dim,)),
+            "T": ("T", None),
+            "r": ("r", None),
+        }
+        for field, axes in self.axes.items():
+            tensor, names = getattr(self, field), axes.split()
+            check_shape(f"{type(self).__name__}.{field}", tensor, tuple([sizes[name] for name in names]))
+            if "r" in names:
+                # Other tensors of the term have the same.
+                sizes["r"] = "r", (tensor.shape[names.index("r")],)
+
+
 @dataclass(frozen=True, eq=False)
-class _OffsetTable:
-    """The common part of terms with a table over offsets."""
+class _OffsetTable(_Described):
+    """The common part of terms with a table over offsets.
+
+    Args:
+        table: a number or vector per offset. Offsets beyond the ends read the end values.
+        first: the offset of the table's first column or row; as everywhere, offsets are key - query.
+        step: the offset from one column or row to the next. It is more than 1 where only multiples of it occur, as
+            between pooled sequences.
+    """
 
     table: Float[Tensor, "#heads _offsets *_width"]
     first: int
@@ -135,20 +186,22 @@ class _OffsetTable:
             if type(number) is not int and (whole := as_int(number)) is not None:
                 object.__setattr__(self, name, whole)
 
+    @property
+    def axes(self) -> dict[str, str]:
+        return {"table": "any_heads T head_dim"}
+
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
+        super().check(batch, heads, n_q, n_k, head_dim)
         name = type(self).__name__
-        check_shape(f"{name}.table", self.table, self._wanted(heads, head_dim))
         if self.table.shape[1] == 0:
             raise ValueError(f"{name}.table: needs at least one offset, got none")
+        for field in self.axes:
+            if field != "table" and (shape := getattr(self, field).shape)[3] == 0:
+                raise ValueError(f"{name}.{field}: needs at least one number, got shape {tuple(shape)}")
         if isinstance(self.first, bool) or not isinstance(self.first, int | torch.SymInt):
             raise TypeError(f"{name}.first: expected an int, got {type(self.first).__name__}")
         if isinstance(self.step, bool) or not isinstance(self.step, int | torch.SymInt) or self.step < 1:
             raise ValueError(f"{name}.step: expected an int of at least 1, got {self.step!r}")
-
-    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
-        """Return the shape that the table must have."""
-        return (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +216,9 @@ class OffsetBias(_OffsetTable):
             sequences.
     """
 
-    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
-        return (("heads", (heads,)), ("T", None))
+    @property
+    def axes(self) -> dict[str, str]:
+        return {"table": "heads T"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +230,7 @@ class OffsetKeys(_OffsetTable):
 
     Args:
         table: (heads or 1, T, head_dim), a vector per offset; (heads or 1, T, r) beside factors.
-        first: the offset of the table's first row.
-        step: the offset from one row to the next. It is more than 1 where only multiples of it occur, as between
-            pooled sequences.
+        first, step: as in :class:`OffsetBias`, of the table's rows.
         query_factors: (1 or batch, heads, n_q, r) with any r of at least 1; None takes the queries.
     """
 
@@ -189,13 +241,9 @@ class OffsetKeys(_OffsetTable):
         """The rows that the table's vectors are multiplied with, if they are not the queries."""
         return self.query_factors
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        name = "OffsetKeys.query_factors"
-        width = _width_of(name, self.query_factors, batch, heads, ("n_q", n_q), head_dim)
-        super().check(batch, heads, n_q, n_k, width)
-
-    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
-        return _vectors(heads, head_dim, self.query_factors)
+    @property
+    def axes(self) -> dict[str, str]:
+        return super().axes if self.factors is None else {"query_factors": "items heads n_q r", **_TABLE_OF_FACTORS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,9 +256,7 @@ class OffsetQueries(_OffsetTable):
     Args:
         table: (heads or 1, T, head_dim), a vector per offset; (heads or 1, T, r) beside factors. Heads are those of
             queries, also where several share the keys of one.
-        first: the offset of the table's first row; as everywhere, offsets are key - query.
-        step: the offset from one row to the next. It is more than 1 where only multiples of it occur, as between
-            pooled sequences.
+        first, step: as in :class:`OffsetBias`, of the table's rows.
         key_factors: (1 or batch, heads, n_k, r) with any r of at least 1, and as many heads as queries have; None takes
             the keys.
     """
@@ -222,29 +268,12 @@ class OffsetQueries(_OffsetTable):
         """The rows that the table's vectors are multiplied with, if they are not the keys."""
         return self.key_factors
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        name = "OffsetQueries.key_factors"
-        width = _width_of(name, self.key_factors, batch, heads, ("n_k", n_k), head_dim)
-        super().check(batch, heads, n_q, n_k, width)
-
-    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
-        return _vectors(heads, head_dim, self.key_factors)
+    @property
+    def axes(self) -> dict[str, str]:
+        return super().axes if self.factors is None else {"key_factors": "items heads n_k r", **_TABLE_OF_FACTORS}
 
 
-def _width_of(name: str, factors: Any, batch: int, heads: int, axis: tuple[str, int], head_dim: int) -> int:
-    """Return the width of vectors that meet factors, after checking these; without factors that of a head."""
-    if factors is None:
-        return head_dim
-    axes = (("batch", (1, batch)), ("heads", (heads,)), (axis[0], (axis[1],)), ("r", None))
-    check_shape(name, factors, axes)
-    if factors.shape[3] == 0:
-        raise ValueError(f"{name}: needs at least one number, got shape {tuple(factors.shape)}")
-    width: int = factors.shape[3]
-    return width
-
-
-def _vectors(heads: int, width: int, factors: Tensor | None) -> _Wanted:
-    return (("heads", (1, heads)), ("T", None), ("head_dim" if factors is None else "r", (width,)))
+_TABLE_OF_FACTORS = {"table": "any_heads T r"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,14 +282,12 @@ class OffsetValues(_OffsetTable):
 
     Args:
         table: (heads or 1, T, value's head_dim), a vector per offset.
-        first: the offset of the table's first row.
-        step: the offset from one row to the next. It is more than 1 where only multiples of it occur, as between
-            pooled sequences.
+        first, step: as in :class:`OffsetBias`, of the table's rows.
     """
 
 
 @dataclass(frozen=True, eq=False)
-class FactorPair:
+class FactorPair(_Described):
     """``score_ij += <query_factors_i, key_factors_j>``, for low-rank positional scores; not scaled.
 
     Args:
@@ -271,15 +298,13 @@ class FactorPair:
     query_factors: Float[Tensor, "#batch heads n_q _rank"]
     key_factors: Float[Tensor, "#batch heads n_k _rank"]
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        rows = (("batch", (1, batch)), ("heads", (heads,)))
-        check_shape("FactorPair.query_factors", self.query_factors, (*rows, ("n_q", (n_q,)), ("r", None)))
-        rank = self.query_factors.shape[3]
-        check_shape("FactorPair.key_factors", self.key_factors, (*rows, ("n_k", (n_k,)), ("r", (rank,))))
+    @property
+    def axes(self) -> dict[str, str]:
+        return {"query_factors": "items heads n_q r", "key_factors": "items heads n_k r"}
 
 
 @dataclass(frozen=True, eq=False)
-class DistanceDecay:
+class DistanceDecay(_Described):
     """``score_ij -= |query_levels_i - key_levels_j|``: scores fall with the distance between two numbers.
 
     Levels are sums of what the tokens before say, such as the forget gates of the Forgetting Transformer (Lin et al.
@@ -295,15 +320,13 @@ class DistanceDecay:
     query_levels: Float[Tensor, "#batch heads n_q"]
     key_levels: Float[Tensor, "#batch heads n_k"]
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
-        rows = (("batch", (1, batch)), ("heads", (heads,)))
-        check_shape("DistanceDecay.query_levels", self.query_levels, (*rows, ("n_q", (n_q,))))
-        check_shape("DistanceDecay.key_levels", self.key_levels, (*rows, ("n_k", (n_k,))))
+    @property
+    def axes(self) -> dict[str, str]:
+        return {"query_levels": "items heads n_q", "key_levels": "items heads n_k"}
 
 
 @dataclass(frozen=True, eq=False)
-class DenseBias:
+class DenseBias(_Described):
     """``score_ij += scores[b, h, i, j]``, for scores that really have one number per query and key.
 
     Args:
@@ -312,9 +335,9 @@ class DenseBias:
 
     scores: Float[Tensor, "#batch #heads n_q n_k"]
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        wanted = (("batch", (1, batch)), ("heads", (1, heads)), ("n_q", (n_q,)), ("n_k", (n_k,)))
-        check_shape("DenseBias.scores", self.scores, wanted)
+    @property
+    def axes(self) -> dict[str, str]:
+        return {"scores": "items any_heads n_q n_k"}
 
 
 Term: TypeAlias = OffsetBias | OffsetKeys | OffsetQueries | OffsetValues | FactorPair | DistanceDecay | DenseBias

@@ -7,11 +7,11 @@ module has to follow when torch changes one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import (  # type: ignore[attr-defined]
     ProfilerConfig,
     ProfilerState,
@@ -23,11 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-
-
-def zeros_without_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is one of the zeros of forward-mode differentiation, which have no memory."""
-    return tensor._is_zerotensor()
 
 
 # --- the state of torch
@@ -67,6 +62,11 @@ def recording() -> Iterator[None]:
     included = torch._C._dispatch_tls_local_include_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
         yield
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Let operators compute without autograd; no public function does."""
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def constant_when_compiled(function: AnyFunction) -> AnyFunction:

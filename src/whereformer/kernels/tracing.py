@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from .torch_private import transforming
+from .torch_private import intercepted, transforming
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether operations on a tensor run eagerly: no compiler, transform or subclass is in between."""
-    return type(tensor) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling() and not transforming()
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether operations on tensors run eagerly: no compiler, transform or subclass is in between."""
+    kinds = (Tensor, nn.Parameter, type(None))
+    return all(type(each) in kinds for each in tensors) and not torch.compiler.is_compiling() and not transforming()
+
+
+def is_eager(*tensors: Tensor | None) -> bool:
+    """Whether nothing but autograd would see operations on tensors: not even a mode, about which compiled programs
+    cannot ask."""
+    return is_plain(*tensors) and not intercepted()
+
+
+def layout_of(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Return all but the numbers of a tensor: what a compiled kernel's arguments follow from, but for its address.
+
+    The result is None if its memory does not have its numbers, or not in rows: a part of a conjugate has the other sign
+    there, and the zeros of forward-mode differentiation and tensors on "meta" have no memory.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
+        return None
+    address = tensor.data_ptr()
+    if address == 0 and tensor.numel():
+        return None
+    # Triton compiles for addresses that 16 divides.
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device, address & 15
 
 
 def can_look(tensor: Tensor) -> bool:

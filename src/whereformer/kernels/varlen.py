@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .call import Call, can_share, check_device, check_heads_tensor, check_terms, make_call
+from .call import can_share, check_device, check_heads_tensor, check_terms, make_call
+from .fields import Call
 from .terms import (
     TABLES,
     DenseBias,

@@ -1,14 +1,11 @@
-"""Options that several studies have, and checks of their values."""
+"""Limits and checks of options that several recipes have."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InputError, shown
 
@@ -31,129 +28,6 @@ MOST_JOBS = 1024
 """The most runs that a command does at a time."""
 MOST_THREADS = 1024
 """The most threads of a process. A system that starts no more of them ends the process without a word."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seeds:
-    """Options of studies that repeat everything with several seeds."""
-
-    seeds: int = 1
-    """How many seeds to repeat everything with. With several, the tables show medians and ranges."""
-
-    seed: int = 0
-    """The first seed."""
-
-    @property
-    def all_seeds(self) -> range:
-        """Every seed to train with."""
-        return range(self.seed, self.seed + self.seeds)
-
-    def check_seeds(self) -> None:
-        """Check the number of seeds and the first of them.
-
-        Raises:
-            InputError: if one is out of range.
-        """
-        check_range(self, seeds=(1, MOST_SEEDS))
-        check_range(self, seed=(0, MOST_SEED + 1 - self.seeds))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Jobs:
-    """Options of studies whose runs are independent."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train. "auto" is a GPU if there is one."""
-
-    jobs: int | None = None
-    """How many runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
-    GPU, or for each thread on the CPU, but there at most 8."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """The option of studies that take long."""
-
-    dry_run: bool = False
-    """Check everything, show the plan and stop. Nothing is trained or written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Threads:
-    """The option of studies that compute in this process."""
-
-    threads: int | None = None
-    """Threads on the CPU. Default: torch's."""
-
-    def check_threads(self) -> None:
-        """Check the number of threads.
-
-        Raises:
-            InputError: if it is out of range.
-        """
-        check_range(self, threads=(1, MOST_THREADS))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimization:
-    """Settings of how weights are updated."""
-
-    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
-    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
-    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
-
-    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
-    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
-    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
-    inverse square root of the step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tracked:
-    """The option of studies whose trainings can be watched."""
-
-    report_to: Literal["trackio", "wandb", "tensorboard", "none"] | None = None
-    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
-    installed."""
-
-    def check_report_to(self) -> None:
-        """Check that the tracker is installed.
-
-        Raises:
-            InputError: if it is not.
-        """
-        if self.report_to not in (None, "none") and find_spec(self.report_to) is None:
-            raise InputError("report_to", f"{self.report_to} is not installed; try `pip install {self.report_to}`")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongRun(Threads, Tracked, DryRun):
-    """Options of studies that train one model for long."""
-
-    cache: Path | None = None
-    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
-    it. Default: cache/ in --out."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train. "auto" is a GPU if there is one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """Options of studies that read text."""
-
-    data: tuple[str, ...] = ()
-    """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
-    .jsonl. Default: the documentation that comes with Python."""
-
-    column: str | None = None
-    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
-
-
-def part(options: Any, kind: type[Kind]) -> Kind:
-    """Return those of a study's options that another dataclass has, as that dataclass."""
-    dataclass: Any = kind
-    return kind(**{field.name: getattr(options, field.name) for field in fields(dataclass)})
 
 
 def find_device(name: str) -> torch.device:

@@ -99,6 +99,8 @@ class Recipe:
     NAME: ClassVar[str]
     QUICK: ClassVar[dict[str, Any]] = {}
     """The defaults of options with ``quick``, if there is such an option."""
+    FLAGS: ClassVar[dict[str, str]] = {}
+    """Options whose flag does not follow from their name, such as a word without a flag."""
     MANY: ClassVar[bool] = False
     """Whether several processes of a launcher, such as torchrun, can do it together."""
     SMALL: ClassVar[bool] = False
@@ -151,7 +153,7 @@ class Recipe:
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
         usual = self.QUICK if getattr(self, "quick", False) else {}
-        words, flags = ["whereformer", self.NAME], getattr(self, "FLAGS", {})
+        words = ["whereformer", *self.NAME.split()]
         for field in own_first(type(self)):
             value = getattr(self, field.name)
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
@@ -159,8 +161,9 @@ class Recipe:
             parts = value if isinstance(value, tuple) else (value,)
             texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
-            named = [flag(field.name)] if field.name not in flags else []  # else words without a flag
-            words += [*named, *([] if value is True else [",".join(texts)] if commas else texts)]
+            name = self.FLAGS.get(field.name, flag(field.name))
+            words += [name] if name.startswith("-") else []
+            words += [] if value is True else [",".join(texts)] if commas else texts
         return shlex.join(words)
 
     def start(self, *, quiet: bool = False) -> Report:
@@ -224,7 +227,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
         for field in fields(kind)
     ]
     quiet = inspect.Parameter("quiet", keyword, default=False, annotation="bool")
-    call.__name__ = call.__qualname__ = kind.NAME
+    call.__name__ = call.__qualname__ = kind.NAME.split()[0]
     call.__doc__ = inspect.getdoc(kind)
     call.__signature__ = inspect.Signature([*parameters, quiet])  # type: ignore[attr-defined]  # a function may have one
     return call

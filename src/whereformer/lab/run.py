@@ -25,7 +25,6 @@ from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
 from . import ranks
 from .folder import open_folder
-from .jobs import threads
 from .options import find_device
 from .progress import Progress as Listener
 from .provenance import provenance
@@ -124,7 +123,7 @@ class Run:
         check_regular("out", path)
         earlier, found, damaged = read_records(path)
         for name, value in self.options.items():
-            if earlier.get(name) != value:
+            if (found or damaged) and earlier.get(name) != value:
                 raise InputError(
                     "out",
                     f"{self.folder} holds results with {name} {shown(earlier.get(name))}, not {shown(value)}; choose "
@@ -151,6 +150,11 @@ class Run:
     def expect(self, steps: int) -> None:
         """Tell the steps of all that the recipe does, done or not, for the progress."""
         self.total = steps
+
+    def kept(self, function: Callable[..., Value]) -> dict[Key, Any]:
+        """Return what the record has of a function: its values, as JSON, by key."""
+        names = ((json.loads(name), value) for name, value in self.values.items())
+        return {tuple(key): value for (called, *key), value in names if called == function.__name__}
 
     def step(self, steps: int = 1, loss: float | None = None) -> None:
         """Tell that steps are done, and perhaps the loss so far."""
@@ -180,7 +184,7 @@ class Run:
         function: Callable[..., Value],
         *shared: Any,
         kind: type[Value],
-        steps: int = 1,
+        steps: int | Callable[..., int] = 1,
         jobs: int | None = None,
         problem: Callable[[Any], str | None] = lambda key: None,
     ) -> dict[Any, Value]:
@@ -191,23 +195,25 @@ class Run:
             function: what is called, perhaps in another process. Its name is in the record.
             shared: arguments that are the same for all keys.
             kind: what it returns: a dataclass whose fields are JSON, or a type of JSON.
-            steps: how many steps a key takes, for the progress.
+            steps: how many steps a key takes, for the progress, or what returns that for ``*key``.
             jobs: how many keys at a time; by default as many as the recipe says.
             problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
         missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
-        if steps and len(missing) < len(keys):
+        sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
+        new = sum(sizes[key] for key in missing)
+        if any(sizes.values()) and len(missing) < len(keys):
             others = "; continuing with the others" if missing else ""
             self.say(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{others}")
-        self.done += steps * (len(keys) - len(missing))
-        self.total = max(self.total, self.done + steps * len(missing))
+        self.done += sum(sizes.values()) - new
+        self.total = max(self.total, self.done + new)
         self.labels = [" ".join(map(str, key)) for key in missing]
         self.counts, self.losses = _numbers(len(missing)), _numbers(len(missing))
         for key, value, seconds in self._work(missing, function, shared, min(jobs or self.jobs, len(missing))):
             self._keep(names[key], value, seconds)
-        self.done += steps * len(missing)
+        self.done += new
         self.counts = None
         self.order += [name for name in names.values() if name not in self.order]
         return {key: _typed(kind, self.values[name]) for key, name in names.items()}
@@ -372,6 +378,18 @@ class _Bar(Progress):
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Set torch's number of threads, unless it is None, and restore it afterwards."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

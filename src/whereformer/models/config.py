@@ -44,6 +44,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "initializer_range": (0, 1e3),
     "layer_norm_eps": (0, 1),
     "attention_scale": (0, 1e3),
+    "label_share": (0, 1),
 }
 """The least and the greatest value of numeric fields."""
 
@@ -118,6 +119,8 @@ class EncoderConfig(StrictConfig):
         lm_head: "bert": a dense layer, activation and norm before the tied embeddings; "tied": only those.
         tie_word_embeddings: False gives the masked-LM head a matrix of its own in place of the embeddings.
         sparse_prediction: compute masked-LM logits only where there is a label; they are then (labels, vocab_size).
+        label_share: with sparse_prediction, the most labels in a row, as a share of its n tokens. Logits are then
+            (batch * max(1, round(label_share * n)), vocab_size), and a GPU need not wait until labels are counted.
         attention_backend: the backend of :func:`whereformer.attention`.
 
     Raises:
@@ -167,6 +170,7 @@ class EncoderConfig(StrictConfig):
     pad_token_id: int | None = 0
     lm_head: str = "bert"
     sparse_prediction: bool = False
+    label_share: float | None = None
     attention_backend: str = "auto"
     tie_word_embeddings: bool = True
 

@@ -15,7 +15,7 @@ from ..errors import InputError
 from .checks import check_bounds, check_shape
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel
-from .heads import EncoderForMaskedLM, EncoderForPreTraining
+from .heads import EncoderForMaskedLM, EncoderForPreTraining, label_places
 from .inputs import TokenInputs, takes
 
 
@@ -82,7 +82,8 @@ class ElectraOutput(ModelOutput):
         accuracy: the share of real tokens that the discriminator judges correctly.
         replaced_recall: the share of replaced tokens that it finds; NaN if none was replaced.
         sampled_ids: (batch, n) the discriminator's input.
-        generator_logits: (targets, vocab_size), row by row of the batch.
+        generator_logits: (targets, vocab_size), row by row of the batch. With ``config.label_share``, targets are
+            :func:`~whereformer.models.heads.label_places`.
         discriminator_logits: (batch, n), positive for "original".
     """
 
@@ -197,18 +198,21 @@ class Electra(EncoderPreTrainedModel):
         if len(generated.logits) == 0:
             raise InputError("labels", "expected at least one target, got -100 everywhere")
         if sampled_ids is None:
-            drawn = sample(generated.logits, None if uniforms is None else uniforms[targets])
-            sampled_ids = input_ids.masked_scatter(targets, drawn.to(input_ids.dtype))
+            places = label_places(labels, self.config.label_share)
+            drawn = sample(generated.logits, None if uniforms is None else uniforms.flatten()[places])
+            samples = input_ids.flatten().scatter(0, places, drawn.to(input_ids.dtype)).view_as(input_ids)
+            sampled_ids = torch.where(targets, samples, input_ids)
         original = sampled_ids == torch.where(targets, labels, input_ids)
         judged = self.discriminator(sampled_ids, attention_mask, labels=original, **inputs, return_dict=True)
         real = torch.ones_like(targets) if attention_mask is None else attention_mask.bool()
         right = (judged.logits > 0) == original
+        replaced = real & ~original
         return ElectraOutput(
             loss=generated.loss + self.config.discriminator_weight * judged.loss,
             generator_loss=generated.loss,
             discriminator_loss=judged.loss,
-            accuracy=right[real].float().mean(),
-            replaced_recall=right[real & ~original].float().mean(),
+            accuracy=(right & real).sum() / real.sum(),
+            replaced_recall=(right & replaced).sum() / replaced.sum(),
             sampled_ids=sampled_ids,
             generator_logits=generated.logits,
             discriminator_logits=judged.logits,

@@ -150,8 +150,8 @@ class EncoderWithLMHead(EncoderWithHead):
         if labels is None or not self.config.sparse_prediction:
             return hidden, labels
         check_shape("labels", labels, hidden.shape[:-1])
-        predicted = labels != -100
-        return hidden[predicted], labels[predicted]
+        places = label_places(labels, self.config.label_share)
+        return hidden.flatten(0, 1).index_select(0, places), labels.flatten()[places]
 
     def predict(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
@@ -165,7 +165,7 @@ class EncoderForMaskedLM(EncoderWithLMHead):
 
     ``labels`` are (batch, n): the original ids of the tokens to predict, and -100 elsewhere. The loss is their mean
     cross-entropy in nats; as in transformers, it is NaN if there is none. ``logits`` are (batch, n, vocab_size), or
-    with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
+    with labels and ``config.sparse_prediction`` (:func:`label_places`, vocab_size).
     """
 
     output_class = MaskedLMOutput
@@ -177,7 +177,7 @@ class EncoderForCausalLM(EncoderWithLMHead):
     ``labels`` are (batch, n), usually the ids themselves, with -100 for tokens that are not to be predicted: the logits
     at a token are compared with the label after it, as in transformers. In packed rows no document predicts the next
     one's first token. The loss is the mean cross-entropy in nats, NaN if there is nothing to predict. ``logits`` are
-    (batch, n, vocab_size), or with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
+    (batch, n, vocab_size), or with labels and ``config.sparse_prediction`` (:func:`label_places`, vocab_size).
 
     Raises:
         ValueError: unless ``config.causal``.
@@ -200,6 +200,26 @@ class EncoderForCausalLM(EncoderWithLMHead):
                 following = following.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
             labels = functional.pad(following, (0, 1), value=-100)
         return super().targets(hidden, labels, attention_mask, document_ids)
+
+
+def label_places(labels: Tensor, share: float | None) -> Tensor:
+    """Return where to predict: places in the tokens of all rows, one row after another.
+
+    Args:
+        labels: (batch, n), -100 for tokens that are not predicted.
+        share: the most labels in a row, as a share of n. Each row then has the same number of places,
+            max(1, round(share * n)): its first labels and, if they are fewer, other tokens. None returns the places of
+            all labels, for whose number the device has to be asked.
+
+    Returns:
+        (places,) int64.
+    """
+    if share is None:
+        return (labels != -100).flatten().nonzero().squeeze(1)
+    batch, n = labels.shape
+    # A stable sort has the labels first, in their order.
+    first = (labels == -100).to(torch.uint8).argsort(dim=-1, stable=True)[:, : max(1, round(share * n))]
+    return (first + n * torch.arange(batch, device=labels.device)[:, None]).flatten()
 
 
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -486,7 +506,8 @@ class EncoderForPreTraining(EncoderWithHead):
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         check_shape("labels", labels, logits.shape)
-        if attention_mask is not None:
-            real = attention_mask.bool()
-            logits, labels = logits[real], labels[real]
-        return functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
+        losses = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+        if attention_mask is None:
+            return losses.mean()
+        real = attention_mask.bool()
+        return losses.where(real, 0).sum() / real.sum()

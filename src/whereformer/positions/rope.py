@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,9 +20,19 @@ LAYOUTS = ("half", "interleaved")
 Kind: TypeAlias = tuple[float, int]
 """How a layer turns: its base, and the number of its scaling."""
 
-Turn: TypeAlias = tuple[Tensor, Tensor]
-"""What features, and their partners in the pairs, are multiplied by: cosines, and sines with the signs of
-:func:`rotated`; (n, rotary_dim) or (batch, 1, n, rotary_dim)."""
+
+class Turn(NamedTuple):
+    """What features, and their partners in the pairs, are multiplied by: (n, rotary_dim) or (batch, 1, n, rotary_dim).
+
+    Sines have the signs of :func:`rotated`. ``cos`` and ``sin`` are in the dtype that layers compute in, so that they
+    are not cast for the query and the key of every layer; features in any other get the exact ones, in float64.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    exact_cos: Tensor
+    exact_sin: Tensor
+
 
 Turns: TypeAlias = dict[Kind, Turn]
 """The turn of each kind of layer."""
@@ -132,12 +142,11 @@ def turn_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> T
     angles = angles if angles.dim() == 2 else angles.unsqueeze(1)
     cos, sin = angles.cos() * factor, angles.sin() * factor
     if layout == "half":
-        turn = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:
-        turn = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-    # Once here, and not for the query and the key of every layer.
+        cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
     dtype = like.dtype if like.dtype == torch.float64 else autocast_dtype(like.device) or like.dtype
-    return turn[0].to(like.device, dtype), turn[1].to(like.device, dtype)
+    return Turn(cos.to(like.device, dtype), sin.to(like.device, dtype), cos, sin)
 
 
 def rotated(features: Tensor, turn: Turn, layout: str) -> Tensor:
@@ -145,7 +154,8 @@ def rotated(features: Tensor, turn: Turn, layout: str) -> Tensor:
 
     Of a pair (a, b), a becomes ``a cos - b sin`` and b becomes ``b cos + a sin``. ``layout`` is that of :class:`Rope`.
     """
-    cos, sin = (part.to(features.device, features.dtype) for part in turn)
+    cos, sin = turn[:2] if turn.cos.dtype == features.dtype else turn[2:]
+    cos, sin = cos.to(features.device, features.dtype), sin.to(features.device, features.dtype)
     width = cos.shape[-1]
     if width < features.shape[-1]:
         return torch.cat((rotated(features[..., :width], turn, layout), features[..., width:]), -1)

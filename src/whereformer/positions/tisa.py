@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -86,20 +85,23 @@ class Tisa(OffsetFunction):
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
         dtype = float_dtype(self.amplitude)
-        # NumPy takes a fraction of torch's time for so few numbers.
-        amplitude, sharpness, center = (
-            np.abs(kernels.detach().to(dtype).numpy().astype(np.float64)) for kernels in self.kernel_parameters()
-        )
         # Beyond its own distance a kernel adds less than a score's rounding error, even together with the other
         # kernels.
-        least = torch.finfo(dtype).eps / max(1, amplitude.shape[-1])
-        with np.errstate(all="ignore"):
+        least = torch.finfo(dtype).eps / max(1, self.amplitude.shape[-1])
+
+        def distance(amplitude: float, sharpness: float, center: float) -> float:
+            if not sharpness:
+                return math.inf  # it never decays
             # An amplitude below 1 counts as 1: its gradient is the kernel itself.
-            distance = center + np.sqrt(np.log(np.maximum(amplitude, 1.0) / least) / sharpness)
+            return abs(center) + math.sqrt(math.log(max(abs(amplitude), 1.0) / least) / abs(sharpness))
+
+        # Lists, not tensors: this is no work for a device, and each operation would take longer than all of it.
+        flat = (kernels.detach().to(dtype).flatten(1).tolist() for kernels in self.kernel_parameters())
+        layers = [[distance(*kernel) for kernel in zip(*layer, strict=True)] for layer in zip(*flat, strict=True)]
         return [
-            # Not a number, or a kernel that never decays
-            2 ** math.ceil(math.log2(reach)) if reach < 2**30 else None
-            for reach in distance.max((1, 2), initial=1.0).tolist()
+            # Not a number, or a kernel that never decays, has no end.
+            2 ** math.ceil(math.log2(max([1.0, *layer]))) if all(reach < 2**30 for reach in layer) else None
+            for layer in layers
         ]
 
     def reach(self, *, layer: int = 0, prepared: list[int | None] | None = None) -> int | None:

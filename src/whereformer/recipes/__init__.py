@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..lab.recipe import Recipe
 
-RECIPES = {"analyze": "analyze:Analyze", "compare": "compare:Compare", "probe": "probe:Probe"}
+RECIPES = {
+    "analyze": "analyze:Analyze",
+    "compare": "compare:Compare",
+    "extend": "extend:Extend",
+    "finetune": "finetune:Finetune",
+    "pretrain": "pretrain:Pretrain",
+    "probe": "probe:Probe",
+    "translate": "translate:Translate",
+}
 """Where each recipe is. It is imported on first use, and without torch."""
 
 

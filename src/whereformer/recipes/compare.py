@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..analysis import ranking as rankings
     from ..data import corpus, encode, growing, masks
     from ..data.streams import Stream
-    from ..lab import encoders, jobs, manifest, methods, plugins
+    from ..lab import encoders, manifest, methods, plugins
     from ..lab import run as running
     from ..lab import score as scoring
     from ..lab import train as training
@@ -40,9 +40,9 @@ else:
     corpus, encode, growing, masks = (
         Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "growing", "masks")
     )
-    encoders, jobs, manifest, methods, plugins, running, scoring, training = (
+    encoders, manifest, methods, plugins, running, scoring, training = (
         Lazy(f"whereformer.lab.{name}")
-        for name in ("encoders", "jobs", "manifest", "methods", "plugins", "run", "score", "train")
+        for name in ("encoders", "manifest", "methods", "plugins", "run", "score", "train")
     )
     figures, report = (Lazy(f"whereformer.lab.report.{name}") for name in ("figures", "report"))
 
@@ -385,7 +385,7 @@ class Compare(ManyRuns):
         for name, (length, count) in product(self.positions, lengths.items()):
             model = encoders.build(self.config(name, self.vocab_size), 0)
             rows, share = self.batch_size * self.length // length, 1.0 if self.causal else self.mask_rate
-            with jobs.threads(run.threads):
+            with running.threads(run.threads):
                 step += budget.seconds_per_step(model, rows, length, share, run.device) * count / 100
         # The last round of runs may be incomplete.
         step *= math.ceil(len(self.positions) / at_once) / len(self.positions)

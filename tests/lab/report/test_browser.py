@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 
-from tests.lab.report import test_finetune_report as finetune
 from tests.lab.report.findings import model_of
 from tests.recipes import test_compare_report as compare
 from whereformer.lab.report.findings import report_of
@@ -24,7 +23,6 @@ PAGES = {
     ).page(),
     "compare": lambda: compare.report_of(seeds=2).page(),
     "compare-wide": lambda: compare.wide_report().page(),
-    "finetune": lambda: finetune.build_report(finetune.two_tasks()),
 }
 NARROW, WIDE = 360, 1280
 

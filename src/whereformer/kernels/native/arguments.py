@@ -1,64 +1,39 @@
-"""A problem as the struct ``Call`` of call.h: its fields in their order, eight bytes each."""
+"""A call as the struct ``Call`` of call.h: its fields in their order, eight bytes each."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..problem import Problem
-from ..terms import Positions, position_values
-from ..torch_private import zeros_without_memory
+from ..fields import Call
+from ..terms import position_values
+from .library import compute
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
-THREADS = 2
-"""The index of the number of threads among the fields."""
+BYTES, THREADS, SEED = 0, 2, 40
+"""The indices of the struct's size, of the number of threads and of dropout's seed among the fields."""
 
-_LAYOUT = struct.Struct("=37q3d126q")
-"""Pointers and numbers, with scale, soft cap and dropout in between."""
+TABLES = ("bias", "key_table", "query_table", "value_table")
+"""The inputs that are tables over offsets."""
 
-_ABSENT = (0, 0, 0, 0, 0, 0)
+INPUTS = (
+    *("query", "key", "value", *TABLES, "key_table_factors", "query_table_factors"),
+    *("query_factors", "key_factors", "query_levels", "key_levels", "dense"),
+)
+"""All inputs that have gradients, in their order in the struct."""
+
+WHOLE = ("query", "key", "value", "dense")
+"""The inputs whose gradients have strides of their own; those of others are in one piece."""
+
 _FARTHEST = 2**62 + 2**61
 """Tables begin nearer than that, so that sums with their lengths do not overflow. All offsets lie within 2**63."""
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Where the kernel puts gradients; None where one is not needed.
-
-    Tables' are (batch parts, row parts, heads, ...). Those of keys, values and what else has a row per key are (row
-    parts, batch, ...), those of queries and what else has a row per query (batch, ...). That of ``dense`` is like it.
-    """
-
-    query: Tensor | None = None
-    key: Tensor | None = None
-    value: Tensor | None = None
-    bias: Tensor | None = None
-    key_table: Tensor | None = None
-    query_table: Tensor | None = None
-    value_table: Tensor | None = None
-    key_table_factors: Tensor | None = None
-    query_table_factors: Tensor | None = None
-    query_factors: Tensor | None = None
-    key_factors: Tensor | None = None
-    query_levels: Tensor | None = None
-    key_levels: Tensor | None = None
-    dense: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Backward:
-    """What the backward gets besides the problem: gradients of the output and of the log-sum-exp, and where to put its
-    own."""
-
-    d_output: Tensor
-    d_log_sums: Tensor | None
-    gradients: Gradients
 
 
 @dataclass(frozen=True)
@@ -76,41 +51,55 @@ class Kept:
     rounded_off: Tensor | None
 
     @classmethod
-    def of(cls, problem: Problem, whole: Tensor | None = None, for_backward: bool = True) -> Kept:
+    def of(cls, call: Call, whole: Tensor | None = None) -> Kept:
         """Allocate it, or find its parts."""
-        batch, _, _, value_dim = problem.value.shape
-        rows = batch * problem.heads * problem.n_q
+        batch, _, _, value_dim = call.value.shape
+        rows = batch * call.heads * call.n_q
         # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
-        vectors = problem.key_table is not None or problem.query_table is not None
-        rounds = for_backward and vectors and problem.value.dtype != problem.dtype
+        vectors = call.key_table is not None or call.query_table is not None
+        rounds = vectors and call.value.dtype != call.wide
         numbers = 2 * rows
         if whole is None:
-            whole = problem.value.new_empty(numbers + (rows * value_dim + 1) // 2 * rounds, dtype=problem.dtype)
-        log_sums = whole[:numbers].view(2, batch, problem.heads, problem.n_q)
-        rounded_off = whole[numbers:].view(problem.value.dtype) if rounds else None
+            whole = call.value.new_empty(numbers + (rows * value_dim + 1) // 2 * rounds, dtype=call.wide)
+        log_sums = whole[:numbers].view(2, batch, call.heads, call.n_q)
+        rounded_off = whole[numbers:].view(call.value.dtype) if rounds else None
         return cls(whole, log_sums, rounded_off)
 
 
-def parts_of_forward(problem: Problem) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Backward:
+    """What the backward gets besides the call: the output's and the log-sum-exp's gradient, and where to put its own.
+
+    Gradients of tables are (batch parts, row parts, heads, ...). Those of keys, values and what else has a row per key
+    are (row parts, batch, ...), those of queries and what else has a row per query (batch, ...). That of ``dense`` is
+    like it.
+    """
+
+    d_output: Tensor
+    d_log_sums: Tensor | None
+    gradients: Mapping[str, Tensor]
+
+
+def parts_of_forward(call: Call) -> tuple[int, int]:
     """Return how many parts batch and queries are divided into, each a task for a thread."""
-    batch, key_heads = problem.value.shape[:2]
-    return batch, _row_parts(batch * key_heads, problem.n_q, _TASKS)
+    batch, key_heads = call.value.shape[:2]
+    return batch, _row_parts(batch * key_heads, call.n_q, _TASKS)
 
 
-def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int]:
+def parts_of_backward(call: Call, needed: Sequence[str]) -> tuple[int, int]:
     """Return the same for the backward, where each part has sums of its own for what its items share.
 
     It does not depend on the number of threads, so neither do the sums.
     """
-    batch, key_heads = problem.value.shape[:2]
+    batch, key_heads = call.value.shape[:2]
     parts = batch
-    if any(name in needed for name in ("bias", "key_table", "query_table", "value_table")):
+    if any(name in needed for name in TABLES):
         parts = min(batch, -(-_TASKS // key_heads))
-    if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
+    if "dense" in needed and call.dense is not None and len(call.dense) < batch:
         # Items that share a matrix are in one part.
         parts = 1
     # Each part of the queries sums the gradients of all keys in memory of its own.
-    return parts, _row_parts(parts * key_heads, problem.n_q, _TASKS // 2)
+    return parts, _row_parts(parts * key_heads, call.n_q, _TASKS // 2)
 
 
 _TASKS = 8
@@ -125,16 +114,17 @@ def _row_parts(tasks: int, n_q: int, wanted: int) -> int:
 
 
 class Arguments:
-    """A problem in the kernel's layout.
+    """A call in the kernel's layout.
 
     Args:
         data: the struct.
-        read: the tensors to which it points, which have to live as long; without the kernel's own results.
+        pointers: its pointers: the index of each, and the tensor to whose beginning it points, which has to live as
+            long.
     """
 
     def __init__(
         self,
-        problem: Problem,
+        call: Call,
         output: Tensor,
         kept: Kept,
         level: int,
@@ -142,131 +132,131 @@ class Arguments:
         backward: Backward | None = None,
         poison: bool = False,
     ) -> None:
-        self.read: list[Tensor] = []
-        batch, key_heads, n_k, value_dim = problem.value.shape
-        query = problem.query
-        head_dim = 0 if query is None else query.shape[3]
-        factors = (problem.query_factors, problem.key_table_factors, problem.query_table_factors, problem.query_levels)
+        self.data = array("q")
+        self.pointers: list[tuple[int, Tensor]] = []
+        self._kept = kept
+        batch, key_heads, n_k, value_dim = call.value.shape
+        heads = output.shape[1]
+        factors = (call.query_factors, call.key_table_factors, call.query_table_factors, call.query_levels)
         ranks = [0 if each is None else each.shape[3] for each in factors]
-        rank = ranks[0]
-        threads = torch.get_num_threads()
-        seed = 0 if problem.seed is None else int(problem.seed)
-        least, most = problem.min_offset, problem.max_offset
-        self.data = _LAYOUT.pack(
-            *(_LAYOUT.size, level, threads, backward is not None, poison),
-            *(batch, problem.heads, key_heads, problem.n_q, n_k, head_dim, value_dim, *ranks),
-            *(DTYPES[problem.value.dtype], *parts),
-            *self._positions(problem),
-            *(least is not None, most is not None, least or 0, most or 0),
-            *self._key_mask(problem.key_mask),
-            self._whole_numbers(problem.query_documents),
-            self._whole_numbers(problem.key_documents),
-            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed),
-            *self._tensor(query),
-            *self._tensor(problem.key),
-            *self._tensor(problem.value),
-            *(output.data_ptr(), DTYPES[output.dtype], *output.stride()),
-            kept.log_sums.data_ptr(),
-            0 if kept.rounded_off is None else kept.rounded_off.data_ptr(),
-            *self._tables(problem),
-            *self._tensor(problem.key_table_factors),
-            *self._tensor(problem.query_table_factors),
-            *self._tensor(problem.query_factors if rank else None),
-            *self._tensor(problem.key_factors if rank else None),
-            *self._tensor(problem.query_levels),
-            *self._tensor(problem.key_levels),
-            *self._dense(problem.dense),
-            *self._backward(problem, backward),
-        )
+        low, high = call.min_offset, call.max_offset
+        self._numbers(0, level, torch.get_num_threads(), backward is not None, poison)
+        self._numbers(batch, heads, key_heads, call.n_q, n_k)
+        self._numbers(0 if call.query is None else call.query.shape[3], value_dim, *ranks)
+        self._numbers(DTYPES[call.value.dtype], *parts)
+        self._positions(call)
+        self._numbers(low is not None, high is not None, low or 0, high or 0)
+        self._mask(call.key_mask)
+        self._whole_numbers(call.query_documents)
+        self._whole_numbers(call.key_documents)
+        self._numbers(*struct.unpack("3q", struct.pack("3d", call.scale, call.softcap or 0.0, call.dropout_p)))
+        assert len(self.data) == SEED
+        self._numbers(0 if call.seed is None else int(call.seed))
+        first = dict(zip(TABLES, call.first, strict=True))
+        for name in INPUTS:
+            tensor: Tensor | None = getattr(call, name)
+            if name in TABLES:
+                self._table(tensor, first[name])
+            elif name == "dense":
+                self._tensor(tensor if tensor is None or tensor.dtype in DTYPES else tensor.float())
+            elif name in ("query_factors", "key_factors"):
+                self._tensor(None if tensor is None or ranks[0] == 0 else tensor.to(call.wide))
+            else:
+                self._tensor(tensor)
+        self._tensor(output)
+        self._pointer(kept.log_sums)
+        self._pointer(kept.rounded_off)
+        self._tensor(None if backward is None else backward.d_output)
+        self._contiguous(None if backward is None else backward.d_log_sums)
+        for name in INPUTS:
+            tensor = None if backward is None else backward.gradients.get(name)
+            if name in ("key", "value"):
+                tensor = None if tensor is None else tensor.flatten(0, 1)  # row parts times batch
+            if name in WHOLE:
+                self._tensor(tensor)
+            else:
+                self._contiguous(tensor)
+        self.data[BYTES] = 8 * len(self.data)
 
-    def _keep(self, tensor: Tensor) -> int:
-        self.read.append(tensor)
-        return tensor.data_ptr()
+    def compute(self) -> None:
+        """Compute the call, while what the pointers point to lives."""
+        compute(self.data)
 
-    def _contiguous(self, tensor: Tensor | None) -> int:
-        return 0 if tensor is None else self._keep(_in_memory(tensor.contiguous()))
+    def places(self, tensors: Sequence[Tensor]) -> list[tuple[int, int, int]] | None:
+        """Return where each pointer points: its index, in which of the tensors, and how far from its beginning.
 
-    def _whole_numbers(self, tensor: Tensor | None) -> int:
-        return 0 if tensor is None else self._keep(tensor.to(torch.int64).contiguous())
+        The result is None if one points into a copy.
+        """
+        order = {id(tensor): place for place, tensor in enumerate(tensors)}
+        order |= {id(part): len(tensors) - 1 for part in (self._kept.log_sums, self._kept.rounded_off)}
+        if any(id(tensor) not in order for _, tensor in self.pointers):
+            return None
+        places = [(index, order[id(tensor)], tensor) for index, tensor in self.pointers]
+        return [(index, place, each.data_ptr() - tensors[place].data_ptr()) for index, place, each in places]
 
-    def _tensor(self, tensor: Tensor | None) -> tuple[int, ...]:
-        """Return a tensor of four axes. Items of an axis of size 1 may be shared by more."""
+    def _numbers(self, *numbers: int) -> None:
+        self.data.extend(numbers)
+
+    def _pointer(self, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self.pointers.append((len(self.data), tensor))
+        self._numbers(0 if tensor is None else tensor.data_ptr())
+
+    def _contiguous(self, tensor: Tensor | None) -> None:
+        self._pointer(None if tensor is None else _in_memory(tensor.contiguous()))
+
+    def _whole_numbers(self, tensor: Tensor | None) -> None:
+        self._pointer(None if tensor is None else tensor.to(torch.int64).contiguous())
+
+    def _tensor(self, tensor: Tensor | None) -> None:
+        """Add a tensor of four axes. Items of an axis of size 1 may be shared by more."""
         if tensor is None:
-            return _ABSENT
+            self._numbers(0, 0, 0, 0, 0, 0)
+            return
         tensor = _in_memory(tensor)
         strides = tensor.stride()
-        return (self._keep(tensor), DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
+        self._pointer(tensor)
+        self._numbers(DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
-    def _dense(self, dense: Tensor | None) -> tuple[int, ...]:
-        """Return the scores of pairs, in a dtype that the kernel reads."""
-        return self._tensor(dense if dense is None or dense.dtype in DTYPES else dense.float())
+    def _table(self, table: Tensor | None, first: int) -> None:
+        """Add a table over offsets: its length, its first offset, and its stride."""
+        if table is None:
+            self._numbers(0, 0, 0, 0)
+            return
+        # A head's part has to be in one piece; heads may lie apart, as in a longer table.
+        if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
+            table = table.contiguous()
+        table = _in_memory(table)
+        self._pointer(table)
+        near = max(-_FARTHEST, min(first, _FARTHEST))
+        self._numbers(table.shape[1], near, 0 if len(table) == 1 else table.stride(0))
 
-    def _positions(self, problem: Problem) -> tuple[int, ...]:
-        """Return the fields from ``listed`` to ``rounding``."""
-        if all(table is None for table in _tables_of(problem)) and not problem.limits_offsets:
-            return 0, 0, 1, 0, 0, 0, 0, 0, 0
-        queries, keys = problem.positions()
-        if isinstance(queries, Positions) and isinstance(keys, Positions) and (keys.stride == 1 or keys.length <= 1):
-            return 0, queries.start, queries.stride, keys.start, 0, 0, 0, 0, 0
-        listed = [position_values(positions, "cpu") for positions in (queries, keys)]
+    def _positions(self, call: Call) -> None:
+        """Add the fields from ``listed`` to ``rounding``."""
+        if all(table is None for table in call.tables) and not call.limits_offsets:
+            self._numbers(0, 0, 1, 0, 0, 0, 0, 0, 0)
+            return
+        explicit = call.query_positions is not None or call.key_positions is not None
+        if not explicit and (call.affine[3] == 1 or call.n_k <= 1):
+            self._numbers(0, *call.affine[:3], 0, 0, 0, 0, 0)
+            return
+        listed = [position_values(positions, "cpu") for positions in call.positions()]
         kind, rounding = 1, 0
         if any(positions.is_floating_point() for positions in listed):
             dtype = torch.promote_types(listed[0].dtype, listed[1].dtype)
             kind, rounding = 2, DTYPES.get(dtype, 0)
             listed = [positions.to(dtype).double() for positions in listed]
-        pointers = [self._contiguous(positions) for positions in listed]
-        strides = [positions.shape[-1] if positions.dim() == 2 and len(positions) > 1 else 0 for positions in listed]
-        return kind, 0, 1, 0, *pointers, *strides, rounding
+        self._numbers(kind, 0, 1, 0)
+        for positions in listed:
+            self._contiguous(positions)
+        self._numbers(*(at.shape[-1] if at.dim() == 2 and len(at) > 1 else 0 for at in listed), rounding)
 
-    def _key_mask(self, mask: Tensor | None) -> tuple[int, ...]:
-        return (0, 0, 0) if mask is None else (self._keep(mask), *mask.stride())
-
-    def _tables(self, problem: Problem) -> tuple[int, ...]:
-        """Return the pointers to the tables over offsets; then of each its length, its first offset, and its stride."""
-        pointers, sizes = [], []
-        for table, first in zip(_tables_of(problem), problem.first, strict=True):
-            if table is None:
-                pointers.append(0)
-                sizes += [0, 0, 0]
-                continue
-            # A head's part has to be in one piece; heads may lie apart, as in a longer table.
-            if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
-                table = table.contiguous()
-            table = _in_memory(table)
-            pointers.append(self._keep(table))
-            sizes += [table.shape[1], _near(first), 0 if len(table) == 1 else table.stride(0)]
-        return *pointers, *sizes
-
-    def _backward(self, problem: Problem, given: Backward | None) -> tuple[int, ...]:
-        if given is None:
-            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 10, *_ABSENT)
-        into = given.gradients
-        return (
-            *self._tensor(given.d_output),
-            self._contiguous(given.d_log_sums),
-            *self._tensor(into.query),
-            *self._tensor_of_parts(into.key),
-            *self._tensor_of_parts(into.value),
-            *map(self._contiguous, (into.bias, into.key_table, into.query_table, into.value_table)),
-            *map(self._contiguous, (into.key_table_factors, into.query_factors, into.query_levels)),
-            *map(self._contiguous, (into.query_table_factors, into.key_factors, into.key_levels)),
-            *self._tensor(into.dense),
-        )
-
-    def _tensor_of_parts(self, tensor: Tensor | None) -> tuple[int, ...]:
-        """Return (row parts, batch, heads, n, dim) as one of row parts times batch."""
-        return self._tensor(None if tensor is None else tensor.flatten(0, 1))
-
-
-def _tables_of(problem: Problem) -> tuple[Tensor | None, ...]:
-    return problem.bias, problem.key_table, problem.query_table, problem.value_table
+    def _mask(self, mask: Tensor | None) -> None:
+        self._pointer(mask)
+        self._numbers(*((0, 0) if mask is None else mask.stride()))
 
 
 def _in_memory(tensor: Tensor) -> Tensor:
     """Return a tensor whose memory has its numbers: a part of a conjugate has the other sign there, and the zeros of
     forward-mode differentiation have no memory."""
-    return torch.zeros_like(tensor) if zeros_without_memory(tensor) else tensor.resolve_neg()
-
-
-def _near(first: int) -> int:
-    return max(-_FARTHEST, min(first, _FARTHEST))
+    return torch.zeros_like(tensor) if tensor.data_ptr() == 0 and tensor.numel() else tensor.resolve_neg()

@@ -75,7 +75,7 @@ template <class F> struct Attention {
         limits(call, line, memory, bk) {
     in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
     in_place_value = in_place(c.value, c.value_dim, dv), in_place_gradient = in_place(c.d_output, c.value_dim, dv);
-    bias_ends = {c.bias_first, c.bias_length};
+    bias_ends = {c.bias.first, c.bias.length};
     if (c.listed == 1) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
     scores = memory.take<A>(bq * ld);
     block16 = memory.take<A>(16 * larger<int64_t>(larger(dk, dv), larger<int64_t>(rk, 16)));
@@ -88,17 +88,17 @@ template <class F> struct Attention {
       factors_turned = memory.take<A>(keys_up * rk), factors_copy = memory.take<A>(keys_up * rk), query_factors = memory.take<A>(bq * rk);
     }
     if (!in_place_value) values_copy = memory.take<F>(keys_up * dv);
-    if (c.bias) bias = memory.take<A>(bias_ends.pitch());
+    if (c.bias.data) bias = memory.take<A>(bias_ends.pitch());
     // The most offsets in a tile
     constexpr int64_t any = (int64_t)1 << 40;
     const int64_t most = c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1) + bk, any);
-    key_vectors.reserve(memory, {c.key_first, c.key_length}, key_width, bq, most, true, backward, backward && c.d_key_table);
-    query_vectors.reserve(memory, {c.query_first, c.query_length}, query_width, c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), backward, backward && c.d_query_table);
+    key_vectors.reserve(memory, {c.key_table.first, c.key_table.length}, key_width, bq, most, true, backward, backward && c.d_key_table);
+    query_vectors.reserve(memory, {c.query_table.first, c.query_table.length}, query_width, c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), backward, backward && c.d_query_table);
     if (key_vectors.on() && (c.key_rank || halves)) key_table_rows = memory.take<A>(bq * (c.key_rank ? up(c.key_rank, 16) : dk));
     const bool copies_keys = query_vectors.on() && (c.query_rank || halves);
     if (copies_keys) query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
     if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
-    value_vectors.reserve(memory, {c.value_first, c.value_length}, c.value_dim, bq, most, backward, true, backward && c.d_value_table);
+    value_vectors.reserve(memory, {c.value_table.first, c.value_table.length}, c.value_dim, bq, most, backward, true, backward && c.d_value_table);
     if (c.dropout_p > 0) kept = memory.take<A>(bk);
     if (!backward) {
       output = memory.take<A>(bq * dv), tops = memory.take<A>(bq), totals = memory.take<A>(bq);
@@ -177,14 +177,14 @@ template <class F> struct Attention {
 
   void enter_head(int64_t head) {
     h = head;
-    if (c.bias) {
-      __builtin_memcpy(bias + 16, (const A*)c.bias + h * c.bias_stride, sizeof(A) * bias_ends.length);
+    if (c.bias.data) {
+      __builtin_memcpy(bias + 16, (const A*)c.bias.data + h * c.bias.stride, sizeof(A) * bias_ends.length);
       bias_ends.pad(bias);
       if (bias_sums) zero(bias_sums, bias_ends.pitch());
     }
-    if (key_vectors.on()) key_vectors.enter((const A*)c.key_table + h * c.key_stride, key_width);
+    if (key_vectors.on()) key_vectors.enter((const A*)c.key_table.data + h * c.key_table.stride, key_width);
     if (query_vectors.on()) {
-      query_vectors.vectors.enter((const A*)c.query_table + h * c.query_table_stride, query_width);
+      query_vectors.vectors.enter((const A*)c.query_table.data + h * c.query_table.stride, query_width);
       if (c.query_rank) enter_keys_of_table(c.query_table_factors, h);
     }
     if (c.levels) {
@@ -195,7 +195,7 @@ template <class F> struct Attention {
       });
       if (d_key_levels) zero(d_key_levels, c.levels * keys_up);
     }
-    if (value_vectors.on()) value_vectors.enter((const A*)c.value_table + h * c.value_stride, c.value_dim);
+    if (value_vectors.on()) value_vectors.enter((const A*)c.value_table.data + h * c.value_table.stride, c.value_dim);
     if (c.rank) {
       read_rows(c.key_factors, b, h, 0, c.n_k, c.rank, factors_copy, rk);
       pack_transposed<A>(factors_copy, rk, c.n_k, rk, factors_turned);
@@ -231,10 +231,10 @@ template <class F> struct Attention {
   struct Sides { int bias, keys, values; };
   Sides enter_tile(const Tile& t) {
     Sides sides{2, 2, 2};
-    if (c.listed == 2 || !(c.bias || key_vectors.on() || value_vectors.on())) return sides;
+    if (c.listed == 2 || !(c.bias.data || key_vectors.on() || value_vectors.on())) return sides;
     int64_t least, most;
     line.bounds(t, least, most);
-    if (c.bias) sides.bias = line.listed ? 0 : bias_ends.side(least, most);
+    if (c.bias.data) sides.bias = line.listed ? 0 : bias_ends.side(least, most);
     if (key_vectors.on()) {
       key_vectors.look_at(least, most);
       sides.keys = line.listed ? 0 : key_vectors.part.side(least, most);
@@ -252,7 +252,7 @@ template <class F> struct Attention {
   }
 
   // Whether something is added that only a pass of its own over a row can
-  bool adds_by_row() const { return c.dense.data || c.levels || (line.listed && (c.bias || key_vectors.on())); }
+  bool adds_by_row() const { return c.dense.data || c.levels || (line.listed && (c.bias.data || key_vectors.on())); }
 
   // Calls f(first row, rows, first column, end of columns) for parts of a tile that have all allowed pairs: where causality or
   // a window cuts through it, a few rows reach fewer keys than all. Columns begin and end at multiples of 16.
@@ -315,7 +315,7 @@ template <class F> struct Attention {
 
   void add_by_row(const Tile& t, int64_t i, A* s, A factor) {
     if (factor != 1) times_row(s, t.width, factor);
-    if (line.listed && c.bias) add_listed(s, t, t.i + i, line, bias_ends, bias);
+    if (line.listed && c.bias.data) add_listed(s, t, t.i + i, line, bias_ends, bias);
     if (line.listed && key_vectors.on()) add_listed(s, t, t.i + i, line, key_vectors.part, key_vectors.products + i * key_vectors.pitch);
     for (int64_t l = 0; l < c.levels; l++) {
       const Vec<A> level = set(query_levels[i * c.levels + l]);
@@ -364,7 +364,7 @@ template <class F> struct Attention {
       else base += row[side < 0 ? 16 : 15 + ends.length];
     };
     if (!line.listed) {
-      if (c.bias) add(sides.bias, bias, bias_ends);
+      if (c.bias.data) add(sides.bias, bias, bias_ends);
       if (key_vectors.on()) add(sides.keys, key_vectors.products + i * key_vectors.pitch, key_vectors.part);
     }
     int64_t low = 0, high = t.width;

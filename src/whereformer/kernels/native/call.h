@@ -13,6 +13,12 @@ struct Tensor {
   int64_t stride[4];  // in numbers
 };
 
+// A table over offsets, (heads, T), or (heads or 1, T, dim); ``stride`` is from head to head. Its numbers are sums.
+struct Table {
+  const void* data;
+  int64_t length, first, stride;
+};
+
 // "Sums" below are float32, or float64 in calls of float64: the dtype of scores. Tables and factors have it too.
 struct Call {
   int64_t bytes;     // the size of this struct, which tells whether both sides mean the same
@@ -42,18 +48,18 @@ struct Call {
   double scale, softcap, dropout_p;  // softcap 0: none
   int64_t seed;                      // of dropout
 
-  Tensor query, key, value, output;  // output is read by the backward
-  void* log_sums;                    // (2, batch, heads, n_q) sums
-  void* rounded_off;                 // null, or what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype
-
-  // Tables: (heads, T), and (heads or 1, T, dim). That of keys meets queries or factors of them, that of queries keys or factors.
-  const void *bias, *key_table, *query_table, *value_table;
-  int64_t bias_length, bias_first, bias_stride, key_length, key_first, key_stride;  // strides are from head to head
-  int64_t query_length, query_first, query_table_stride, value_length, value_first, value_stride;
+  // The inputs, in the order of fields.py; without one, data is null. The table of keys meets queries or factors of them, that of
+  // queries keys or factors.
+  Tensor query, key, value;
+  Table bias, key_table, query_table, value_table;
   Tensor key_table_factors, query_table_factors;  // (1 or batch, heads, n_q, key_rank), (1 or batch, heads, n_k, query_rank) sums
   Tensor query_factors, key_factors;              // (1 or batch, heads, n, rank) sums
   Tensor query_levels, key_levels;                // (1 or batch, heads, n, levels) sums
-  Tensor dense;       // (1 or batch, heads, n_q, n_k) in any dtype; without one, data is null
+  Tensor dense;                                   // (1 or batch, heads, n_q, n_k) in any dtype
+
+  Tensor output;      // read by the backward
+  void* log_sums;     // (2, batch, heads, n_q) sums
+  void* rounded_off;  // null, or what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype
 
   // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),
   // those of keys, values and what else has a row per key (row_parts, batch, ...) in float32 or wider, of query and what else
@@ -62,8 +68,9 @@ struct Call {
   const void* d_log_sums;  // (batch, heads, n_q) sums, or null
   Tensor d_query, d_key, d_value;
   void *d_bias, *d_key_table, *d_query_table, *d_value_table;
-  void *d_key_table_factors, *d_query_factors, *d_query_levels;    // (batch, heads, n_q, numbers)
-  void *d_query_table_factors, *d_key_factors, *d_key_levels;      // (row_parts, batch, heads, n_k, numbers)
+  void *d_key_table_factors, *d_query_table_factors;  // (batch, heads, n_q, numbers), (row_parts, batch, heads, n_k, numbers)
+  void *d_query_factors, *d_key_factors;              // likewise
+  void *d_query_levels, *d_key_levels;                // likewise
   Tensor d_dense;
 };
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,14 +133,29 @@ def found() -> Native | str:
     return _found
 
 
-def library() -> ctypes.CDLL | None:
-    """Return the loaded library; None if it cannot be used."""
-    return _found.handle if isinstance(_found, Native) else None
-
-
 def why_not() -> str | None:
     """Return in one line why the library cannot be used, such as "is not built: ..."; None if it can."""
     return _found if isinstance(_found, str) else None
+
+
+def level_for(dtype: torch.dtype) -> int:
+    """Return the index of the instructions for calls of a dtype: the highest levels have bfloat16's products alone."""
+    assert isinstance(_found, Native)
+    usable = _found.levels[: _found.levels.index(_found.level) + 1]
+    halves = [level for level in usable if level in ("avx512bf16", "amx")]
+    if halves and dtype == torch.bfloat16:
+        return _found.levels.index(halves[-1])
+    return _found.levels.index(next(level for level in reversed(usable) if level not in halves))
+
+
+def compute(fields: array[int]) -> None:
+    """Compute the call of a struct."""
+    if isinstance(_found, str):
+        raise RuntimeError(f"the compiled kernel {_found}")
+    code = _found.handle.whereformer_attention(fields.buffer_info()[0])
+    if code == 1:
+        raise MemoryError("attention: no memory for the kernel's tiles")
+    assert code == 0, "the library's struct is another"
 
 
 def level() -> str:

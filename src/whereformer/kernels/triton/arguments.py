@@ -9,8 +9,8 @@ by log2(e) here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..problem import LOG2E, Problem
+from ..fields import Call
 from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
 
 
@@ -247,6 +247,8 @@ class OffsetSums(NamedTuple):
     unit: Any  # what a gradient of 1 is as a whole number
 
 
+LOG2E = math.log2(math.e)
+
 SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
 """The columns of a table in a piece of its sums, and what the number of rows is a multiple of."""
 
@@ -304,21 +306,16 @@ def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
     return PairMatrix(tensor, across, *tensor.stride()[1:])
 
 
-def inputs_of(problem: Problem) -> Inputs:
-    """Return the tensors that the problem multiplies."""
-    batch = problem.value.shape[0]
+def inputs_of(call: Call) -> Inputs:
+    """Return the tensors that the call multiplies."""
+    batch = call.value.shape[0]
     return Inputs(
-        row_matrix(problem.query),
-        row_matrix(problem.key, shared=shared_by(problem)),
-        row_matrix(problem.value, shared=shared_by(problem)),
-        row_matrix(problem.query_factors, batch),
-        row_matrix(problem.key_factors, batch),
+        row_matrix(call.query),
+        row_matrix(call.key, shared=call.shared),
+        row_matrix(call.value, shared=call.shared),
+        row_matrix(call.query_factors, batch),
+        row_matrix(call.key_factors, batch),
     )
-
-
-def shared_by(problem: Problem) -> int:
-    """Return the number of query heads for each head of keys and values."""
-    return problem.heads // problem.value.shape[1]
 
 
 def new_norm(like: Tensor, numbers: int, heads: int, n_q: int) -> Tensor:
@@ -344,20 +341,20 @@ def at_rows(tensor: Tensor, rows: slice) -> Tensor:
     return tensor if length == tensor.shape[2] else tensor.narrow(2, rows.start, length)
 
 
-def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
-    """Describe to the kernels which queries attend to which keys; ``dropout_seeds`` are those of the problem's rows."""
-    n_q, n_k = problem.n_q, problem.value.shape[2]
-    key_mask = problem.key_mask
+def pairs_of(call: Call, dropout_seeds: Tensor | None) -> PairRules:
+    """Describe to the kernels which queries attend to which keys; ``dropout_seeds`` are those of the call's rows."""
+    n_q, n_k = call.n_q, call.value.shape[2]
+    key_mask = call.key_mask
     key_end = key_ranks = query_ranks = query_documents = key_documents = None
     keys_between: tuple[Tensor | None, Tensor | None] = (None, None)
     queries_between: tuple[Tensor | None, Tensor | None] = (None, None)
-    query_positions, key_positions = problem.query_positions, problem.key_positions
+    query_positions, key_positions = call.query_positions, call.key_positions
     if key_mask is not None:
         numbers = torch.arange(1, n_k + 1, dtype=torch.int32, device=key_mask.device)
         key_end = (key_mask * numbers).amax(1)
         key_mask = key_mask.contiguous().view(torch.uint8)
-    if problem.query_documents is not None and problem.key_documents is not None:
-        query_documents, key_documents = _same_dtype(problem.query_documents, problem.key_documents)
+    if call.query_documents is not None and call.key_documents is not None:
+        query_documents, key_documents = _same_dtype(call.query_documents, call.key_documents)
         keys_between = _partners(query_documents, key_documents)
         queries_between = _partners(key_documents, query_documents)
     across = [0, 0]
@@ -368,14 +365,14 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
             for positions in (query_positions, key_positions)
         ]
         key_ranks = _ranks(key_positions)
-        query_ranks = None if problem.query_table is None else _ranks(query_positions)
-    query_start, query_stride, key_start, key_stride = problem.affine
+        query_ranks = None if call.query_table is None else _ranks(query_positions)
+    query_start, query_stride, key_start, key_stride = call.affine
     return PairRules(
         n_q=n_q,
         n_k=n_k,
-        heads=problem.heads,
-        min_offset=problem.min_offset,
-        max_offset=problem.max_offset,
+        heads=call.heads,
+        min_offset=call.min_offset,
+        max_offset=call.max_offset,
         start=key_start - query_start,
         query_stride=constant(query_stride),
         key_stride=constant(key_stride),
@@ -394,8 +391,8 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
         first_queries=queries_between[0],
         last_queries=queries_between[1],
         dropout_seeds=dropout_seeds,
-        dropout_threshold=int(problem.dropout_p * 2**32),
-        dropout_scale=1.0 / (1.0 - problem.dropout_p),
+        dropout_threshold=int(call.dropout_p * 2**32),
+        dropout_scale=1.0 / (1.0 - call.dropout_p),
     )
 
 
@@ -429,122 +426,105 @@ def _ranks(positions: Tensor) -> Tensor:
     return same.tril(-1).sum(-1, dtype=torch.int32).flatten(-2)[..., :length].contiguous()
 
 
-def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
-    """Return what makes the problem's scores; the gradient kernels also need the output's gradient."""
-    tables = (problem.bias, problem.key_table, problem.query_table, problem.value_table)
-    spans = [(first, table.shape[1]) for first, table in zip(problem.first, tables, strict=True) if table is not None]
+def terms_of(call: Call, d_out: Tensor | None = None) -> Terms:
+    """Return what makes the call's scores; the gradient kernels also need the output's gradient."""
+    tables = (call.bias, call.key_table, call.query_table, call.value_table)
+    spans = [(first, table.shape[1]) for first, table in zip(call.first, tables, strict=True) if table is not None]
     first = last = None
     # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
-    if not all(_covers(problem, *span) for span in spans):
+    if not all(_covers(call, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
-    batch = problem.value.shape[0]
+    batch = call.value.shape[0]
     key_products = query_products = value_products = None
-    if problem.key_table is not None:
-        key_products = (key_table_rows(problem) @ (problem.key_table * LOG2E).mT).contiguous()
-    if problem.query_table is not None:
-        query_products = (query_table_rows(problem) @ (problem.query_table * LOG2E).mT).contiguous()
-    if problem.value_table is not None and d_out is not None:
-        value_products = (d_out.float() @ problem.value_table.mT).contiguous()
+    if call.key_table is not None:
+        key_products = (key_table_rows(call) @ (call.key_table * LOG2E).mT).contiguous()
+    if call.query_table is not None:
+        query_products = (query_table_rows(call) @ (call.query_table * LOG2E).mT).contiguous()
+    if call.value_table is not None and d_out is not None:
+        value_products = (d_out.float() @ call.value_table.mT).contiguous()
     return Terms(
-        products=Products(constant(precision_of(problem))),
-        scale=_scale_of(problem),
+        products=Products(constant(precision_of(call))),
+        scale=_scale_of(call),
         span=TableSpan(first, last),
-        bias=_bias_table(problem),
-        key_table=_vector_table(problem, key_products, problem.key_table, problem.first[1]),
-        query_table=_vector_table(problem, query_products, problem.query_table, problem.first[2]),
-        value_table=_vector_table(problem, value_products, problem.value_table, problem.first[3]),
-        levels=Levels(level_matrix(problem.query_levels, batch), level_matrix(problem.key_levels, batch)),
-        dense=pair_matrix(problem.dense, batch),
+        bias=_bias_table(call),
+        key_table=_vector_table(call, key_products, call.key_table, call.first[1]),
+        query_table=_vector_table(call, query_products, call.query_table, call.first[2]),
+        value_table=_vector_table(call, value_products, call.value_table, call.first[3]),
+        levels=Levels(level_matrix(call.query_levels, batch), level_matrix(call.key_levels, batch)),
+        dense=pair_matrix(call.dense, batch),
     )
 
 
-def key_table_rows(problem: Problem) -> Tensor:
+def key_table_rows(call: Call) -> Tensor:
     """Return what the vectors of ``key_table`` meet, (batch, heads, n_q, dim), in float32."""
-    if problem.key_table_factors is not None:
-        return problem.key_table_factors.expand(problem.value.shape[0], -1, -1, -1)
-    assert problem.query is not None
-    return problem.query.float() * problem.scale
+    if call.key_table_factors is not None:
+        return call.key_table_factors.expand(call.value.shape[0], -1, -1, -1)
+    assert call.query is not None
+    return call.query.float() * call.scale
 
 
-def query_table_rows(problem: Problem) -> Tensor:
+def query_table_rows(call: Call) -> Tensor:
     """Return what the vectors of ``query_table`` meet, (batch, heads, n_k, dim), in float32."""
-    assert problem.query_table_factors is not None  # see launch.attend
-    return problem.query_table_factors.expand(problem.value.shape[0], -1, -1, -1)
+    assert call.query_table_factors is not None  # see launch.attend
+    return call.query_table_factors.expand(call.value.shape[0], -1, -1, -1)
 
 
-def _scale_of(problem: Problem) -> Scale:
-    if problem.softcap is not None:
-        return Scale(problem.scale, problem.scale / problem.softcap, problem.softcap * LOG2E, constant(False))
-    tables = (problem.bias, problem.key_table, problem.query_table)
-    added = (*tables, problem.query_factors, problem.query_levels, problem.dense)
-    return Scale(problem.scale, problem.scale * LOG2E, None, constant(all(term is None for term in added)))
+def _scale_of(call: Call) -> Scale:
+    if call.softcap is not None:
+        return Scale(call.scale, call.scale / call.softcap, call.softcap * LOG2E, constant(False))
+    tables = (call.bias, call.key_table, call.query_table)
+    added = (*tables, call.query_factors, call.query_levels, call.dense)
+    return Scale(call.scale, call.scale * LOG2E, None, constant(all(term is None for term in added)))
 
 
-def _covers(problem: Problem, first: int, length: int) -> bool:
-    """Whether no pair of the problem reads beyond the ends of a table; False for explicit positions."""
-    query_start, query_stride, key_start, key_stride = problem.affine
+def _covers(call: Call, first: int, length: int) -> bool:
+    """Whether no pair of the call reads beyond the ends of a table; False for explicit positions."""
+    query_start, query_stride, key_start, key_stride = call.affine
     start = key_start - query_start
-    low, high = start - (problem.n_q - 1) * query_stride, start + (problem.n_k - 1) * key_stride
-    low = low if problem.min_offset is None else max(low, problem.min_offset)
-    high = high if problem.max_offset is None else min(high, problem.max_offset)
-    return problem.query_positions is None and first <= low and high < first + length
+    low, high = start - (call.n_q - 1) * query_stride, start + (call.n_k - 1) * key_stride
+    low = low if call.min_offset is None else max(low, call.min_offset)
+    high = high if call.max_offset is None else min(high, call.max_offset)
+    return call.query_positions is None and first <= low and high < first + length
 
 
-def _bias_table(problem: Problem) -> BiasTable:
+def _bias_table(call: Call) -> BiasTable:
     """Return the table of numbers, in units of log2."""
-    bias = problem.bias
+    bias = call.bias
     if bias is None:
         return BiasTable(None, None, None)
     # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     lowest = torch.finfo(bias.dtype).min / 4
     log2 = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest).mul_(LOG2E))
-    return BiasTable(log2.contiguous(), problem.first[0] + bias.shape[1], bias.shape[1])
+    return BiasTable(log2.contiguous(), call.first[0] + bias.shape[1], bias.shape[1])
 
 
-def _vector_table(problem: Problem, products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
+def _vector_table(call: Call, products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
     if table is None:
         return VectorTable(None, None, None, None)
     length = table.shape[1]
     if length > LONGEST_COMPILED:
         return VectorTable(products, first, length, None)
-    if _covers(problem, first, length):
+    if _covers(call, first, length):
         # In short sequences tables end where offsets do: kernels would be compiled for every length.
         return VectorTable(products, first, length, constant(padded(length)))
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
-def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
-    """Split the problem into runs of queries small enough for their products with tables of vectors; mostly one run."""
-    lengths = [table.shape[1] for table in (problem.key_table, problem.value_table) if table is not None]
-    longest, n_q = max(lengths, default=1), problem.n_q
+def parts_of(call: Call) -> Iterator[tuple[Call, slice]]:
+    """Split the call into runs of queries small enough for their products with tables of vectors; mostly one run."""
+    lengths = [table.shape[1] for table in (call.key_table, call.value_table) if table is not None]
+    longest, n_q = max(lengths, default=1), call.n_q
     room = n_q * ROW_TABLE_NUMBERS
     size = n_q if n_q * longest <= room else max(FEWEST_TABLE_ROWS, room // longest)
     if size >= n_q:
-        yield problem, slice(0, n_q)
+        yield call, slice(0, n_q)
         return
     for first in range(0, n_q, size):
-        rows = slice(first, min(first + size, n_q))
-        start, stride, *of_keys = problem.affine
-        yield (
-            replace(
-                problem,
-                query=None if problem.query is None else problem.query[:, :, rows],
-                query_factors=None if problem.query_factors is None else problem.query_factors[:, :, rows],
-                key_table_factors=(
-                    None if problem.key_table_factors is None else problem.key_table_factors[:, :, rows]
-                ),
-                query_levels=None if problem.query_levels is None else problem.query_levels[:, :, rows],
-                dense=None if problem.dense is None else problem.dense[:, :, rows],
-                query_positions=None if problem.query_positions is None else problem.query_positions[..., rows],
-                query_documents=None if problem.query_documents is None else problem.query_documents[:, rows],
-                affine=(start + first * stride, stride, *of_keys),
-                n_q=rows.stop - first,
-            ),
-            rows,
-        )
+        rows = range(first, min(first + size, n_q))
+        yield call.part(rows), slice(rows.start, rows.stop)
 
 
-def dropout_seeds_of(problem: Problem) -> Tensor | None:
+def dropout_seeds_of(call: Call) -> Tensor | None:
     """Return the dropout seeds of all rows, in the 32 bits that the kernels take."""
-    seeds = problem.dropout_seeds
+    seeds = call.dropout_seeds()
     return None if seeds is None else torch.where(seeds >= 2**31, seeds - 2**32, seeds).to(torch.int32)

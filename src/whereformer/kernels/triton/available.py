@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from ..call import Call
+from ..fields import Call
 from ..terms import Positions
 from ..torch_private import constant_when_compiled
 
@@ -26,24 +26,20 @@ _SHARED_KIB = (99, 227)
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def unavailable(call: Call, device: torch.device) -> str | None:
-    """Return why this backend cannot take the call on that device, and which one can; None if it can."""
-    reason = _unavailable(call, device)
-    return None if reason is None else f"'triton' {reason}; use backend='blockwise'"
-
-
-def _unavailable(call: Call, device: torch.device) -> str | None:
+def why_not(call: Call, device: torch.device) -> str | None:
+    """Return why this backend cannot take the call on that device; None if it can."""
     if reason := _unavailable_on(device):
         return reason
-    if call.dtype not in _DTYPES:
-        return f"needs bfloat16, float16 or float32, got {str(call.dtype).removeprefix('torch.')}"
-    for name, width in (("value's head_dim", call.value_dim), ("head_dim", call.head_dim)):
+    if call.value.dtype not in _DTYPES:
+        return f"needs bfloat16, float16 or float32, got {str(call.value.dtype).removeprefix('torch.')}"
+    for name, rows in (("value's head_dim", call.value), ("head_dim", call.query)):
+        width = None if rows is None else rows.shape[3]
         if width is not None and not _NARROWEST <= width <= _WIDEST:
             return f"needs a {name} from {_NARROWEST} to {_WIDEST}, got {width}"
-    if call.factors > _WIDEST:
-        return f"needs FactorPairs of at most {_WIDEST} factors, got {call.factors}"
-    if call.query_offsets > _MOST_QUERY_OFFSETS:
-        return f"needs OffsetQueries of at most {_MOST_QUERY_OFFSETS} offsets, got {call.query_offsets}"
+    if call.query_factors is not None and (factors := call.query_factors.shape[3]) > _WIDEST:
+        return f"needs FactorPairs of at most {_WIDEST} factors, got {factors}"
+    if call.query_table is not None and (offsets := call.query_table.shape[1]) > _MOST_QUERY_OFFSETS:
+        return f"needs OffsetQueries of at most {_MOST_QUERY_OFFSETS} offsets, got {offsets}"
     farthest = _farthest(call)
     if farthest is not None and farthest >= _MOST_OFFSET:
         return f"needs offsets below 2**30, also in tiles that reach beyond the ends, got {farthest}"
@@ -52,7 +48,7 @@ def _unavailable(call: Call, device: torch.device) -> str | None:
 
 def _farthest(call: Call) -> int | None:
     """Return the largest offset, of either sign, in the tiles of a call; None if positions are explicit."""
-    queries, keys = call.query_positions, call.key_positions
+    queries, keys = call.positions()
     if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
         return None
     # A tile at the end, and the start of the next.

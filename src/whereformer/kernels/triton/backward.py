@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..problem import GRADIENTS, Problem
+from ..fields import GRADIENTS, Call
 from . import bias_gradient
 from .arguments import (
     Inputs,
@@ -35,7 +35,6 @@ from .arguments import (
     parts_of,
     query_table_rows,
     row_matrix,
-    shared_by,
     terms_of,
 )
 from .blocks import blocks_of, cdiv
@@ -47,9 +46,9 @@ _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table"
 
 @dataclass(frozen=True)
 class _QueryPart:
-    """Some queries of a problem, with the first arguments of all gradient kernels."""
+    """Some queries of a call, with the first arguments of all gradient kernels."""
 
-    problem: Problem
+    call: Call
     rows: slice
     d_out: Tensor
     delta: Tensor
@@ -64,22 +63,22 @@ class Backward:
 
     def __init__(
         self,
-        problem: Problem,
+        call: Call,
         d_out: Tensor,
         d_lse: Tensor | None,
         out: Tensor,
         norm: Tensor,
         gradients: dict[str, Tensor],
     ) -> None:
-        self.problem, self.gradients, self.norm = problem, gradients, norm
-        self.batch, self.heads = problem.value.shape[0], problem.heads
+        self.call, self.gradients, self.norm = call, gradients, norm
+        self.batch, self.heads = call.value.shape[0], call.heads
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
-        self.dropout_seeds = dropout_seeds_of(problem)
+        self.dropout_seeds = dropout_seeds_of(call)
         self.delta = self._row_products(out)
         if d_lse is not None:
             # The derivatives of a row's log of its sum of exponentials are its weights.
             self.delta -= d_lse
-        self.parts = list(parts_of(problem))
+        self.parts = list(parts_of(call))
         self.sums = {name: self._place(name) for name in GRADIENTS if name not in ("bias", "dense")}
         self.sums["bias"] = None
 
@@ -89,13 +88,13 @@ class Backward:
 
     def _place(self, name: str) -> Tensor | None:
         """Return the memory to sum a gradient in: its own, or float32 if torch adds more to it."""
-        tensor: Tensor | None = getattr(self.problem, name)
+        tensor: Tensor | None = getattr(self.call, name)
         if tensor is None:
             return None
         if name in ("key_table", "query_table", "value_table"):
             return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
         of_keys = name in ("key", "value", "key_factors", "key_levels")
-        in_float = name.endswith(("factors", "levels")) or (name == "query" and self.problem.key_table is not None)
+        in_float = name.endswith(("factors", "levels")) or (name == "query" and self.call.key_table is not None)
         if in_float or (of_keys and len(self.parts) > 1):
             return tensor.new_zeros(self.batch, *tensor.shape[1:], dtype=torch.float32)
         gradient = self.gradients.get(name)
@@ -106,8 +105,8 @@ class Backward:
         )
 
     def run(self) -> None:
-        for problem, rows in self.parts:
-            part = self._part(problem, rows)
+        for call, rows in self.parts:
+            part = self._part(call, rows)
             if self.needs(*_SUMS_OVER_KEYS):
                 self._query_gradients(part)
             if self.needs(*_SUMS_OVER_QUERIES):
@@ -120,27 +119,27 @@ class Backward:
                 shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
                 gradient.copy_(found.sum(0, keepdim=True) if shared else found)
 
-    def _part(self, problem: Problem, rows: slice) -> _QueryPart:
+    def _part(self, call: Call, rows: slice) -> _QueryPart:
         d_out, delta, norm = at_rows(self.d_out, rows), at_rows(self.delta, rows).contiguous(), self.norm
-        if problem is not self.problem:
-            norm = new_norm(d_out, len(norm), self.heads, problem.n_q).copy_(norm[..., rows])
+        if call is not self.call:
+            norm = new_norm(d_out, len(norm), self.heads, call.n_q).copy_(norm[..., rows])
         dropout_seeds = None if self.dropout_seeds is None else self.dropout_seeds[:, :, rows].contiguous()
         return _QueryPart(
-            problem,
+            call,
             rows,
             d_out,
             delta,
-            inputs_of(problem),
+            inputs_of(call),
             Known(row_matrix(d_out), norm_of(norm, delta)),
-            terms_of(problem, d_out),
-            pairs_of(problem, dropout_seeds),
+            terms_of(call, d_out),
+            pairs_of(call, dropout_seeds),
         )
 
     def _row_products(self, out: Tensor) -> Tensor:
         # Imported here, and likewise below, because it imports Triton.
         from .jit.gradients import row_products
 
-        n_q, size = self.problem.n_q, 64
+        n_q, size = self.call.n_q, 64
         delta = self.norm.new_empty(self.batch, self.heads, n_q)
         row_products[(self.batch * self.heads * cdiv(n_q, size),)](
             row_matrix(out), row_matrix(self.d_out), delta, RowCounts(n_q, self.heads), BLOCK_M=size
@@ -151,19 +150,19 @@ class Backward:
         """Compute all gradients that are sums over keys, and those that follow from them."""
         from .jit.query_gradients import query_gradients
 
-        problem, rows, d_out = part.problem, part.rows, part.d_out
-        blocks = blocks_of("query", problem)
+        call, rows, d_out = part.call, part.rows, part.d_out
+        blocks = blocks_of("query", call)
 
         def rows_of(table: Tensor | None, needed: bool) -> Tensor | None:
-            return None if table is None or not needed else new_rows(d_out, self.heads, problem.n_q, table.shape[1])
+            return None if table is None or not needed else new_rows(d_out, self.heads, call.n_q, table.shape[1])
 
-        key_rows = rows_of(problem.key_table, self.needs("key_table", "key_table_factors", "query"))
-        value_rows = rows_of(problem.value_table, self.needs("value_table"))
+        key_rows = rows_of(call.key_table, self.needs("key_table", "key_table_factors", "query"))
+        value_rows = rows_of(call.value_table, self.needs("value_table"))
         key_ends, value_ends = (
-            None if rows is None else new_ends(d_out, self.heads, problem.n_q) for rows in (key_rows, value_rows)
+            None if rows is None else new_ends(d_out, self.heads, call.n_q) for rows in (key_rows, value_rows)
         )
         d_query, d_factors, d_levels = (self.sums[name] for name in ("query", "query_factors", "query_levels"))
-        query_gradients[(self.batch * self.heads * cdiv(problem.n_q, blocks.rows),)](
+        query_gradients[(self.batch * self.heads * cdiv(call.n_q, blocks.rows),)](
             part.inputs,
             part.known,
             QueryGradients(
@@ -177,14 +176,14 @@ class Backward:
             **blocks.launch,
         )
         d_key_table, d_value_table = self.sums["key_table"], self.sums["value_table"]
-        key_table = problem.key_table
+        key_table = call.key_table
         if key_ends is not None and key_rows is not None and d_key_table is not None and key_table is not None:
             found = by_column(key_ends, key_rows, key_table.shape[1])
             if (d_table_factors := self.sums["key_table_factors"]) is not None:
                 d_table_factors[:, :, rows] += found @ key_table
             elif d_query is not None:
-                d_query[:, :, rows] += found @ (key_table * problem.scale)
-            d_key_table += _fold(found.mT @ key_table_rows(problem), d_key_table)
+                d_query[:, :, rows] += found @ (key_table * call.scale)
+            d_key_table += _fold(found.mT @ key_table_rows(call), d_key_table)
         if value_ends is not None and value_rows is not None and d_value_table is not None:
             found = by_column(value_ends, value_rows, d_value_table.shape[1])
             d_value_table += _fold(found.mT @ d_out.float(), d_value_table)
@@ -193,16 +192,16 @@ class Backward:
         """Compute all gradients that are sums over queries."""
         from .jit.key_gradients import key_gradients
 
-        problem = part.problem
-        blocks, shared, table = blocks_of("key", problem), shared_by(problem), problem.query_table
+        call = part.call
+        blocks, shared, table = blocks_of("key", call), call.shared, call.query_table
         ends = rows = None
         if table is not None and self.needs("query_table", "query_table_factors"):
-            ends = new_ends(part.d_out, self.heads, problem.n_k)
-            rows = new_rows(part.d_out, self.heads, problem.n_k, table.shape[1])
+            ends = new_ends(part.d_out, self.heads, call.n_k)
+            rows = new_rows(part.d_out, self.heads, call.n_k, table.shape[1])
         offsets = OffsetSums(None, None)
         if self.needs("bias"):
-            offsets = bias_gradient.new_sums(problem, part.d_out, part.delta)
-        key_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
+            offsets = bias_gradient.new_sums(call, part.d_out, part.delta)
+        key_gradients[(self.batch * self.heads // shared * cdiv(call.n_k, blocks.keys),)](
             part.inputs,
             part.known,
             KeyGradients(
@@ -219,23 +218,23 @@ class Backward:
             **blocks.launch,
         )
         if offsets.data is not None:
-            found, before = bias_gradient.to_table(problem, offsets), self.sums["bias"]
+            found, before = bias_gradient.to_table(call, offsets), self.sums["bias"]
             self.sums["bias"] = found if before is None else before + found
         d_table, d_factors = self.sums["query_table"], self.sums["query_table_factors"]
         if ends is not None and rows is not None and table is not None and d_table is not None:
             assert d_factors is not None
             found = by_column(ends, rows, table.shape[1])
             d_factors += found @ table
-            d_table += _fold(found.mT @ query_table_rows(problem), d_table)
+            d_table += _fold(found.mT @ query_table_rows(call), d_table)
 
     def _dense_gradients(self, part: _QueryPart) -> None:
         """Compute the gradient of dense scores."""
         from .jit.dense_gradients import dense_gradients
 
-        blocks = blocks_of("dense", part.problem)
+        blocks = blocks_of("dense", part.call)
         size = blocks.rows
         gradient = self.gradients["dense"][:, :, part.rows]
-        tiles = cdiv(part.problem.n_q, size) * cdiv(part.problem.n_k, size)
+        tiles = cdiv(part.call.n_q, size) * cdiv(part.call.n_k, size)
         dense_gradients[(gradient.shape[0] * self.heads * tiles,)](
             part.inputs,
             part.known,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..problem import Problem
+from ..fields import Call
 from . import available
 from .available import LARGEST_BLOCK as LARGEST_BLOCK
 
@@ -40,7 +40,6 @@ _PLAIN = {
     "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
-    "dense": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
     "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
@@ -53,14 +52,12 @@ _PLAIN_64_ROWS = {
     "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
-    "dense": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 # The same on compute capability 9, with and without a bias.
 _MEASURED = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), _PLAIN_64_ROWS["forward"][2]),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), _PLAIN_64_ROWS["query"][2]),
     "key": (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), _PLAIN_64_ROWS["key"][2]),
-    "dense": _PLAIN_64_ROWS["dense"],
 }
 _RICH_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
@@ -82,27 +79,23 @@ _SMALL_BIASED = {
     "forward": (_PLAIN["forward"][0], Blocks(128, 64, 8, 2), _PLAIN["forward"][2]),
     "query": (Blocks(128, 32, 8, 2), *_PLAIN["query"][1:]),
     "key": (Blocks(32, 64, 4, 1), *_BIASED["key"][1:]),
-    "dense": _PLAIN["dense"],
 }
 # With tables of vectors alone: their offsets are known when the kernels are compiled.
 _VECTORS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
-    "dense": _RICH["dense"],
 }
 _VECTORS_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 64, 4, 1), Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
-    "dense": _RICH_64_ROWS["dense"],
 }
 # Products of float32 on tensor cores keep both parts of their rows in registers, other products of float32 whole rows.
 _FLOAT = {
     "forward": (Blocks(64, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
     "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
@@ -115,7 +108,6 @@ _FLOAT_64_ROWS = {
     "forward": (Blocks(128, 32, 8, 1), *_FLOAT["forward"][1:]),
     "query": (Blocks(128, 32, 8, 1), *_FLOAT["query"][1:]),
     "key": (Blocks(32, 128, 8, 1), *_FLOAT["key"][1:]),
-    "dense": (Blocks(64, 64, 8, 1), *_FLOAT["dense"][1:]),
 }
 _RICH_FLOAT_64_ROWS = {
     "forward": (Blocks(128, 16, 8, 1), *_RICH_FLOAT["forward"][1:]),
@@ -138,46 +130,46 @@ _INTERPRETED = {
 }
 
 
-def blocks_of(kernel: str, problem: Problem) -> Blocks:
-    """Return the tile sizes of a problem in the kernel "forward", "query", "key" or "dense"."""
+def blocks_of(kernel: str, call: Call) -> Blocks:
+    """Return the tile sizes of a call in the kernel "forward", "query", "key" or "dense"."""
     if available.interpreted():
         return _INTERPRETED[kernel]
-    rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
-    by_rows = (problem.key_table, problem.query_table, problem.value_table, problem.query_levels)
+    rich = any(tensor is not None for tensor in (call.query_factors, call.dense, call.query_positions))
+    by_rows = (call.key_table, call.query_table, call.value_table, call.query_levels)
     vectors = any(tensor is not None for tensor in by_rows)
-    capability, minor = available.capability(problem.value.device)
-    if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
+    capability, minor = available.capability(call.value.device)
+    if torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]:
         if capability == 9:
-            by_key = problem.query_table is not None or problem.key_levels is not None
+            by_key = call.query_table is not None or call.key_levels is not None
             sizes = _BY_KEY_FLOAT_64_ROWS if by_key else _RICH_FLOAT_64_ROWS if rich or vectors else _FLOAT_64_ROWS
         else:
             sizes = _RICH_FLOAT if rich or vectors else _FLOAT
     elif capability in (9, 10):
         # Where a window or documents leave few keys to a query, the forward is faster with fewer warps.
-        few_keys = kernel == "forward" and (problem.min_offset is not None or problem.query_documents is not None)
+        few_keys = kernel == "forward" and (call.min_offset is not None or call.query_documents is not None)
         plain = _MEASURED if capability == 9 and not few_keys else _PLAIN_64_ROWS
         sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
         small = capability == 12 or (capability == 8 and minor in (6, 9))
-        biased = problem.bias is not None
+        biased = call.bias is not None
         plain = (_SMALL_BIASED if biased else _SMALL) if small else _BIASED if biased else _PLAIN
         sizes = _RICH if rich else _VECTORS if vectors else plain
-    widest = _widest(problem)
+    widest = _widest(call)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
 
 
-def precision_of(problem: Problem) -> str:
+def precision_of(call: Call) -> str:
     """Return how products of float32 are computed, by Triton's name.
 
     Three products of TF32 numbers on tensor cores are as close to exact products as float32 is, but hold each number
     twice. For wider heads that does not fit into registers.
     """
-    return "tf32x3" if _widest(problem) <= _ON_TENSOR_CORES else "ieee"
+    return "tf32x3" if _widest(call) <= _ON_TENSOR_CORES else "ieee"
 
 
-def _widest(problem: Problem) -> int:
+def _widest(call: Call) -> int:
     """Return the padded width of the widest rows."""
-    rows = (problem.value, problem.query, problem.query_factors)
+    rows = (call.value, call.query, call.query_factors)
     return max(padded(tensor.shape[3]) for tensor in rows if tensor is not None)
 
 

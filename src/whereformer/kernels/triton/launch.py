@@ -1,7 +1,7 @@
-"""The operators of ``backend="triton"``: flash attention with all terms fused in, in O(n) memory, on NVIDIA GPUs.
+"""The "triton" backend: flash attention with all terms fused in, in O(n) memory, on NVIDIA GPUs.
 
-This module has the two custom operators and launches the forward kernel; ``backward`` launches the gradient kernels.
-Torch computes what is cheap as matrix products over whole rows. The kernels are in ``jit``.
+This module launches the forward kernel; ``backward`` launches the gradient kernels. Torch computes what is cheap as
+matrix products over whole rows. The kernels are in ``jit``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..call import Call
+from ..fields import Call
 from ..logsums import LogSums, put_nothing
+from ..operators import Backend, Operators, Results
 from ..precision import without_autocast
-from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
-from ..terms import FactorPair, position_values
+from ..terms import position_values
+from . import available
 from .arguments import (
     at_rows,
     dropout_seeds_of,
@@ -30,86 +31,72 @@ from .arguments import (
     pairs_of,
     parts_of,
     row_matrix,
-    shared_by,
     terms_of,
 )
 from .backward import Backward
 from .blocks import blocks_of, cdiv
 
 
-def attend(call: Call) -> tuple[Tensor, LogSums | None]:
-    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
-    with without_autocast(call.value.device):
-        problem = Problem.of(call)
+class Triton(Backend):
+    """What is kept is the kernels' ``Norm``, (1 or 2, batch, heads, n_q)."""
+
+    name = "triton"
+
+    def why_not(self, call: Call, device: torch.device) -> str | None:
+        return available.why_not(call, device) or super().why_not(call, device)
+
+    def adapted(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
-        if problem.scale <= 0:
+        if call.scale <= 0:
             # The kernels take the largest product of a row for that of its largest score.
-            changes["scale"] = -problem.scale or 1.0
-            changes["query"] = None if problem.query is None else problem.query * (-1 if problem.scale else 0)
-        if problem.query_positions is not None or problem.key_positions is not None:
+            changes["scale"] = -call.scale or 1.0
+            changes["query"] = None if call.query is None else call.query * (-1 if call.scale else 0)
+        if call.query_positions is not None or call.key_positions is not None:
             # The kernels take both sequences' positions as affine, or both as tensors.
-            tables = (problem.bias, problem.key_table, problem.query_table, problem.value_table)
-            matter = problem.limits_offsets or any(table is not None for table in tables)
-            for name, positions in (("query", call.query_positions), ("key", call.key_positions)):
-                changes[f"{name}_positions"] = position_values(positions, call.value.device) if matter else None
-        if any(each is not None for each in (problem.key_factors, problem.key_levels, problem.query_table)):
-            changes |= _with_a_key_for_each_head(problem)
-        if problem.query_table is not None and problem.query_table_factors is None:
+            matter = call.limits_offsets or any(table is not None for table in call.tables)
+            for name, positions in zip(("query_positions", "key_positions"), call.positions(), strict=True):
+                changes[name] = position_values(positions, call.value.device) if matter else None
+        if call.shared > 1 and any(each is not None for each in (call.key_factors, call.key_levels, call.query_table)):
+            # What else keys have differs from head to head.
+            changes["value"] = call.value.repeat_interleave(call.shared, 1)
+            changes["key"] = None if call.key is None else call.key.repeat_interleave(call.shared, 1)
+        if call.query_table is not None and call.query_table_factors is None:
             # By the call's own scale, whatever its sign.
-            changes["query_table_factors"] = changes["key"].float() * problem.scale
-        if problem.query_factors is not None and problem.key_factors is not None:
-            rank, dtype = problem.query_factors.shape[3], _factors_dtype(call)
-            changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
-            changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
-        out, _, lse = _run(replace(problem, **changes) if changes else problem)
-        return out, lse if call.return_lse else None
+            key: Any = changes.get("key", call.key)
+            changes["query_table_factors"] = key.float() * call.scale
+        if call.query_factors is not None and call.query_factors.shape[3] == 0:
+            changes["query_factors"] = changes["key_factors"] = None
+        return replace(call, **changes) if changes else call
 
+    def new_kept(self, call: Call) -> Tensor:
+        may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
+        return new_norm(call.value, 2 if may_be_large else 1, call.heads, call.n_q)
 
-def _with_a_key_for_each_head(problem: Problem) -> dict[str, Tensor | None]:
-    """Repeat keys and values that heads share: what else keys have differs from head to head."""
-    shared = shared_by(problem)
-    kept = {"key": problem.key, "value": problem.value}
-    return {
-        name: tensor if tensor is None or shared == 1 else tensor.repeat_interleave(shared, 1)
-        for name, tensor in kept.items()
-    }
+    def forward(self, call: Call) -> Results:
+        out, norm = call.new_output(), self.new_kept(call)
+        if out.numel() == 0 or call.n_k == 0:
+            lse = call.new_lse()
+            put_nothing(lse)
+            return out.zero_(), norm.fill_(math.inf), lse
+        with torch.no_grad(), without_autocast(out.device), _on(out.device):
+            dropout_seeds = dropout_seeds_of(call)
+            for part, rows in parts_of(call):
+                seeds_of_part = None if dropout_seeds is None else dropout_seeds[:, :, rows].contiguous()
+                part_norm = norm if part is call else new_norm(out, len(norm), call.heads, part.n_q)
+                _fill(part, seeds_of_part, at_rows(out, rows), part_norm)
+                if part is not call:
+                    norm[..., rows] = part_norm
+        return out, norm, _lse_of(norm) if call.wants_lse else None
 
-
-def _factors_dtype(call: Call) -> torch.dtype:
-    """Return the dtype of factors in kernels: the value's if all came in it, which only changes the speed."""
-    pairs = [term for term in call.terms if isinstance(term, FactorPair)]
-    came = {factors.dtype for pair in pairs for factors in (pair.query_factors, pair.key_factors)}
-    return call.value.dtype if came == {call.value.dtype} else torch.float32
-
-
-def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output and its norm, (1 or 2, batch, heads, n_q): the fields of the kernels' ``Norm``."""
-    problem = Problem(*arguments)
-    out, norm = _empty_output(problem)
-    if out.numel() == 0 or problem.n_k == 0:
-        lse = problem.new_lse()
-        put_nothing(lse)
-        return out.zero_(), norm.fill_(math.inf), lse
-    with torch.no_grad(), without_autocast(out.device), _on(out.device):
-        dropout_seeds = dropout_seeds_of(problem)
-        for part, rows in parts_of(problem):
-            seeds_of_part = None if dropout_seeds is None else dropout_seeds[:, :, rows].contiguous()
-            part_norm = norm if part is problem else new_norm(out, len(norm), problem.heads, part.n_q)
-            _fill(part, seeds_of_part, at_rows(out, rows), part_norm)
-            if part is not problem:
-                norm[..., rows] = part_norm
-    return out, norm, _lse_of(norm) if problem.wants_lse else problem.new_lse()
-
-
-_forward = torch.library.custom_op(
-    "whereformer::triton_forward", _run_forward, mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
-)
-
-
-@_forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem = Problem(*arguments)
-    return *_empty_output(problem), problem.new_lse()
+    def backward(
+        self, call: Call, needed: Sequence[str], d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor
+    ) -> list[Tensor]:
+        gradients = {name: call.new_gradient(name) for name in needed}
+        if output.numel() == 0 or call.n_k == 0:
+            return [gradient.zero_() for gradient in gradients.values()]
+        with torch.no_grad(), without_autocast(output.device), _on(output.device):
+            Backward(call, d_output, d_lse, output, kept, gradients).run()
+        return list(gradients.values())
 
 
 def _lse_of(norm: Tensor) -> LogSums:
@@ -120,75 +107,34 @@ def _lse_of(norm: Tensor) -> LogSums:
     return torch.stack([shift.masked_fill(empty, -math.inf), log_sum.masked_fill(empty, 0.0)])
 
 
-def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Allocate the output, in the layout that suits the projection after it, and its norm."""
-    may_be_large = any(
-        term is not None for term in (problem.bias, problem.query_factors, problem.query_levels, problem.dense)
-    )
-    norm = new_norm(problem.value, 2 if may_be_large else 1, problem.heads, problem.n_q)
-    return problem.new_output(), norm
-
-
-def _run_backward(
-    d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any
-) -> list[Tensor]:
-    problem = Problem(*arguments)
-    gradients = _empty_gradients(problem, needed)
-    if out.numel() == 0 or problem.n_k == 0:
-        return [gradient.zero_() for gradient in gradients.values()]
-    with torch.no_grad(), without_autocast(out.device), _on(out.device):
-        Backward(problem, d_out, d_lse, out, norm, gradients).run()
-    return list(gradients.values())
-
-
-_backward = torch.library.custom_op(
-    "whereformer::triton_backward",
-    _run_backward,
-    mutates_args=(),
-    schema=f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor norm, bool[] needed, {ARGUMENTS}) -> Tensor[]",
-)
-
-
-@_backward.register_fake
-def _(
-    d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any
-) -> list[Tensor]:
-    return list(_empty_gradients(Problem(*arguments), needed).values())
-
-
-def _empty_gradients(problem: Problem, needed: Sequence[bool]) -> dict[str, Tensor]:
-    """Allocate the needed gradients, in the layout of their inputs."""
-    names = (name for name, wanted in zip(GRADIENTS, needed, strict=True) if wanted)
-    return {name: torch.empty_like(getattr(problem, name)) for name in names}
-
-
-_run = register_gradients(_forward, _backward, _run_forward, _run_backward)
-
-
 def _on(device: torch.device) -> AbstractContextManager[Any]:
     """Make this the current device, because Triton launches on that."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _fill(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
+def _fill(call: Call, dropout_seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
     """Fill ``out``, (batch, heads, n_q, value_dim) with any strides, and a norm of :func:`new_norm`."""
     # Imported here, because it imports Triton.
     from .jit.forward import forward
 
-    batch, heads = problem.value.shape[0], problem.heads
-    blocks = blocks_of("forward", problem)
+    batch, heads = call.value.shape[0], call.heads
+    blocks = blocks_of("forward", call)
     at_offset = values = None
-    if problem.value_table is not None:
-        at_offset = new_rows(out, heads, problem.n_q, problem.value_table.shape[1])
+    if call.value_table is not None:
+        at_offset = new_rows(out, heads, call.n_q, call.value_table.shape[1])
         # Weights are rounded to the values' dtype too, so that tensor cores multiply them.
-        values = problem.value_table.to(problem.value.dtype).unsqueeze(0).expand(batch, heads, -1, -1)
-    forward[(batch * heads * cdiv(problem.n_q, blocks.rows),)](
-        inputs_of(problem),
+        values = call.value_table.to(call.value.dtype).unsqueeze(0).expand(batch, heads, -1, -1)
+    forward[(batch * heads * cdiv(call.n_q, blocks.rows),)](
+        inputs_of(call),
         row_matrix(out),
         norm_of(norm),
         row_matrix(values),
         at_offset,
-        terms_of(problem),
-        pairs_of(problem, dropout_seeds),
+        terms_of(call),
+        pairs_of(call, dropout_seeds),
         **blocks.launch,
     )
+
+
+backend = Triton()
+operators = Operators(backend)

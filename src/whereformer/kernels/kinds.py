@@ -1,0 +1,152 @@
+"""Calls like one before: their arguments are the same but for the numbers in tensors.
+
+Checking a call, merging its terms and choosing a backend takes several times as long as the attention of a few tokens.
+All of it follows from the kinds, sizes and strides of what is given, so it is done once for each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from .dropout import draw_seed
+from .fields import Call
+from .logsums import LogSums
+from .operators import Memory, Plan
+from .terms import Positions, Term
+from .torch_private import intercepted, transforming
+from .tracing import layout_of
+
+_VALUES = frozenset({type(None), bool, int, float, str, type})
+"""The types of options that never change; calls with others, such as NumPy's, are not remembered."""
+
+
+class Kind(NamedTuple):
+    """A kind of call: all but the numbers in its tensors.
+
+    Args:
+        key: types, dtypes, sizes, strides and options.
+        tensors: the call's tensors in a fixed order.
+    """
+
+    key: tuple[Any, ...]
+    tensors: list[Tensor]
+
+
+_Source: TypeAlias = tuple[int, Callable[[Tensor], Tensor] | None]
+"""The place of one of a call's tensors, and the view of it that is meant; None for itself."""
+
+
+class _Known(NamedTuple):
+    """What is remembered of a kind of call.
+
+    Args:
+        plan: how it is computed.
+        sources: for each tensor of the plan but dropout's seed, which of the call's it is.
+        seed: the place of dropout's seed among the plan's tensors, which every call draws; None without dropout.
+    """
+
+    plan: Plan
+    sources: list[_Source]
+    seed: int | None
+
+
+_known: Memory[_Known] = Memory(1024)
+
+
+def kind_of(tensors: tuple[Any, ...], terms: Any, window: Any, options: tuple[Any, ...]) -> Kind | None:
+    """Return the kind of a call; None if it is not one that can be remembered.
+
+    Nothing has been checked yet: ``tensors`` are query, key, value and the options that may be tensors, ``options`` the
+    others in a fixed order.
+    """
+    if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or transforming() or intercepted():
+        return None
+    # 1, 1.0 and True are equal, but options tell them apart.
+    numbers = (*window, tuple, *options) if type(window) is tuple else (window, *options)
+    types = tuple(map(type, numbers))
+    if not _VALUES.issuperset(types):
+        return None
+    found: list[Tensor] = []
+    parts: list[Any] = [numbers, types]
+    given = tensors
+    for term in terms:
+        parts.append(type(term))
+        given = (*given, *getattr(term, "__dict__", {}).values())
+    for each in given:
+        kind = type(each)
+        if kind is Tensor or kind is nn.Parameter:
+            layout = layout_of(each)
+            if layout is None:
+                return None
+            parts.append(layout)
+            found.append(each)
+        elif each is None or kind is int:
+            parts.append(each)
+        elif kind is Positions:
+            parts.append((each.start, each.stride, each.length))
+        else:
+            return None
+    if not found:
+        return None
+    device = found[0].device.type
+    parts.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+    return Kind(tuple(parts), found)
+
+
+def attend_again(kind: Kind) -> tuple[Tensor, LogSums | None] | None:
+    """Compute a call of a known kind without its sinks; None if it is not known."""
+    known = _known.values.get(kind.key)
+    if known is None:
+        return None
+    plan, sources, seed = known
+    given = kind.tensors
+    tensors = [given[index] if view is None else view(given[index]) for index, view in sources]
+    if seed is not None:
+        tensors.insert(seed, draw_seed(given[0].device))
+    return plan.attend(tensors)
+
+
+def remember(kind: Kind, terms: Sequence[Term], call: Call, plan: Plan, tensors: Sequence[Tensor]) -> None:
+    """Remember a kind of call, if its plan's tensors are the call's own, or views of those of its terms."""
+    order = {id(tensor): place for place, tensor in enumerate(kind.tensors)}
+    positions = call.query_positions, call.key_positions
+    if len(order) < len(kind.tensors) or any(each is not None and each.is_floating_point() for each in positions):
+        # Which of two is meant cannot be told from a tensor that is both. Fractional positions are looked at each time.
+        return
+    sources: list[_Source] = []
+    seed = None
+    for place, (name, tensor) in enumerate(zip(plan.names, tensors, strict=True)):
+        if name == "seed":
+            seed = place
+        elif id(tensor) in order:
+            sources.append((order[id(tensor)], None))
+        elif (found := _source_of(tensor, terms)) is not None:
+            sources.append((order[id(found[0])], found[1]))
+        else:
+            return
+    _known.put(kind.key, _Known(plan, sources, seed))
+
+
+def _source_of(part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+    """Return the tensor of a term of which an input is a view, and what makes it that view; None if it is no such."""
+    memory = part.untyped_storage().data_ptr()
+    given: list[Tensor] = [getattr(term, field) for term in terms for field in term.axes]
+    given = [each for each in given if each.untyped_storage().data_ptr() == memory and each.dtype == part.dtype]
+    if len(given) != 1:
+        return None
+    (whole,) = given
+    if whole.dim() < part.dim():
+        view: Callable[[Tensor], Tensor] = methodcaller("unsqueeze", -1)  # levels are columns
+    else:
+        step = max(whole.stride(1), 1) * part.element_size()
+        start = min(max((part.data_ptr() - whole.data_ptr()) // step, 0), whole.shape[1] - part.shape[1])
+        view = partial(torch.narrow, dim=1, start=start, length=part.shape[1])
+    found = view(whole)
+    same = (found.data_ptr(), found.shape, found.stride()) == (part.data_ptr(), part.shape, part.stride())
+    return (whole, view) if same else None

@@ -1,0 +1,278 @@
+"""Backends as operators of torch, the one derivative that all of them share, and plans for calls of one kind.
+
+Autograd, the compiler, transforms and modes see one operator for a forward and one for its backward. Where nothing but
+autograd is between a call and its numbers, the functions behind the operators are called instead: torch's dispatcher
+takes longer than a short call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from .fields import ARGUMENTS, AXES, GRADIENTS, Call
+from .logsums import LogSums
+from .precision import without_autocast
+from .torch_private import below_autograd
+from .tracing import is_eager, layout_of
+
+Results: TypeAlias = tuple[Tensor, Tensor, LogSums | None]
+"""The output, what is kept for the backward, and ``LogSums``, which are None if a call does not want them."""
+
+Value = TypeVar("Value")
+
+
+class Backend:
+    """How calls are computed.
+
+    ``record_forward`` computes the same as ``forward``. Beside the results it returns a function that does it again for
+    other tensors of the same dtypes, sizes, strides and alignment, or None. Its arguments are those of ``tensors``: the
+    call's in the order of ``AXES``.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = GRADIENTS
+    """Those of ``GRADIENTS`` that it knows; calls with others are refused."""
+    records = False
+    """Whether it returns such a function."""
+
+    def why_not(self, call: Call, device: torch.device) -> str | None:
+        """Return why it cannot take the call on that device; None if it can."""
+        others = [name for name in GRADIENTS if name not in self.inputs and getattr(call, name) is not None]
+        return f"knows no {others[0]}" if others else None
+
+    def adapted(self, call: Call) -> Call:
+        """Return the same call as the backend takes it; differentiable."""
+        return call
+
+    def new_kept(self, call: Call) -> Tensor:
+        """Allocate what the forward keeps."""
+        raise NotImplementedError
+
+    def forward(self, call: Call) -> Results:
+        """Compute a call."""
+        raise NotImplementedError
+
+    def backward(
+        self, call: Call, needed: Sequence[str], d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor
+    ) -> list[Tensor]:
+        """Return gradients.
+
+        Args:
+            needed: their names, some of ``GRADIENTS`` in their order.
+            d_output: the output's gradient, like the output.
+            d_lse: that of the logs of sums, (batch, heads, n_q); None where nothing used them.
+        """
+        raise NotImplementedError
+
+    def record_forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Callable[..., Results] | None]:
+        return self.forward(call), None
+
+
+class Memory(Generic[Value]):
+    """The values of a number of keys at most; the oldest is forgotten first. Threads share it."""
+
+    def __init__(self, most: int) -> None:
+        self.values: dict[Any, Value] = {}
+        self._most, self._lock = most, Lock()
+
+    def put(self, key: Any, value: Value) -> None:
+        with self._lock:
+            self.values[key] = value
+            while len(self.values) > self._most:
+                del self.values[next(iter(self.values))]
+
+
+class Plan:
+    """A kind of call, which is all of a call but its tensors, and how a backend computes it."""
+
+    def __init__(self, call: Call, backend: Backend) -> None:
+        self.names = [name for name in AXES if getattr(call, name) is not None]
+        nothing: dict[str, Any] = dict.fromkeys(self.names)
+        self.template, self.backend = replace(call, **nothing), backend
+        self._forward: Callable[..., Results] | None = None
+
+    def call(self, tensors: Sequence[Tensor]) -> Call:
+        """Return the call of the kind that has these tensors."""
+        changes: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
+        return replace(self.template, **changes)
+
+    def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
+        """Compute the output, and ``LogSums`` if the call wants them, with gradients."""
+        if torch.is_grad_enabled():
+            found = _Attend.apply(self, *tensors)  # type: ignore[no-untyped-call]
+            return found if self.template.wants_lse else (found, None)
+        output, _, lse = self.forward(tensors)
+        return output, lse
+
+    def forward(self, tensors: Sequence[Tensor]) -> Results:
+        if self._forward is not None:
+            return self._forward(*tensors)
+        results, self._forward = self.backend.record_forward(self.call(tensors), tensors)
+        return results
+
+    def backward(
+        self, tensors: Sequence[Tensor], needs: Sequence[bool], d_output: Tensor, d_lse: Tensor | None, *kept: Any
+    ) -> list[Tensor]:
+        """Return the gradients of tensors that need one; ``kept`` is the output and what else the forward kept."""
+        needed = [name for name, need in zip(self.names, needs, strict=True) if need]
+        return self.backend.backward(self.call(tensors), needed, d_output, d_lse, *kept)
+
+
+class _Dispatched(Plan):
+    """Computes calls of a kind by a backend's operators."""
+
+    def __init__(self, call: Call, operators: Operators) -> None:
+        super().__init__(call, operators.backend)
+        self._operators = operators
+
+    def forward(self, tensors: Sequence[Tensor]) -> Results:
+        with below_autograd():
+            results: Results = self._operators.forward(*self.call(tensors).arguments())
+        return results
+
+    def backward(
+        self, tensors: Sequence[Tensor], needs: Sequence[bool], d_output: Tensor, d_lse: Tensor | None, *kept: Tensor
+    ) -> list[Tensor]:
+        needed = {name for name, need in zip(self.names, needs, strict=True) if need}
+        flags = [name in needed for name in GRADIENTS]
+        call = self.call(tensors)
+        gradients: list[Tensor] = self._operators.backward(d_output, d_lse, *kept, flags, *call.arguments())
+        return gradients
+
+
+class _Attend(torch.autograd.Function):
+    """Attention by a plan."""
+
+    # With a separate setup_context, torch would look up the signature in every call.
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> Any:
+        output, kept, lse = plan.forward(tensors)
+        ctx.plan = plan
+        ctx.save_for_backward(*tensors, output, kept)
+        ctx.set_materialize_grads(False)
+        if isinstance(plan, _Dispatched):
+            return output, kept, lse
+        return output if lse is None else (output, lse)
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor | None, *others: Tensor | None) -> Any:
+        plan, (*tensors, output, kept), needs = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        # A compiled program has a gradient for every output, also for an empty one.
+        d_lse = others[-1][1] if plan.template.wants_lse and others[-1] is not None else None
+        if (d_output is None and d_lse is None) or not any(needs):
+            return None, *[None] * len(needs)
+        if d_output is None:
+            d_output = torch.zeros_like(output)
+        if torch.is_grad_enabled() or not is_eager(d_output):
+            # A gradient that is to have a gradient itself needs the operator, and so does one that something watches.
+            plan = _Dispatched(plan.call(tensors), _operators[plan.backend.name])
+        gradients = iter(plan.backward(tensors, needs, d_output, d_lse, output, kept))
+        return None, *[next(gradients) if need else None for need in needs]
+
+
+def _no_second_derivative(*_: Any) -> None:
+    raise NotImplementedError("backend: only 'reference' has second derivatives; use backend='reference'")
+
+
+_library = torch.library.Library("whereformer", "FRAGMENT")
+
+_operators: dict[str, Operators] = {}
+"""Those of each backend, by its name."""
+
+
+class Operators:
+    """The operators of a backend, ``whereformer::NAME_forward`` and ``whereformer::NAME_backward``."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.plans: Memory[Plan] = Memory(256)
+        given = "Tensor d_output, Tensor? d_lse, Tensor output, Tensor kept, bool[] needed"
+        self.forward = _define(
+            f"{backend.name}_forward",
+            f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+            self._run_forward,
+            self._fake_forward,
+        )
+        self.backward = _define(
+            f"{backend.name}_backward", f"({given}, {ARGUMENTS}) -> Tensor[]", self._run_backward, self._fake_backward
+        )
+        _library.impl(f"{backend.name}_forward", self._differentiable, "Autograd")
+        torch.library.register_autograd(f"whereformer::{backend.name}_backward", _no_second_derivative, lib=_library)
+        _operators[backend.name] = self
+
+    def attend(
+        self, call: Call, remember: Callable[[Call, Plan, Sequence[Tensor]], None] | None = None
+    ) -> tuple[Tensor, LogSums | None]:
+        """Compute a call; ``remember`` gets it as the backend takes it, with its plan and that plan's tensors."""
+        with without_autocast(call.value.device):
+            call = self.backend.adapted(call)
+            if call.value.device.type != "meta" and is_eager(*[getattr(call, name) for name in GRADIENTS]):
+                plan, tensors = self.plan_of(call)
+                if remember is not None and self.backend.records:
+                    remember(call, plan, tensors)
+                return plan.attend(tensors)
+            output, _, lse = self.forward(*call.arguments())
+        return output, lse if call.wants_lse else None
+
+    def plan_of(self, call: Call) -> tuple[Plan, list[Tensor]]:
+        """Return the plan of a call, and the call's tensors in its order."""
+        arguments = call.arguments()
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        layouts = tuple(map(layout_of, tensors)) if self.backend.records else (None,)
+        if None in layouts:
+            return Plan(call, self.backend), tensors
+        present = tuple([isinstance(each, Tensor) for each in arguments[: len(AXES)]])
+        key = (
+            layouts,
+            present,
+            *(tuple(each) if isinstance(each, Sequence) else each for each in arguments[len(AXES) :]),
+        )
+        plan = self.plans.values.get(key)
+        if plan is None:
+            plan = Plan(call, self.backend)
+            self.plans.put(key, plan)
+        return plan, tensors
+
+    def _differentiable(self, *arguments: Any) -> Results:
+        call = Call(*arguments)
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        results: Results = _Attend.apply(_Dispatched(call, self), *tensors)  # type: ignore[no-untyped-call]
+        return results
+
+    def _run_forward(self, *arguments: Any) -> Results:
+        call = Call(*arguments)
+        plan, tensors = self.plan_of(call)
+        output, kept, lse = plan.forward(tensors)
+        return output, kept, call.new_lse() if lse is None else lse
+
+    def _fake_forward(self, *arguments: Any) -> Results:
+        call = Call(*arguments)
+        return call.new_output(), self.backend.new_kept(call), call.new_lse()
+
+    def _run_backward(
+        self, d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any
+    ) -> list[Tensor]:
+        plan, tensors = self.plan_of(Call(*arguments))
+        wanted = dict(zip(GRADIENTS, needed, strict=True))
+        needs = [wanted.get(name, False) for name in plan.names]
+        return plan.backward(tensors, needs, d_output, d_lse, output, kept)
+
+    def _fake_backward(
+        self, d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any
+    ) -> list[Tensor]:
+        call = Call(*arguments)
+        return [call.new_gradient(name) for name, need in zip(GRADIENTS, needed, strict=True) if need]
+
+
+def _define(name: str, schema: str, function: Any, fake: Any) -> Any:
+    """Define an operator that runs on any device, and return it."""
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"whereformer::{name}", fake, lib=_library)
+    return getattr(torch.ops.whereformer, name).default

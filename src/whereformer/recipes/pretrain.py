@@ -1,0 +1,482 @@
+"""The pretrain recipe: train an encoder on text by masked language modeling or ELECTRA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from .. import files
+from ..errors import InputError, shown
+from ..lab import options, ranks, trackers
+from ..lab.progress import Said
+from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.sheet import Column, Sheet
+
+if TYPE_CHECKING:
+    import torch
+
+    from .. import analysis, models
+    from ..data import corpus, encode, hub, masks, tokenizers
+    from ..data import windows as text_windows
+    from ..kernels import torch_private
+    from ..lab import held_out, loading, manifest
+    from ..lab import run as lab_run
+    from ..lab import train as training
+    from ..lab.report import course as courses
+    from ..lab.report import report
+    from ..lab.run import Run
+    from ..lab.training import card, model_options
+    from ..models import presets
+else:
+    torch = Lazy("torch")
+    analysis, models, presets, torch_private = (
+        Lazy(f"whereformer.{name}") for name in ("analysis", "models", "models.presets", "kernels.torch_private")
+    )
+    corpus, encode, hub, masks, tokenizers, text_windows = (
+        Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "hub", "masks", "tokenizers", "windows")
+    )
+    held_out, loading, manifest, lab_run, training = (
+        Lazy(f"whereformer.lab.{name}") for name in ("held_out", "loading", "manifest", "run", "train")
+    )
+    courses, report, card, model_options = (
+        Lazy(f"whereformer.lab.{name}")
+        for name in ("report.course", "report.report", "training.card", "training.model_options")
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is read, as hashes: other text or another tokenizer gives another result."""
+
+    text: str
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished training.
+
+    Args:
+        losses: the mean training loss of a few steps each, with the last of these steps.
+        scores: the held-out scores by name, each with its step.
+        tokens: how many tokens, without padding, were read.
+        parameters, embedding_parameters, positional_parameters: those of the model; of ELECTRA, of both models.
+    """
+
+    losses: list[Any]
+    scores: list[Any]
+    tokens: int
+    parameters: int
+    embedding_parameters: int
+    positional_parameters: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained on what."""
+
+    text: encode.EncodedText
+    config: models.EncoderConfig
+    windows: text_windows.StagedWindows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Recipe):
+    """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
+
+    The default model, a BERT with 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text.
+    For a larger model, raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
+    One page in ten is held out, and the model is scored on these pages during training.
+
+    The text may be larger than memory: it is encoded once, into cache/, and read from there a window at a time. Also
+    writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), report.html,
+    records.jsonl, checkpoints/ and, unless --report-to says otherwise, tensorboard/. Ctrl-C finishes the current step
+    and saves it; the same command then continues and ends with the same weights.
+    """
+
+    NAME = "pretrain"
+    MANY: ClassVar = True
+    MAKES_FILES: ClassVar = True
+
+    data: Annotated[tuple[str, ...], Free] = ()
+    """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME, hub:NAME:CONFIG or hf://datasets/NAME/*.parquet.
+    Default: the documentation that comes with Python."""
+    column: Annotated[str | None, Free] = None
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+    out: Annotated[Path, Free] = Path("runs/pretrain")
+    """Folder for the model, checkpoints and results."""
+    tokenizer: Annotated[Path | None, Free] = None
+    """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
+    vocab_size: Annotated[int | None, Range(64, options.MOST_SIZE)] = None
+    """Size of the vocabulary that is learned from the text. Default: 4096."""
+    objective: Literal["mlm", "electra"] = "mlm"
+    """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell which
+    tokens were replaced."""
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    """Norms, activation, biases, positions and windows of a published model, and how its layers are shared or pooled.
+    Sizes are not the published ones, and other options win. Default: BERT with pre-layer normalization."""
+    blocks: str | None = None
+    """Layers: "4" is four layers (BERT), "1x4" is one layer used four times (ALBERT), and "4-4-4" is three blocks, each
+    of which halves the sequence of the one before (Funnel-Transformer). Default: the preset's, or 4."""
+    decoder_layers: str | None = None
+    """Full-length layers after several blocks, such as "2" or "1x2". Default: 2, or 0 for a single block."""
+    windows: str | None = None
+    """How far layers attend to each side, in tokens: "64,64,0" gives two layers windows of 64 and the third none, and
+    so on in turn. Default: the preset's, or no windows."""
+    position: str | None = None
+    """Position method, several joined by "+", or a pattern over layers as rope/rope/rope/none; `whereformer positions`
+    lists them. Default: the preset's, or tisa."""
+    position_options: str | None = None
+    """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
+    hidden_size: Annotated[int, Range(1, options.MOST_SIZE)] = 128
+    """Width of the encoder."""
+    embedding_size: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
+    """Width of the token embeddings. Narrower embeddings are projected up (ALBERT). Default: the encoder's width."""
+    num_heads: Annotated[int, Range(1, options.MOST_SIZE)] = 4
+    """Number of attention heads. It must divide the width."""
+    norm: Literal["pre", "post"] | None = None
+    """Where a layer normalizes: at its input (pre, which is easier to train) or after the sum (post, as in BERT).
+    Default: the preset's, or pre."""
+    dropout: Annotated[float, Range(0, 0.9)] = 0.0
+    """Dropout on hidden states and attention weights. Small models that read a text a few times do best without it; for
+    large models, use 0.1."""
+    generator_size: Annotated[float | None, Range(0.01, 1)] = None
+    """electra: width of the generator, as a share of the encoder's. Default: 0.25."""
+    discriminator_weight: Annotated[float | None, Range(0, 1e6)] = None
+    """electra: weight of the encoder's loss; the generator's loss has weight 1. Default: 50."""
+    length: Annotated[int | None, Range(8, options.MOST_SIZE)] = None
+    """Tokens in a window, including [CLS] and [SEP]. Default: 128."""
+    lengths: str | None = None
+    """Several lengths instead, each with its share of the steps, such as 128:0.9,512:0.1 (as for BERT and ALBERT).
+    Batches have fewer of the longer windows, so that every step has about the same number of tokens. Held-out text is
+    scored at the last length."""
+    steps: Annotated[int, Range(1, options.MOST_COUNT)] = 2000
+    """Number of training steps."""
+    batch_size: Annotated[int, Range(1, options.MOST_SIZE)] = 16
+    """Number of windows that go through the model at a time; with `lengths`, of the first length."""
+    accumulate: Annotated[int, Range(1, options.MOST_SIZE)] = 1
+    """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
+    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
+    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
+    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
+    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
+    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
+    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
+    inverse square root of the step."""
+    learning_rate: float = 2e-3
+    """Peak learning rate. Large models need a lower one (BERT: 1e-4)."""
+    warmup: int | None = None
+    """Number of steps in which the learning rate rises. Default: a tenth of the steps."""
+    mask_rate: float = 0.15
+    """Share of tokens that are masked in training. In held-out text it is always 15%."""
+    hide_masked: bool = False
+    """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: windows then
+    need no attention mask, which is faster, and the model can use where words are missing. Only for mlm."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
+    float32."""
+    seed: Annotated[int, Range(0, options.MOST_SEED)] = 0
+    """Seed of the weights, the windows and the masks."""
+    every: Annotated[int | None, Range(1, options.MOST_COUNT), Free] = None
+    """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
+    keep: Annotated[int, Range(1, options.MOST_COUNT), Free] = 2
+    """Number of newest checkpoints to keep. From several checkpoints, `whereformer analyze` shows how the model learned
+    about position."""
+    cache: Annotated[Path | None, Free] = None
+    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
+    it. Default: cache/ in --out."""
+    threads: Annotated[int | None, Range(1, options.MOST_THREADS), Free] = None
+    """Threads on the CPU. Default: torch's."""
+    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
+    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
+    installed."""
+    dry_run: Annotated[bool, Free] = False
+    """Check everything, show the plan and stop. Nothing is trained or written."""
+
+    def check(self) -> None:
+        options.check_positive(self, "learning_rate")
+        if self.warmup is not None and not 0 <= self.warmup <= self.steps:
+            raise InputError("warmup", f"expected 0 to {self.steps}, got {shown(self.warmup)}")
+        if not 0 < self.mask_rate < 1:
+            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
+        if self.length is not None and self.lengths is not None:
+            raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
+        if self.tokenizer is not None and self.vocab_size is not None:
+            raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
+        if self.hide_masked and self.objective != "mlm":
+            raise InputError("hide_masked", f"only for `objective` mlm, got {self.objective}, which sees no [MASK]")
+        for name in ("generator_size", "discriminator_weight"):
+            if self.objective != "electra" and getattr(self, name) is not None:
+                raise InputError(name, f"only for `objective` electra, got {self.objective}")
+        options.canonical_options(self.position_options)
+        trackers.check_installed(self.report_to or "none")
+        count = ranks.size()
+        if self.batch_size % count:
+            raise InputError(
+                "batch_size", f"expected a multiple of {count}, the number of processes, got {self.batch_size}"
+            )
+        if self.dry_run and count > 1:
+            raise InputError("dry_run", f"expected one process, got {count}")
+
+    def resolved(self) -> Pretrain:
+        usual: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
+        if self.preset is not None:
+            preset = {"position": "learned", "norm": "post", **presets.PRESETS[self.preset]}
+            usual |= {name: preset[name] for name in usual if name in preset}
+        funnel = "-" in str(self.blocks or usual["blocks"])
+        if funnel and self.decoder_layers == "0":
+            why = f"blocks {self.blocks!r} shorten the sequence, and pretraining predicts at every token"
+            raise InputError("decoder_layers", f"expected at least 1, got 0: {why}")
+        usual |= {"decoder_layers": "2" if funnel else "0", "warmup": max(1, self.steps // 10)}
+        usual |= {"length": 128} if self.lengths is None else {}
+        usual |= {"generator_size": 0.25, "discriminator_weight": 50.0} if self.objective == "electra" else {}
+        usual |= {"vocab_size": 4096} if self.tokenizer is None else {}
+        found = replace(
+            self,
+            position_options=options.canonical_options(self.position_options),
+            lengths=",".join(f"{length}:{share:g}" for length, share in self.parts) if self.lengths else None,
+            **{name: value for name, value in usual.items() if getattr(self, name) is None},
+        )
+        # What does not fit is said before the text is read and encoded, which may take long.
+        config = found.config(tokenizers.trained_vocabulary(64))
+        padding = text_windows.end_padding(config)
+        for stage in found.stages:
+            if stage.length - padding < 6:
+                least = f"at least {6 + padding} for blocks {config.blocks!r}"
+                raise InputError("lengths" if self.lengths else "length", f"expected {least}, got {stage.length}")
+        return found
+
+    @property
+    def parts(self) -> list[tuple[int, float]]:
+        """The lengths of windows, each with its share of the steps."""
+        return text_windows.parsed_lengths(self.lengths) if self.lengths else [(self.length or 128, 1.0)]
+
+    @property
+    def stages(self) -> list[text_windows.Stage]:
+        """The stages of training, in order: one for each length of windows."""
+        return text_windows.stages_of(self.parts, self.steps, self.batch_size, self.accumulate)
+
+    def config(self, vocabulary: tokenizers.Vocabulary) -> models.EncoderConfig:
+        """Return the configuration of the model, which is built without memory for it.
+
+        Raises:
+            InputError: if the options do not fit together.
+        """
+        method = options.parsed_options(self.position_options)
+        # With a preset, what is not given is the preset's.
+        given: dict[str, Any] = {"windows": self.windows, "position_options": method or None}
+        given |= {"generator_size": self.generator_size, "discriminator_weight": self.discriminator_weight}
+        kind = models.ElectraPretrainingConfig if self.objective == "electra" else models.EncoderConfig
+        try:
+            config = kind.preset(
+                self.preset or "bert",
+                vocab_size=vocabulary.size,
+                hidden_size=self.hidden_size,
+                embedding_size=self.embedding_size,
+                num_attention_heads=self.num_heads,
+                blocks=self.blocks,
+                decoder_layers=self.decoder_layers,
+                position=self.position,
+                max_position_embeddings=max(stage.length for stage in self.stages),
+                norm=self.norm,
+                hidden_dropout_prob=self.dropout,
+                attention_probs_dropout_prob=self.dropout,
+                # A window is one stretch of text. Only [SEP] marks where a document ends.
+                type_vocab_size=0,
+                segments="embedding",
+                layer_norm_eps=1e-6,
+                # BERT's 0.02 suits a width of 768. Narrow layers learn sooner with a larger range.
+                initializer_range=0.02 * math.sqrt(768 / self.hidden_size),
+                pad_token_id=vocabulary.pad,
+                sparse_prediction=True,
+                label_share=max(self.mask_rate, masks.HELD_OUT_RATE),
+                **{name: value for name, value in given.items() if value is not None},
+            )
+            sizes_of(config)
+        except (ValueError, TypeError) as error:
+            raise model_options.as_setting(error, kind.__dataclass_fields__, method) from None
+        return config
+
+    def start(self, *, quiet: bool = False) -> report.Report:
+        if not self.dry_run:
+            return super().start(quiet=quiet)
+        with TemporaryDirectory() as scratch:
+            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
+
+    def run(self, run: Run) -> report.Report:
+        if self.dtype == "bfloat16" and run.device == "cpu" and not torch_private.multiplies_bfloat16():
+            run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
+        told, choice = Said(run.say), encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
+        with ranks.main_first():
+            paths = hub.fetched(self.data, told)
+        text = corpus.Text(paths, self.column, told, corpus.source_of(self.data))
+        source = Source(text.fingerprint, choice.setting)
+        run.say(text.about_files)
+        before = run.once(self.identify, source, kind=Source)
+        for name, option in (("text", "data"), ("tokenizer", "tokenizer")):
+            if getattr(before, name) != getattr(source, name):
+                raise InputError(option, f"{self.out} holds results with another {name}; choose another folder")
+        with ranks.main_first():
+            encoded = encode.open_or_encode(self.cache or run.folder / "cache", text, choice)
+        work = self.prepare(encoded)
+        plan = self.plan(work)
+        run.say(plan)
+        if self.dry_run:
+            self.tell_costs(run, work)
+            return report.Report("What would be trained?", ["A dry run: nothing was trained or written."])
+        facts = {"options": run.options, **asdict(source)}
+        problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
+        with loading.quiet_transformers():
+            outcomes = run.each(
+                [()], self.train, work, facts, kind=Outcome, steps=self.steps, problem=lambda key: problem
+            )
+        return self.report(work, outcomes[()], plan)
+
+    def prepare(self, text: encode.EncodedText) -> Work:
+        """Return what is trained on an encoded text."""
+        config = self.config(text.vocabulary)
+        windows = text_windows.StagedWindows(
+            training=text.training,
+            held_out=text.held_out,
+            vocabulary=text.vocabulary,
+            stages=self.stages,
+            padding=text_windows.end_padding(config),
+            rate=self.mask_rate,
+            hide_masked=self.hide_masked,
+            seed=self.seed,
+            uniforms=self.objective == "electra",
+        )
+        return Work(text, config, windows)
+
+    def plan(self, work: Work) -> Sheet:
+        """Return what is read and trained, as a table."""
+        facts, sizes, stages = work.text.facts, sizes_of(work.config), work.windows.stages
+        lengths = ", ".join(f"{length:,}" for length in work.config.block_lengths(stages[-1].length))
+        words = f"embeddings of {facts.vocabulary:,} tokens and {sizes['positional_parameters']:,} for position"
+        size = f"{sizes['parameters']:,} parameters, including {sizes['embedding_parameters']:,} for {words}"
+        tokens = f"{stages[0].rows * stages[0].length:,} tokens"
+        rows = [
+            ("text", f"{facts.training_tokens:,} training and {facts.held_out_tokens:,} held-out tokens"),
+            ("", f"from {facts.source}; guessing by frequency: loss {facts.unigram_entropy:.2f}"),
+            ("model", size),
+            ("", f"blocks {work.config.blocks} of {lengths} tokens"),
+            ("training", f"{self.steps:,} steps of {tokens}; the text is read {work.windows.passes:,.1f} times"),
+        ]
+        step = 0
+        for stage in stages if len(stages) > 1 else ():
+            what = f"{stage.rows:,} windows of {stage.length:,} tokens"
+            rows.append(("", f"steps {step + 1:,} to {step + stage.steps:,}: {what}"))
+            step += stage.steps
+        return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
+
+    def tell_costs(self, run: Run, work: Work) -> None:
+        """Say what a batch of each length costs, for each trained model. Autocast needs less memory."""
+        for stage in work.windows.stages:
+            steps = f" ({self.accumulate} batches per step)" if self.accumulate > 1 else ""
+            length = f" of {stage.length}-token windows" if len(work.windows.stages) > 1 else ""
+            targets = max(1, round(self.mask_rate * stage.length))
+            trained = {"model": (work.config, targets)}
+            if isinstance(work.config, models.ElectraPretrainingConfig):
+                judge = work.config.discriminator_config()
+                trained = {"generator": (work.config.generator_config(), targets), "discriminator": (judge, 0)}
+            for name, (config, predicted) in trained.items():
+                batch = analysis.cost(config, stage.length, stage.rows // self.accumulate, predictions=predicted)
+                run.say(f"\n{name}, a batch{length}{steps}:\n{batch}")
+
+    def identify(self, run: Run, source: Source) -> Source:
+        """Record what is read, so that a folder never mixes results of two texts."""
+        return source
+
+    def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> Outcome:
+        """Train from the newest checkpoint that counts, or from the start, and save the model."""
+        torch.manual_seed(self.seed)
+        model, step, bfloat16 = build(work.config), 0, self.dtype == "bfloat16"
+        every = self.every or max(1, self.steps // 10)
+        tracker = self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
+        with lab_run.threads(self.threads), trackers.reporting(tracker, self.out) as tell:
+
+            def on_log(steps: int, loss: float) -> None:
+                nonlocal step
+                step += steps
+                run.step(steps, loss)
+                tell(step, {"train/loss": loss})
+
+            def score(model: Any) -> dict[str, float]:
+                scores = held_out.held_out_scores(model, work.windows.scored(), bfloat16=bfloat16)
+                run.say(f"step {step:,}: held-out {courses.in_words(scores)}")
+                tell(step, {f"eval/{name}": value for name, value in scores.items()})
+                return scores
+
+            plan = training.Training(
+                steps=self.steps,
+                rate=self.learning_rate,
+                optimizer=self.optimizer,
+                schedule=self.schedule,
+                warmup=self.warmup,
+                accumulate=self.accumulate,
+                bfloat16=bfloat16,
+            )
+            kept = training.Checkpoints(
+                run.folder / "checkpoints", every, facts, run.say, self.keep, model.save_pretrained
+            )
+            at = {*range(every, self.steps, every), self.steps}
+            done = training.train(
+                model,
+                work.windows.batch,
+                plan,
+                device=run.device,
+                score=score,
+                score_at=at,
+                checkpoints=kept,
+                on_log=on_log,
+            )
+        losses = courses.means(done.losses)
+        outcome = Outcome(losses, done.scores, work.windows.tokens, **sizes_of(work.config))
+        if run.is_main:
+            self.save(run, work, model, outcome, facts)
+        ranks.wait()
+        return outcome
+
+    def save(self, run: Run, work: Work, model: Any, outcome: Outcome, facts: Mapping[str, Any]) -> None:
+        """Save the trained model as transformers reads it, with its tokenizer and its card."""
+        trained = model if self.objective == "mlm" else model.discriminator
+        trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
+        work.text.tokenizer.model_max_length = work.config.max_position_embeddings
+        with files.new_folder(run.folder / "model") as partial:
+            trained.save_pretrained(partial)
+            work.text.tokenizer.save_pretrained(partial)
+            text, (_, scores) = asdict(work.text.facts), outcome.scores[-1]
+            settings, command = self.record(), self.command()
+            card.write_card(partial, trained, outcome.parameters, text, scores, settings, command, run.provenance)
+            manifest.write(partial, facts)
+
+    def report(self, work: Work, outcome: Outcome, plan: Sheet) -> report.Report:
+        """Return the last scores in words, all of them as a table, and the losses as curves."""
+        last, guess, place = outcome.scores[-1][1], work.text.facts.unigram_entropy, str(self.out / "model")
+        sentences = [
+            f"{self.steps:,} steps, {outcome.tokens:,} tokens; held-out {courses.in_words(last)}",
+            f"Guessing by frequency has a loss of {guess:.2f}.",
+            f'After "import whereformer.models", AutoModel.from_pretrained({place!r}) is the encoder, and '
+            f"AutoTokenizer.from_pretrained({place!r}) its tokenizer.",
+        ]
+        parts = [*courses.course(outcome.losses, outcome.scores), replace(plan, folded=True)]
+        return report.Report("How well does the model predict held-out text?", sentences, parts, asdict(outcome))
+
+
+def build(config: models.EncoderConfig) -> Any:
+    """Build an untrained model."""
+    electra = isinstance(config, models.ElectraPretrainingConfig)
+    return models.Electra(config) if electra else models.EncoderForMaskedLM(config)
+
+
+def sizes_of(config: models.EncoderConfig) -> dict[str, int]:
+    """Count the trained model's parameters, in all and of its parts, without memory for them."""
+    with torch.device("meta"):
+        counts = model_options.parameters(build(config))
+    return {**counts, "embedding_parameters": config.vocab_size * config.embedding_size}

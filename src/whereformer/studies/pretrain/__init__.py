@@ -1,1 +1,0 @@
-"""The pretrain study: pretrain an encoder by masked language modeling or ELECTRA."""

@@ -1,0 +1,62 @@
+"""The fields of a call: every call has the shapes and dtypes that they declare, and the compiled kernel their order."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import whereformer.kernels
+from tests.kernels.cases import BATCH, HEADS, TERMS, content, need_native, random, terms_of
+from whereformer import OffsetBias
+from whereformer.kernels import native
+from whereformer.kernels.call import make_call
+from whereformer.kernels.choose import choose
+from whereformer.kernels.fields import AXES, TENSORS
+from whereformer.kernels.native.arguments import INPUTS
+
+IDS = {f"{side}_positions": torch.arange(n) for side, n in (("query", 7), ("key", 9))}
+IDS |= {f"{side}_documents": torch.zeros(BATCH, n, dtype=torch.uint16) for side, n in (("query", 7), ("key", 9))}
+IDS["key_mask"] = torch.ones(BATCH, 9, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("options", [{}, IDS], ids=["plain", "ids"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_calls_have_the_shapes_and_dtypes_that_their_fields_declare(twice, options, dtype):
+    for name in TERMS:
+        inputs = [tensor.to(dtype) for tensor in content(7, 9, key_heads=1)]
+        terms = [
+            kind(*(tensor.to(dtype) for tensor in tensors), *(() if first is None else (first,)))
+            for kind, tensors, first in terms_of([name] * (1 + twice), 7, 9)
+        ]
+        call = make_call(*inputs, terms, **options)
+        sizes = {"batch": BATCH, "heads": HEADS, "key_heads": 1, "n_q": 7, "n_k": 9}
+        for field in (each for each in AXES if getattr(call, each) is not None):
+            tensor = getattr(call, field)
+            axes = AXES[field][-tensor.dim() if field.endswith("positions") else 0 :]
+            for axis, size in zip(axes, tensor.shape, strict=True):
+                some = {"items": (1, BATCH), "table_heads": (1, HEADS)}.get(axis)
+                assert size in (some or (sizes.setdefault(axis, size),)), (name, field, axis)
+            declared, dtypes = TENSORS[field].dtype, {"value": dtype, "wide": call.wide, "bool": torch.bool}
+            real = tensor.dtype.is_floating_point == (declared == "float") or declared == "number"
+            assert tensor.dtype == dtypes[declared] if declared in dtypes else real, (name, field)
+
+
+def test_the_compiled_kernel_has_the_inputs_and_gradients_in_their_order():
+    header = Path(whereformer.kernels.__file__).parent / "native" / "call.h"
+    struct = header.read_text(encoding="utf-8").partition("struct Call {")[2].partition("};")[0]
+    code = re.sub(r"//.*", "", struct)
+    names = re.findall(r"\*?(\w+)(?:\[\d\])?\s*[,;]", code)
+    for prefix in ("", "d_"):
+        wanted = [prefix + name for name in INPUTS]
+        assert [name for name in names if name in wanted] == wanted
+
+
+def test_a_backend_refuses_inputs_that_it_does_not_know(monkeypatch):
+    """As a new term's are at first, which the reference and blockwise take."""
+    need_native()
+    monkeypatch.setattr(native.backend, "inputs", ("query", "key", "value"))
+    call = make_call(*content(7, 9), [OffsetBias(random(HEADS, 9), -4)])
+    assert native.backend.why_not(call, call.value.device) == "knows no bias"
+    assert choose(call, "auto") == "blockwise"

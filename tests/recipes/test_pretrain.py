@@ -1,0 +1,642 @@
+"""Pretraining end to end, at a size that takes seconds."""
+
+import os
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+import whereformer
+from tests.failing import fails, largest_file, refusals
+from tests.studies.trainings import TINY_ENCODER, same, toy_tracker, weights
+from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer.analysis import cost
+from whereformer.cli.main import main
+from whereformer.data import encode as caches
+from whereformer.data import windows
+from whereformer.data.corpus import Text
+from whereformer.data.encode import TokenizerChoice, open_or_encode
+from whereformer.data.tokenizers import train_tokenizer
+from whereformer.data.windows import Stage, StagedWindows, end_padding, parsed_lengths, stages_of
+from whereformer.errors import InputError
+from whereformer.kernels import torch_private
+from whereformer.lab import held_out, trackers
+from whereformer.lab.run import read_records
+from whereformer.models import checks
+
+TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _judged_on_little_text():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(windows, "HELD_OUT_WINDOWS", 16)
+        yield
+
+
+def run(text, out, *more):
+    main(["pretrain", "--data", text, "--out", str(out), *TINY, *more])
+    return results_of(out)
+
+
+def results_of(out):
+    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    """The folder of a finished run; to be left as it is."""
+    out = tmp_path_factory.mktemp("finished")
+    run(text, out)
+    return out
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of it to change."""
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def test_it_writes_model_tokenizer_and_report_and_says_how_to_use_them(text, tmp_path, capsys):
+    results = run(text, tmp_path)
+    out = " ".join(capsys.readouterr().out.split())
+    assert [step for step, _ in results["losses"]] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in results["scores"]] == [2, 4, 6]
+    assert all(score["loss"] > 0 and 0 <= score["accuracy"] <= 1 for _, score in results["scores"])
+    assert results["tokens"] == 6 * 4 * 16
+    assert results["parameters"] > results["embedding_parameters"] > results["positional_parameters"] == 30
+    assert "step 6: held-out loss" in out
+    assert f"AutoModel.from_pretrained('{tmp_path}/model') is the encoder" in out
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert not list(tmp_path.rglob("*partial"))
+
+
+def test_the_function_does_what_the_command_does(text, finished, tmp_path):
+    sizes = {"length": 16, "hidden_size": 16, "num_heads": 2, "blocks": "1", "vocab_size": 64, "batch_size": 4}
+    options = {"data": text, **sizes, "steps": 6, "every": 2, "learning_rate": 0.01, "quiet": True}
+    report = whereformer.pretrain(**options, out=tmp_path / "out")
+    assert same(weights(tmp_path / "out"), weights(finished))
+    assert report.values == results_of(tmp_path / "out") == results_of(finished)
+    assert "6 steps, 384 tokens; held-out loss" in str(report)
+    assert "<table" in report._repr_html_()
+    with pytest.raises(InputError, match=r"^out: expected a folder for the model, got None"):
+        whereformer.pretrain()
+
+
+def staged_windows(text, out, padding=0, *, uniforms=False):
+    """As pretraining at TINY's sizes scores them."""
+    prepared = open_or_encode(out / "cache", Text([text]), TokenizerChoice(None, 64))
+    return StagedWindows(
+        training=prepared.training,
+        held_out=prepared.held_out,
+        vocabulary=prepared.vocabulary,
+        stages=[Stage(16, 6, 4)],
+        padding=padding,
+        rate=0.15,
+        hide_masked=False,
+        seed=0,
+        uniforms=uniforms,
+    )
+
+
+def test_what_is_saved_is_what_was_trained(text, finished):
+    model = AutoModelForMaskedLM.from_pretrained(finished / "model")
+    assert isinstance(model, EncoderForMaskedLM)
+    assert isinstance(Encoder.from_pretrained(finished / "model"), Encoder)
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    assert model(**tokenizer("the cat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
+    # The score by hand, from the saved model and the text.
+    losses, batches = [], list(staged_windows(text, finished).scored())
+    assert sum(len(batch["labels"]) for batch in batches) == 16
+    for batch in batches:
+        with torch.no_grad():
+            losses.append(float(model.eval()(**batch).loss))
+    assert results_of(finished)["scores"][-1][1]["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-3)
+
+
+def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(windows, "HELD_OUT_WINDOWS", 1000)
+    results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
+    guess = open_or_encode(tmp_path / "cache", Text([text]), TokenizerChoice(None, 64)).facts.unigram_entropy
+    assert results["scores"][-1][1]["loss"] < guess - 0.3
+    assert results["losses"][-1][1] < results["losses"][0][1] - 0.5
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_at(step, what, run):
+    """Run a training that does something while it makes the batch of a step; the command has to end."""
+    real = StagedWindows.batch
+
+    def batch(self, number):
+        if number + 1 == step:
+            what()
+        return real(self, number)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StagedWindows, "batch", batch)
+        with pytest.raises((SystemExit, StopError)) as stop:
+            run()
+    return stop.value
+
+
+def crash():
+    raise StopError
+
+
+ELECTRA = ["--objective=electra", "--num-heads=4", "--dropout=0.1"]
+FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
+LENGTHS = "--lengths=8:0.5,16:0.5"
+STAGED = [option for option in TINY if not option.startswith("--length")]
+
+
+def staged(text, out, *more):
+    main(["pretrain", "--data", text, "--out", str(out), *STAGED, LENGTHS, *more])
+    return results_of(out)
+
+
+@pytest.mark.parametrize(
+    ("train", "options"),
+    [
+        (run, ["--dropout=0.2", "--accumulate=2", "--hide-masked"]),
+        (run, [*ELECTRA, *FUNNEL]),
+        pytest.param(run, ["--optimizer=muon", "--schedule=wsd"], marks=pytest.mark.slow),
+        pytest.param(run, ["--optimizer=stable_adamw", "--schedule=cosine"], marks=pytest.mark.slow),
+        (staged, ["--dropout=0.2", "--accumulate=2"]),
+        pytest.param(staged, [*ELECTRA, *FUNNEL], marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_continues_to_the_same_bits(train, options, text, tmp_path, capsys):
+    whole = train(text, tmp_path / "whole", *options)
+    killed = tmp_path / "killed"
+    stop_at(4, crash, lambda: train(text, killed, *options))  # behind a checkpoint, and before the length changes
+    assert [path.name for path in (killed / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert not (killed / "model").exists()
+    assert train(text, killed, *options) == whole
+    assert "continuing after step 2 of 6" in capsys.readouterr().out
+    assert same(weights(killed), weights(tmp_path / "whole"))
+
+
+def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys):
+    before = signal.getsignal(signal.SIGINT)
+    whole = run(text, tmp_path / "whole", "--dropout=0.1")
+    out = tmp_path / "stopped"
+    stop = stop_at(3, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(text, out, "--dropout=0.1"))
+    assert stop.code == 130
+    assert "the same command continues" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+    assert run(text, out, "--dropout=0.1") == whole
+    assert "continuing after step 3 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path / "whole"), weights(out))
+
+
+def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
+    results = run(text, tmp_path, *ELECTRA)
+    scores = results["scores"][-1][1]
+    assert scores["loss"] == pytest.approx(scores["generator_loss"] + 50 * scores["discriminator_loss"])
+    model, loading = EncoderForPreTraining.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert model.config.hidden_size == 16
+    joint = load_file(tmp_path / "checkpoints" / "checkpoint-4" / "model.safetensors")
+    assert any(name.startswith("generator.") for name in joint)
+    assert results["parameters"] > sum(parameter.numel() for parameter in model.parameters())
+    assert "generator loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("blocks", "padding"), [pytest.param("1", 0, marks=pytest.mark.slow), ("1-1-1", 3)])
+def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(text, tmp_path, blocks, padding):
+    # A discriminator that has learnt little is right about some of the replaced tokens.
+    options = [*ELECTRA, f"--blocks={blocks}", "--learning-rate=1e-5", "--every=1"]
+    _, scores = run(text, tmp_path, *options)["scores"][-2]
+    model = Electra.from_pretrained(tmp_path / "checkpoints" / "checkpoint-5").eval()
+    model.config.label_share = None
+    chances, judged, found = [], [], []
+    for batch in staged_windows(text, tmp_path, padding, uniforms=True).scored():
+        with torch.no_grad():
+            out = model(**batch)
+        wanted = batch["labels"] != -100
+        logits = out.generator_logits[: int(wanted.sum())]
+        chances.append(logits.log_softmax(-1).gather(1, batch["labels"][wanted][:, None]))
+        replaced = wanted & (out.sampled_ids != batch["labels"])
+        right = torch.where(replaced, -out.discriminator_logits, out.discriminator_logits)
+        judged.append(right[:, : 16 - padding].flatten())
+        found.append(right[replaced])
+    chances, judged, found = (torch.cat(parts) for parts in (chances, judged, found))
+    assert scores["generator_loss"] == pytest.approx(float(-chances.mean()), abs=1e-4)
+    assert scores["discriminator_loss"] == pytest.approx(float(-judged.sigmoid().log().mean()), abs=1e-4)
+    assert scores["accuracy"] == pytest.approx(float((judged > 0).float().mean()), abs=1e-4)
+    assert scores["replaced_recall"] == pytest.approx(float((found >= 0).float().mean()), abs=1e-4)
+    assert 0 < scores["replaced_recall"] < 1
+
+
+def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, capsys):
+    results = run(text, tmp_path, "--blocks=1-1-1")
+    assert results["tokens"] == 6 * 4 * 13
+    assert "blocks 1-1-1 of 16, 8, 4 tokens" in capsys.readouterr().out
+    model = EncoderForMaskedLM.from_pretrained(tmp_path / "model")
+    assert model.config.decoder_layers == "2"
+    assert model(torch.full((1, 16), 9)).logits.shape[1] == 16
+
+
+class Waits(TorchDispatchMode):
+    """Counts, by step, what waits for a device: numbers that are read, and results whose size depends on numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.step, self.found = 0, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        masks = args[1] if name in ("index", "index_put_") else ()
+        by_mask = any(each is not None and each.dtype == torch.bool for each in masks)
+        if by_mask or name in ("_local_scalar_dense", "nonzero", "masked_select"):
+            self.found[self.step, name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [[], [*ELECTRA, *FUNNEL], ["--hide-masked", "--accumulate=2"]], ids=str)
+def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
+    monkeypatch.setattr(checks, "can_look", lambda tensor: False)  # as for tensors of a GPU
+    mode, real = Waits(), StagedWindows.batch
+
+    def batch(self, number):
+        with torch.utils._python_dispatch._disable_current_modes():
+            drawn = real(self, number)
+        mode.step = number + 1
+        return drawn
+
+    monkeypatch.setattr(StagedWindows, "batch", batch)
+    with mode:
+        run(text, tmp_path, "--steps=25", "--every=25", *options)
+    assert {step for step, _ in mode.found} <= {0, 20, 25}, mode.found
+    assert any(step == 25 for step, _ in mode.found)  # where held-out text is scored
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "model/tokenizer.json"])
+def test_a_model_that_is_damaged_is_made_again(text, finished, copy, capsys, name):
+    os.truncate(copy / name, 7)
+    flip(copy / "checkpoints" / "checkpoint-4" / "state.pt")
+    assert run(text, copy) == results_of(finished)
+    out = capsys.readouterr().out
+    assert f"again: {name.removeprefix('model/')} was changed" in out
+    assert "checkpoint-4: state.pt is not what was written" in out
+    assert "continuing after step 2 of 6" in out
+    assert same(weights(copy), weights(finished))
+
+
+def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "model" / "README.md").write_text("my model")
+    before = {path: path.stat().st_mtime_ns for path in (copy / "model").iterdir()}
+    run(text, copy)
+    assert "1 of 1 runs are already done" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (copy / "model").iterdir()} == before
+
+
+def test_a_resume_opens_pickles_only_for_their_tensors(text, copy, monkeypatch):
+    shutil.rmtree(copy / "model")
+    real, opened = torch.load, []
+
+    def load(file, *arguments, **options):
+        opened.append((Path(file).name, options.get("weights_only")))
+        return real(file, *arguments, **options)
+
+    monkeypatch.setattr(torch, "load", load)
+    run(text, copy)
+    assert sorted(opened) == [("random-0.pt", True), ("state.pt", True)]
+    assert not list(copy.rglob("*.bin"))
+
+
+@pytest.mark.parametrize("limit", [8_000, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (1_000, 30_000))])
+def test_on_a_full_disk_one_line_says_what_to_do_and_the_same_command_continues(
+    text, finished, tmp_path, capsys, limit
+):
+    """A limit on the size of files stands for the disk: the errors differ only in their number."""
+    with largest_file(limit):
+        message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert f"cannot write {tmp_path}" in message
+    assert message.endswith("; make room, then run the same command again")
+    assert not list(tmp_path.rglob("*partial"))
+    assert run(text, tmp_path) == results_of(finished)
+    assert same(weights(tmp_path), weights(finished))
+
+
+def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finished, tmp_path, capsys):
+    before = (finished / "records.jsonl").read_bytes()
+    common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
+    assert "holds results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
+    assert "holds results with optimizer 'adamw', not 'muon'" in fails(capsys, *common, "--optimizer=muon")
+    (tmp_path / "other.txt").write_text(Path(text).read_text() + " more")
+    common[2] = str(tmp_path / "other.txt")
+    line = fails(capsys, *common)
+    assert line == f"whereformer: --data: {finished} holds results with another text; choose another folder"
+    assert (finished / "records.jsonl").read_bytes() == before
+
+
+def test_another_tokenizer(text, tmp_path, capsys):
+    file = tmp_path / "tokenizer.json"
+    words = ["the cat saw a dog near the house"] * 9
+    file.write_text(train_tokenizer(words, 80).to_str())
+    options = [option for option in TINY if not option.startswith("--vocab-size")]
+    command = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, "--tokenizer", str(file)]
+    main(command)
+    saved = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    assert len(saved) == EncoderForMaskedLM.from_pretrained(tmp_path / "out" / "model").config.vocab_size
+    file.write_text(train_tokenizer(["a zebra ran"] * 9, 80).to_str())
+    assert "--tokenizer: " in (line := fails(capsys, *command))
+    assert "holds results with another tokenizer" in line
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [option for option in STAGED if not option.startswith("--blocks")]
+    more = [LENGTHS, "--blocks=1", '--position-options={"num_kernels": 100}', "--embedding-size=4", "--dry-run"]
+    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, *more])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "A dry run: nothing was trained or written." in out
+    assert "wrote" not in out
+    assert "6 steps of 32 tokens" in out
+    assert out.index("steps 1 to 3: 4 windows of 8 tokens") < out.index("steps 4 to 6: 2 windows of 16 tokens")
+    config = EncoderConfig(
+        vocab_size=64,
+        hidden_size=16,
+        embedding_size=4,
+        num_attention_heads=2,
+        blocks="1",
+        position="tisa",
+        position_options={"num_kernels": 100},
+        max_position_embeddings=16,
+        type_vocab_size=0,
+        norm="pre",
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    for length, rows in ((8, 4), (16, 2)):
+        told = (
+            f"a batch of {length}-token windows: {cost(config, length, rows, predictions=max(1, round(0.15 * length)))}"
+        )
+        assert " ".join(told.split()) in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_bfloat16_on_a_processor_without_it_leaves_a_note(text, tmp_path, capsys, monkeypatch, fast):
+    monkeypatch.setattr(torch_private, "multiplies_bfloat16", lambda: fast)
+    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dtype=bfloat16", "--dry-run"])
+    assert ("--dtype float32 is much faster here" in capsys.readouterr().out) == (not fast)
+
+
+def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(text, tmp_path, capsys):
+    options = ["--position=tisa+fire", '--position-options={"width": 6, "initial_threshold": 8, "num_kernels": 2}']
+    options += ["--embedding-size=4", "--windows=2,0", "--blocks=2"]
+    results = run(text, tmp_path, *options)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert config.position_options == {"num_kernels": 2, "width": 6, "initial_threshold": 8}
+    assert (config.embedding_size, config.windows) == (4, "2,0")
+    assert (config.sparse_prediction, config.label_share) == (False, None)
+    assert results["embedding_parameters"] == 64 * 4
+    assert "| windows | `2,0` |" in (tmp_path / "model" / "README.md").read_text()
+    saved = weights(tmp_path)
+    assert saved["encoder.embeddings.projection.weight"].shape == (16, 4)
+    assert results["parameters"] == sum(weight.numel() for weight in saved.values())
+    # The same said otherwise goes on; other options don't.
+    options[1] = '--position-options={"num_kernels": 2, "initial_threshold": 8,"width":6}'
+    assert run(text, tmp_path, *options) == results
+    options[1] = '--position-options={"num_kernels": 3}'
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, *options)
+    assert "holds results with position_options" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--preset=modernbert", "--blocks=2"],
+            {"windows": "0,64", "feed_forward": "gated", "norm": "pre", "first_norm": False, "position": "rope"},
+        ),
+        pytest.param(
+            ["--preset=modernbert", "--blocks=3", "--windows=2", "--position=tisa", "--norm=pre"],
+            {"windows": "2", "biases": False, "position": "tisa", "position_options": {}},
+            marks=pytest.mark.slow,
+        ),
+        (["--preset=funnel", "--blocks=1-1"], {"query_bias": False, "type_vocab_size": 0, "decoder_layers": "2"}),
+        (["--preset=albert", "--blocks=1x2"], {"norm": "post", "hidden_act": "gelu_pytorch_tanh", "blocks": "1x2"}),
+    ],
+    ids=str,
+)
+def test_a_preset_is_trained_and_told(text, tmp_path, words, expected):
+    run(text, tmp_path, *words)
+    assert read_records(tmp_path / "records.jsonl")[0]["preset"] == words[0].partition("=")[2]
+    config = Encoder.from_pretrained(tmp_path / "model").config
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert config.hidden_dropout_prob == 0.0
+
+
+def test_mixed_precision_trains_and_keeps_float32_weights(text, finished, tmp_path):
+    (_, half), (_, whole) = run(text, tmp_path, "--dtype=bfloat16")["scores"][-1], results_of(finished)["scores"][-1]
+    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path).values())
+    assert half != whole
+    assert half["loss"] == pytest.approx(whole["loss"], abs=0.05)
+
+
+def test_the_seed_decides_and_judging_does_not(text, tmp_path):
+    first = run(text, tmp_path / "a", "--dropout=0.1")
+    often = run(text, tmp_path / "b", "--dropout=0.1", "--every=1", "--keep=3")
+    other = run(text, tmp_path / "c", "--dropout=0.1", "--seed=1")
+    assert first["losses"] == often["losses"]
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert first["losses"] != other["losses"]
+    names = sorted(path.name for path in (tmp_path / "b" / "checkpoints").iterdir())
+    assert names == ["checkpoint-3", "checkpoint-4", "checkpoint-5"]
+
+
+def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_what_is_there(text, tmp_path, capsys, monkeypatch):
+    real = EncoderForMaskedLM.loss
+    steps = iter(range(1000))
+    monkeypatch.setattr(held_out, "held_out_scores", lambda *arguments, **options: {"loss": 1.0})
+
+    def loss(self, *arguments):
+        return real(self, *arguments) * (float("nan") if next(steps) >= 4 else 1.0)
+
+    monkeypatch.setattr(EncoderForMaskedLM, "loss", loss)
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "--learning-rate: the loss is not finite (NaN or inf) after 4 steps; 0.01 is too high, try 0.0025" in message
+    assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
+
+
+def test_tensorboard_gets_the_losses(finished):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6]
+    assert [event.step for event in events.Scalars("eval/loss")] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_tracker_gets_the_losses_of_each_training_under_the_folders_name(text, finished, tmp_path, monkeypatch, name):
+    tracker = toy_tracker(monkeypatch, name)
+    results = run(text, tmp_path / "mine", f"--report-to={name}")
+    run(text, tmp_path / "other", f"--report-to={name}")
+    assert tracker.names == ["mine", "other"]
+    logged = {logs["step"]: logs["train/loss"] for logs in tracker.logs["mine"] if "train/loss" in logs}
+    assert logged == {step: loss for step, loss in results["losses"] if step in (2, 4, 6)}
+    assert sum("eval/loss" in logs for logs in tracker.logs["mine"]) == len(results["scores"])
+    assert not (tmp_path / "mine" / "tensorboard").exists()
+    assert same(weights(tmp_path / "mine"), weights(finished))
+
+
+def test_a_tracker_that_is_not_installed_is_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), "--report-to=wandb")
+    assert "--report-to: wandb is not installed; try `pip install wandb`" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("blocks", "padding"), [("4", 0), ("2x3-2-2", 3), ("1-1", 1)])
+def test_the_padding_that_truncation_drops(blocks, padding):
+    config = EncoderConfig(blocks=blocks)
+    assert end_padding(config) == padding
+    config = EncoderConfig(blocks=blocks, truncate_seq=False)
+    assert end_padding(config) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    refusals("""
+        --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
+        --position tisa+tisa => --position: 'tisa+tisa' names a method twice
+        --position rope --num-heads 128 => --position: rotary_dim: expected an even number
+        --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'
+        --blocks '' => --blocks: expected layers as
+        --blocks 4-4 --decoder-layers 0 => --decoder-layers: expected at least 1, got 0
+        --decoder-layers 2 => --decoder-layers: a single block is never pooled
+        --blocks 2-2 --decoder-layers x => --decoder-layers: expected layers as
+        --windows 3,x => --windows: expected numbers as '128' or '128,128,0' (0: no window), got '3,x'
+        --windows=-3 => --windows: expected numbers as
+        --windows 1,2,3,4,5 => --windows: expected at most 4 numbers, one per layer, got '1,2,3,4,5'
+        --preset modernbert --norm post => --first-norm: False needs norm 'pre', got 'post'
+        --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 128
+        --num-heads 0 => --num-heads: expected at least 1, got 0
+        --hidden-size 0 => --hidden-size: expected at least 1, got 0
+        --embedding-size 0 => --embedding-size: expected at least 1, got 0
+        --dropout 1 => --dropout: expected 0 to 0.9, got 1.0
+        --dropout nan => --dropout: expected 0 to 0.9, got nan
+        --length 4 => --length: expected at least 8, got 4
+        --steps 0 => --steps: expected at least 1, got 0
+        --batch-size 0 => --batch-size: expected at least 1, got 0
+        --accumulate 0 => --accumulate: expected at least 1, got 0
+        --every 0 => --every: expected at least 1, got 0
+        --warmup 3000 => --warmup: expected 0 to 2000, got 3000
+        --seed -1 => --seed: expected 0 to 4294967295, got -1
+        --mask-rate 1 => --mask-rate: expected a share between 0 and 1, got 1.0
+        --learning-rate nan => --learning-rate: expected a positive number, got nan
+        --vocab-size 10 => --vocab-size: expected at least 64, got 10
+        --vocab-size 100 --tokenizer x => --vocab-size: only without --tokenizer
+        --tokenizer no/such => --tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'
+        --generator-size 0.5 => --generator-size: only for --objective electra, got mlm
+        --objective electra --hide-masked => --hide-masked: only for --objective mlm
+        --objective electra --generator-size 2 => --generator-size: expected 0.01 to 1, got 2.0
+        --objective electra --generator-size 0.01 --position transformer_xl => no generator 0.01 times as wide
+        --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even one
+        --position-options { => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '{'
+        --position-options [3] => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '[3]'
+        --position-options '{"clip": 3}' => --position-options: position 'tisa' has no option 'clip'; it has num_kernels
+        --position-options '{"num_kernels": "3"}' => num_kernels: expected a whole number, got '3'
+        --position-options '{"share_layers": 1}' => share_layers: expected True or False, got 1
+        --position-options '{"rotary_dim": 7}' --position rope => --position-options: rotary_dim: expected an even
+        --position-options {} --position tsia => --position: unknown position method 'tsia'
+        --data no/such/file => --data: no such file or folder: 'no/such/file'
+        --lengths 128 => --lengths: expected lengths and shares such as '128:0.9,512:0.1', got '128'
+        --lengths 128:0.9,512:x => --lengths: expected lengths and shares such as
+        --lengths 128:0.9,512:0.2 => --lengths: expected shares that add up to 1, got 1.1
+        --lengths 128:nan,512:0.1 => and shares above 0 and up to 1, got '128:nan'
+        --lengths 128:1.5,512:-0.5 => and shares above 0 and up to 1, got '128:1.5'
+        --lengths 4:0.9,512:0.1 => --lengths: expected lengths of 8 to 1048576
+        --lengths 128:0.9,512:0.1 --steps 4 => --lengths: expected at least one step of each length
+        --lengths 128:0.9,512:0.1 --length 128 => --lengths: only without --length
+    """),
+)
+def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_read(
+    arguments, expected, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(Text, "fingerprint", None)
+    message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
+    assert expected in message
+
+
+def test_too_little_text_for_a_window_and_a_window_too_short_for_its_padding(text, tmp_path, capsys):
+    common = ["pretrain", "--data", text, "--out", str(tmp_path), *TINY]
+    message = fails(capsys, *common, "--length=9000")
+    assert "--data: too little text" in message
+    assert "expected at least 8998 for one window" in message
+    message = fails(capsys, *common, "--blocks=1-1-1-1-1", "--length=16")
+    assert "--length: expected at least 21 for blocks '1-1-1-1-1', got 16" in message
+
+
+def test_runs_share_a_cache_and_a_cache_may_be_deleted(text, finished, tmp_path):
+    shared = f"--cache={tmp_path / 'cache'}"
+    first = run(text, tmp_path / "a", shared)
+    assert not (tmp_path / "a" / "cache").exists()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(caches, "fit_tokenizer", None)
+        other = run(text, tmp_path / "b", shared, "--seed=1")
+    assert first["losses"] != other["losses"]
+    shutil.rmtree(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "a" / "model")
+    assert run(text, tmp_path / "a") == results_of(finished)
+    assert same(weights(tmp_path / "a"), weights(finished))
+
+
+def test_data_may_be_several_paths_and_patterns(text, tmp_path, capsys):
+    story = Path(text).read_text()
+    half = len(story) // 2
+    for name, part in (("1.txt", story[:half]), ("2.txt", story[half:])):
+        (tmp_path / name).write_text(part)
+    common = [*TINY, "--dry-run", "--out", str(tmp_path / "out")]
+    main(["pretrain", "--data", f"{tmp_path}/?.txt", *common])
+    pattern = capsys.readouterr().out
+    main(["pretrain", "--data", str(tmp_path / "1.txt"), str(tmp_path / "2.txt"), *common])
+    assert "training and" in pattern.split(" from ")[0]
+    assert pattern.split(" from ")[0] == capsys.readouterr().out.split(" from ")[0]
+    message = fails(capsys, "pretrain", "--data", f"{tmp_path}/*.nothing", *common)
+    assert message == f"whereformer: --data: no file matches '{tmp_path}/*.nothing'"
+
+
+def test_a_length_schedule_trains_on_short_windows_and_then_on_long_ones(text, finished, tmp_path, monkeypatch):
+    seen, real = [], StagedWindows.batch
+
+    def batch(self, step):
+        drawn = real(self, step)
+        seen.append(tuple(drawn["input_ids"].shape))
+        return drawn
+
+    monkeypatch.setattr(StagedWindows, "batch", batch)
+    results = staged(text, tmp_path / "two", "--position=learned")
+    assert seen == [(4, 8)] * 3 + [(2, 16)] * 3
+    assert results["tokens"] == 6 * 32
+    # Position tables are as long as the longest window.
+    assert results["positional_parameters"] == 16 * 16
+    main(["pretrain", "--data", text, "--out", str(tmp_path / "one"), *STAGED, "--lengths=16:1"])
+    assert same(weights(tmp_path / "one"), weights(finished))
+
+
+def test_berts_schedule():
+    stages = stages_of(parsed_lengths("128:0.9,512:0.1"), 1000, 16, 1)
+    assert stages == [Stage(128, 900, 16), Stage(512, 100, 4)]
+    assert [stage.rows * stage.length for stage in stages] == [2048, 2048]
