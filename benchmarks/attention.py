@@ -36,9 +36,9 @@ from side_by_side import memory_of
 
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
-from whereformer.lab.jobs import threads
 from whereformer.lab.options import find_device, listed, listed_numbers
 from whereformer.lab.provenance import commit, machine, provenance, write_results
+from whereformer.lab.run import threads
 
 LONG = 2048
 """With more tokens than this, the default batch is one sequence."""

@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 import whereformer
+from whereformer.analysis.outlook import AHEAD
+from whereformer.analysis.ranking import Models, clearly_better, rank
 from whereformer.cli.main import execute
 from whereformer.lab.provenance import write_results
-from whereformer.studies.compare.outlook import AHEAD
-from whereformer.studies.compare.ranking import clearly_better, rank
-from whereformer.studies.compare.results import CompareResults, Run
+from whereformer.recipes.compare import load
 
 KEPT, CLOSE, REVERSED = "still clear", "too close to tell", "reversed"
 """What a pair that is clearly ordered in the first comparison can be in the second."""
@@ -59,38 +59,38 @@ class CompareCheck:
         print_check(console, methods, pairs)
         write_results(self.out / "check.json", {"steps": self.steps, "methods": methods, "pairs": pairs})
 
-    def _compare(self, steps: int) -> CompareResults:
+    def _compare(self, steps: int) -> dict[str, Models]:
+        """Compare with a number of steps. Return the models of each method."""
         given = {"data": self.data, "positions": self.positions, "steps": steps, "seeds": self.seeds}
-        return whereformer.compare(**given, **json.loads(self.options), out=self.out / str(steps))
+        whereformer.compare(**given, **json.loads(self.options), out=self.out / str(steps))
+        return {**load(self.out / str(steps))[1]}
 
 
-def check(short: CompareResults, long: CompareResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def check(short: Mapping[str, Models], long: Mapping[str, Models]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return what was predicted and what happened, for each method, and for each pair that is clearly ordered."""
-    length = short.settings.length
-    ranking, later = rank(short), {row.position: row for row in rank(long).rows}
+    ranking, later = rank(short, "none"), {row.position: row for row in rank(long, "none").rows}
     methods = []
     for row in ranking.rows:
-        now, then = row.loss[length].median, later[row.position].loss[length].median
-        ahead = row.outlook.ahead if row.outlook is not None else None
-        predicted = {"predicted": now - ahead.value, "error": ahead.error} if ahead and now is not None else {}
+        ahead = row.predicted
+        predicted = {"predicted": ahead.value, "error": ahead.error} if ahead is not None else {}
         methods.append(
             {"position": row.position, "rank": row.rank, "later_rank": later[row.position].rank}
-            | {"loss": now, "later_loss": then, **predicted}
+            | {"loss": row.loss, "later_loss": later[row.position].loss, **predicted}
         )
     pairs = [
         {
             "better": better.position,
             "worse": worse.position,
             "settled": (better.position, worse.position) not in ranking.unsettled,
-            "became": _outcome(long.runs[better.position], long.runs[worse.position]),
+            "became": _outcome(long[better.position], long[worse.position]),
         }
         for better, worse in permutations(ranking.rows, 2)
-        if clearly_better(short.runs[better.position], short.runs[worse.position])
+        if clearly_better(short[better.position], short[worse.position])
     ]
     return methods, pairs
 
 
-def _outcome(better: Mapping[int, Run], worse: Mapping[int, Run]) -> str:
+def _outcome(better: Models, worse: Models) -> str:
     """Return what became of a pair, given the runs of its better and its worse method in the second comparison."""
     if clearly_better(better, worse):
         return KEPT

@@ -53,6 +53,7 @@ from rich.table import Table
 
 import whereformer
 from whereformer.cli.main import execute, main
+from whereformer.errors import InputError
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records
@@ -340,7 +341,7 @@ def results_of(out: Path) -> Any:
         if (out / "records.jsonl").exists():
             return {name: record["value"] for name, record in read_records(out / "records.jsonl")[1].items()}
         return json.loads((out / "results.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, InputError):
         return None
 
 

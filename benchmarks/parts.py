@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whereformer.errors import InputError
 from whereformer.lab.provenance import write_results
-from whereformer.lab.store import refuse_other_settings
 
 
 def kept(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -21,7 +21,11 @@ def kept(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, A
     if not file.exists():
         write_results(file, {"settings": dict(settings), **make()})
     found: dict[str, Any] = json.loads(file.read_text())
-    refuse_other_settings(file.parent, found["settings"], settings)
+    for name, value in settings.items():
+        if found["settings"].get(name) != value:
+            raise InputError(
+                "out", f"{file.parent} holds results with {name} {found['settings'].get(name)}, not {value}"
+            )
     return found
 
 

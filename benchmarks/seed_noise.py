@@ -1,25 +1,22 @@
 """Measure how much another seed changes the gap between two methods. The ranking's ``SEED_NOISE`` comes from this.
 
-Run ``whereformer compare --seeds 2`` (or more) first, then: python benchmarks/seed_noise.py runs/compare/results.json
+Run ``whereformer compare --seeds 2`` (or more) first, then: python benchmarks/seed_noise.py runs/compare
 
 For every pair of methods it takes the difference of their held-out losses with each seed. It prints the standard
 deviation of these differences over seeds, pooled over all pairs, and twice that, which a gap with one seed must exceed.
 """
 
-import json
 import statistics
 import sys
 from itertools import combinations
 from pathlib import Path
 
+from whereformer.recipes.compare import load
+
 
 def main() -> None:
-    results = json.loads(Path(sys.argv[1]).read_text())
-    length = str(results["settings"]["length"])
-    losses = {
-        name: {seed: run["scores"][length]["loss"] for seed, run in runs.items()}
-        for name, runs in results["runs"].items()
-    }
+    _, methods = load(Path(sys.argv[1]))
+    losses = {name: {seed: run.loss for seed, run in runs.items()} for name, runs in methods.items()}
     variances = []
     for first, second in combinations(losses, 2):
         gaps = [losses[first][seed] - losses[second][seed] for seed in losses[first] if seed in losses[second]]

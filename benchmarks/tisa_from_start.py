@@ -34,7 +34,6 @@ from whereformer.analysis import diagonals
 from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
-from whereformer.lab.jobs import spread
 from whereformer.lab.loading import load
 from whereformer.lab.options import listed
 from whereformer.lab.progress import Progress

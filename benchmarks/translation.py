@@ -31,12 +31,11 @@ import whereformer
 from whereformer.cli.main import execute
 from whereformer.data.parallel import ParallelData, pair_files
 from whereformer.errors import InputError
-from whereformer.lab.jobs import spread, threads
 from whereformer.lab.json_files import write_json
 from whereformer.lab.options import find_device, listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
-from whereformer.lab.run import read_records
+from whereformer.lab.run import read_records, threads
 from whereformer.recipes.translating import load, translate_lines
 
 LANGUAGES = {"de": "German", "fr": "French"}

@@ -20,9 +20,8 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from whereformer.analysis.ranking import SEED_NOISE
 from whereformer.cli.main import execute
-from whereformer.studies.compare.ranking import SEED_NOISE, rank
-from whereformer.studies.compare.results import CompareResults
 
 METHODS = (
     "none",
@@ -83,6 +82,22 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What a comparison measured: its training length, its models by method and seed, and speeds relative to none."""
+
+    length: int
+    runs: dict[str, dict[str, Any]]
+    speed: dict[str, float]
+
+    @classmethod
+    def load(cls, path: Path) -> Comparison:
+        """Read a comparison that is kept in benchmarks/results."""
+        found = json.loads(path.read_text())
+        speed = {name: each["relative_speed"] for name, each in found["speed"].items()}
+        return cls(found["settings"]["length"], found["runs"], speed)
+
+
+@dataclass(frozen=True)
 class WhichPosition:
     """Draw and print what all experiments say about each position method."""
 
@@ -139,24 +154,24 @@ class WhichPosition:
             _speed((causal,), "speed,\nnext word"),
         ]
 
-    def _masked(self) -> tuple[CompareResults, CompareResults]:
+    def _masked(self) -> tuple[Comparison, Comparison]:
         """Return two comparisons with the same text, settings and seeds: of most methods, and of absolute ones."""
         return self._runs("comparison_masked.json"), self._runs("comparison_absolute.json")
 
-    def _equal_time(self, task: str, *equal_steps: CompareResults) -> tuple[CompareResults, ...]:
+    def _equal_time(self, task: str, *equal_steps: Comparison) -> tuple[Comparison, ...]:
         """Return comparisons of a method each, with the steps that it takes in the time of all steps of ``none``.
 
         Methods that are as fast as ``none`` within 1% have the steps of all.
         """
         same = []
         for results in equal_steps:
-            fast = {name for name, speed in results.speed.items() if abs(speed.relative_speed - 1) < 0.01}
+            fast = {name for name, speed in results.speed.items() if abs(speed - 1) < 0.01}
             same.append(replace(results, runs={name: runs for name, runs in results.runs.items() if name in fast}))
         folder = self.results / MACHINE / "equal_time" / task
-        return *same, *(CompareResults.load(file) for file in sorted(folder.glob("*.json")))
+        return *same, *(Comparison.load(file) for file in sorted(folder.glob("*.json")))
 
-    def _runs(self, name: str) -> CompareResults:
-        return CompareResults.load(self.results / MACHINE / name)
+    def _runs(self, name: str) -> Comparison:
+        return Comparison.load(self.results / MACHINE / name)
 
     def _glue(self) -> Column:
         """Return the mean score over the tasks of GLUE, after pretraining from scratch."""
@@ -220,20 +235,28 @@ class WhichPosition:
         figure.savefig(self.out, metadata={"Date": None})
 
 
-def _loss(sources: tuple[CompareResults, ...], factor: int, title: str) -> Column:
+def _loss(sources: tuple[Comparison, ...], factor: int, title: str) -> Column:
     """Return the held-out loss of texts that are ``factor`` times as long as in training.
 
     Where several sources have a method, the last one counts.
     """
-    rows = [row for results in sources for row in rank(results).rows]
-    noise = SEED_NOISE / min(len(row.runs) for row in rows) ** 0.5
-    length = factor * sources[0].settings.length
-    return Column(title, {row.position: row.loss[length].median for row in rows}, noise, 2, less_is_better=True)
+    noise = SEED_NOISE / min(len(runs) for results in sources for runs in results.runs.values()) ** 0.5
+    losses = {
+        name: _median([run["scores"][str(factor * results.length)] for run in runs.values()])
+        for results in sources
+        for name, runs in results.runs.items()
+    }
+    return Column(title, losses, noise, 2, less_is_better=True)
 
 
-def _speed(sources: tuple[CompareResults, ...], title: str) -> Column:
+def _median(scores: list[dict[str, Any]]) -> float | None:
+    """Return the median loss over seeds; None if the method cannot read the length."""
+    return None if any("cannot" in score for score in scores) else statistics.median(score["loss"] for score in scores)
+
+
+def _speed(sources: tuple[Comparison, ...], title: str) -> Column:
     """Return the speeds of training; where several sources have a method, the last one counts."""
-    speeds = {name: speed.relative_speed for results in sources for name, speed in results.speed.items()}
+    speeds = {name: speed for results in sources for name, speed in results.speed.items()}
     return Column(title, speeds, 0.05, 2)
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import runpy
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ import whereformer
 from tests.every import EVERY
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
+from whereformer.recipes.compare import load
 
 from .recipes import sentence_models
 from .studies import parallel_text
@@ -99,7 +101,7 @@ def compare_check(run, tmp_path):
     printed = run("compare_check", f"--data={text}", *more)
     assert re.search(r"\bsettled \(\d pairs\): \d still clear, \d too close to tell, \d reversed", printed)
     assert {row["position"] for row in results_of(tmp_path / "out" / "check.json")["methods"]} == {"none", "learned"}
-    assert json.loads((tmp_path / "out" / "12" / "results.json").read_text())["settings"]["steps"] == 12
+    assert load(tmp_path / "out" / "12")[0].steps == 12
 
 
 def finetune_speed(run, tmp_path):
@@ -315,14 +317,12 @@ def scaling(run, tmp_path):
 
 def seed_noise(run, tmp_path):
     """It measures nothing, but reads what ``whereformer compare`` has measured."""
-    losses = {"a": {"0": 1.0, "1": 2.0}, "b": {"0": 3.0, "1": 6.0}}
-    runs = {
-        name: {seed: {"scores": {"8": {"loss": loss}}} for seed, loss in seeds.items()}
-        for name, seeds in losses.items()
-    }
-    (tmp_path / "results.json").write_text(json.dumps({"settings": {"length": 8}, "runs": runs}))
-    # The gaps are 2 and 4.
-    assert "standard deviation of a gap over seeds: 1.414 nats" in run("seed_noise", tmp_path / "results.json")
+    tiny = {"length": 16, "hidden_size": 16, "blocks": "1", "vocab_size": 64, "characters": 50_000, "rate_factors": "1"}
+    whereformer.compare(positions="none,learned", steps=2, seeds=2, jobs=1, out=tmp_path / "out", quiet=True, **tiny)
+    _, runs = load(tmp_path / "out")
+    gaps = [runs["none"][seed].loss - runs["learned"][seed].loss for seed in (0, 1)]
+    noise = statistics.stdev(gaps)
+    assert f"standard deviation of a gap over seeds: {noise:.3f} nats" in run("seed_noise", tmp_path / "out")
 
 
 def sound(run, tmp_path):
@@ -422,7 +422,16 @@ SMOKE_TESTS = {
         *(tisa_from_start, translation, translation_speed, which_position, windows),
     )
 }
-HELPERS = {"attention_kinds", "attention_peers", "attention_plot", "attention_ways", "goals", "parts", "side_by_side"}
+HELPERS = {
+    "attention_kinds",
+    "jobs",
+    "attention_peers",
+    "attention_plot",
+    "attention_ways",
+    "goals",
+    "parts",
+    "side_by_side",
+}
 """Files that benchmarks share."""
 
 
@@ -443,7 +452,7 @@ def test_benchmark_runs(name, run, tmp_path):
 
 def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():
     outcome = runpy.run_path(str(FOLDER / "compare_check.py"))["_outcome"]
-    now, near, far = ({0: SimpleNamespace(window_losses=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
+    now, near, far = ({0: SimpleNamespace(windows=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
     assert outcome(now, far) == "still clear"
     assert outcome(now, near) == outcome(near, now) == "too close to tell"
     assert outcome(far, now) == "reversed"

@@ -20,7 +20,6 @@ from whereformer.cli.flags import METAVARS, flag
 from whereformer.cli.main import COMMANDS, command_class, main
 from whereformer.cli.translate import TranslateRun, TranslateTrain
 from whereformer.lab.recipe import Recipe
-from whereformer.lab.study import Study
 
 resource = pytest.importorskip("resource", reason="this system does not tell how much memory was used")
 
@@ -30,7 +29,7 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 BEGINS = {
     "translate run": "whereformer.recipes.translating.load",
 }
-"""Where some commands begin their work, once all checks are done. Other studies are stopped once their job is made."""
+"""Where some commands begin their work, once all checks are done. Recipes are stopped before they open their folder."""
 
 KINDS = {
     **{name: command_class(name) for name in COMMANDS if name not in ("positions", "run", "translate")},
@@ -108,9 +107,7 @@ def test_the_error_says_what_would_fit(arguments, expected, tmp_path, capsys, mo
     assert not list(tmp_path.iterdir())
 
 
-def begin(study=None, *others, **options):
-    if isinstance(study, Study):
-        study.job()
+def begin(*others, **options):
     raise Begun(0)
 
 
@@ -145,12 +142,13 @@ def outcome(command, given, *more):
     with ExitStack() as stack:
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         patched.setattr(torch, "set_num_threads", lambda number: None)
-        patched.setattr(BEGINS.get(command, "whereformer.lab.study.do"), begin)
+        if command in BEGINS:
+            patched.setattr(BEGINS[command], begin)
         patched.setattr("whereformer.lab.run.Run.__enter__", begin)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(said))
-        to = ["--out", str(folder / "out")] if issubclass(KINDS[command], Study | Recipe) else []
+        to = ["--out", str(folder / "out")] if issubclass(KINDS[command], Recipe) else []
         try:
             main([*command.split(), *given.get(command, []), *to, *more])
         except SystemExit as stop:

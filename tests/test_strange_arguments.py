@@ -12,8 +12,8 @@ from transformers import BertConfig, BertModel
 import whereformer
 from whereformer import Positions, attention
 from whereformer.errors import InputError
-from whereformer.lab import study
-from whereformer.studies import STUDIES, options
+from whereformer.lab.run import Run
+from whereformer.recipes import RECIPES, recipe_class
 
 B, H, N, D = 1, 2, 4, 8
 STRANGE = [
@@ -112,22 +112,21 @@ def test_a_strange_value_works_or_is_refused_by_name(name, argument, saved):
             pass
 
 
-def study_options():
-    """Every study with each of its options."""
-    found = {name: options(name) for name in STUDIES}
-    return [(name, field.name) for name, study in found.items() for field in fields(study) if field.name != "out"]
+def recipe_options():
+    """Every recipe with each of its options."""
+    found = {name: recipe_class(name) for name in RECIPES}
+    return [(name, field.name) for name, kind in found.items() for field in fields(kind) if field.name != "out"]
 
 
-@pytest.mark.parametrize(("name", "option"), study_options())
-def test_a_strange_option_of_a_study_is_refused_by_name(name, option, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "option"), recipe_options())
+def test_a_strange_option_of_a_recipe_is_refused_by_name(name, option, tmp_path, monkeypatch):
     class CheckedError(Exception):
         pass
 
-    def check(what, progress):
-        what.job()
+    def begin(run):
         raise CheckedError
 
-    monkeypatch.setattr(study, "do", check)
+    monkeypatch.setattr(Run, "__enter__", begin)
     for value in STRANGE:
         with contextlib.suppress(InputError, CheckedError):
             getattr(whereformer, name)(**{option: value}, out=tmp_path / "out", quiet=True)

@@ -51,10 +51,9 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import PositionRangeError, Site, build_position, position_names
-    from .studies.compare.results import CompareResults
 
     analyze: Callable[..., Report]
-    compare: Callable[..., CompareResults]
+    compare: Callable[..., Report]
     extend: Callable[..., Report]
     finetune: Callable[..., Report]
     pretrain: Callable[..., Report]
@@ -138,13 +137,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _STUDIES:
-        from . import recipes, studies
+        from . import recipes
+        from .lab.recipe import function
 
-        if name in recipes.RECIPES:
-            from .lab.recipe import function
-
-            return globals().setdefault(name, function(recipes.recipe_class(name)))
-        return globals().setdefault(name, studies.as_function(name))
+        return globals().setdefault(name, function(recipes.recipe_class(name)))
     found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
     globals()[name] = found  # so that the next use is as fast as any name
     return found

@@ -74,6 +74,12 @@ def some_of(names: Iterable[object], width: int = 60) -> str:
     return ", ".join([*cut, *more])
 
 
+def listed(words: Iterable[object]) -> str:
+    """Join words as in a sentence: a, b and c."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def one_line(message: str) -> str:
     """Return an error's message as one printable line: every run of white space becomes a space."""
     line = printable(" ".join(message.split()))

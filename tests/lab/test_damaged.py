@@ -1,4 +1,4 @@
-"""Files of results that somebody has changed are refused in one line."""
+"""Sealed files that somebody has changed are refused."""
 
 import json
 
@@ -7,26 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.damage import damages
-from tests.lab.test_results import WHOLE, Whole
-from whereformer.errors import InputError
-from whereformer.lab.json_files import read_json
+from whereformer.lab.json_files import read_json, read_sealed, write_sealed
 
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    file = tmp_path_factory.mktemp("results") / "results.json"
-    WHOLE.write(file)
-    return json.loads(file.read_text())
+CONTENT = {
+    "facts": {"seed": 0, "name": "a"},
+    "files": {"model.safetensors": {"size": 3, "sha256": "abc"}},
+    "x": [1, 2.5],
+}
 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_damaged_results_are_refused(written, tmp_path_factory, data):
-    file = tmp_path_factory.mktemp("damaged") / "results.json"
-    content = data.draw(damages(written).filter(lambda content: content != written))
-    file.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"^out: .*results\.json is not a complete result of this command"):
-        Whole.load(file)
+def test_damaged_files_are_refused(tmp_path_factory, data):
+    file = tmp_path_factory.mktemp("damaged") / "manifest.json"
+    write_sealed(file, CONTENT)
+    written = json.loads(file.read_text())
+    assert read_sealed(file) == CONTENT
+    file.write_text(json.dumps(data.draw(damages(written).filter(lambda content: content != written))))
+    with pytest.raises(ValueError, match=r"."):
+        read_sealed(file)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[1]", "", "\0"])

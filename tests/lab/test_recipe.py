@@ -144,7 +144,7 @@ def test_a_value_of_another_version_is_done_again(tmp_path, monkeypatch, capsys)
         toy(out=tmp_path, seeds=1)
     monkeypatch.undo()
     assert toy(out=tmp_path, seeds=1).values
-    assert "is not of this version" in capsys.readouterr().out
+    assert "doing draw 0 again: its record is not of this version" in capsys.readouterr().out
 
 
 def test_processes_give_the_same_records_in_the_same_order(tmp_path):

@@ -43,17 +43,6 @@ def _figures_are_drawn_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _speed_is_measured_in_two_rounds() -> Iterator[None]:
-    """Not in nine: no test asks how exact a speed is."""
-    from whereformer.studies.compare import run, speed
-
-    with pytest.MonkeyPatch.context() as patched:
-        for module in (run, speed):
-            patched.setattr(module, "ROUNDS", 2)
-        yield
-
-
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """The path of a story that a tiny model learns in seconds."""

@@ -1,6 +1,6 @@
 """Measures properties of a position method: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one property without judging it; the thresholds are in ``studies/compare/properties.py``. The
+Each function measures one property without judging it; the thresholds are in ``recipes/properties.py``. The
 column "inductive" is missing because it needs training; it follows from the losses of a comparison.
 """
 

@@ -6,17 +6,15 @@ import inspect
 import itertools
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast
 
 import tyro
 
-from .. import __version__, recipes, studies
+from .. import __version__, recipes
 from ..errors import InputError
 from ..lab.recipe import Recipe
-from ..lab.study import Study
 from .ending import ending
 from .flags import registry
 
@@ -35,7 +33,7 @@ COMMANDS: dict[str, str | None] = {
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",
 }
-"""Where the dataclass of each command's options is in this package; None for a recipe or a study."""
+"""Where the dataclass of each command's options is in this package; None for a recipe."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,7 +88,7 @@ def command_class(name: str) -> type[Any]:
     """Import the class of a command's options."""
     place = COMMANDS[name]
     if place is None:
-        return recipes.recipe_class(name) if name in recipes.RECIPES else studies.options(name)
+        return recipes.recipe_class(name)
     module, _, found = place.partition(":")
     command: type[Any] = getattr(import_module(f"whereformer.cli.{module}"), found)
     return command
@@ -109,8 +107,6 @@ def execute(command: Any) -> None:
         console = output(quiet=not ranks.is_main())
         if isinstance(command, Recipe):
             run_recipe(command, console)
-        elif isinstance(command, Study):
-            run_study(command, console)
         else:
             command.run(console)
         ranks.leave()
@@ -127,26 +123,3 @@ def run_recipe(recipe: Recipe, console: Terminal) -> None:
     say(console, f"wrote {recipe.out / 'report.html'} (open it in a browser) and {recipe.out / 'report.md'}")
     if report.problem:
         raise InputError(None, report.problem)
-
-
-def run_study(study: Study, console: Terminal) -> None:
-    """Do a study, and print its results and the files that have them."""
-    from ..lab.study import do
-    from ..lab.terminal import Bar, say
-
-    with Bar(console) as progress:
-        results, written = do(study, progress)
-    console.print(results, highlight=False)
-    near = [path for path in written if path.parent == study.out]
-    deep = Counter(path.parent for path in written if path.parent != study.out)
-    names = [
-        *(f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in near),
-        *(f"{count} files in {folder}" for folder, count in deep.items()),
-    ]
-    if names:
-        *files, last = names
-        say(console, f"wrote {', '.join(files)}{' and ' if files else ''}{last}")
-        if usage := study.usage():
-            say(console, f"\n{usage}")
-    if problem := results.problem():
-        raise problem

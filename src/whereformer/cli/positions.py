@@ -48,7 +48,7 @@ class ListPositions:
             if self.acts_on or self.extrapolates or self.shift_invariant:
                 raise InputError("measure", "only a pattern chooses among the methods of a comparison")
             from ..lab.terminal import Bar
-            from ..studies.compare.properties import measured_table
+            from ..recipes.properties import measured_table
 
             with Bar(console) as progress:
                 measured = measured_table(self.measure, self.pattern, progress)

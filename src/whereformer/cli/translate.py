@@ -56,7 +56,7 @@ class TranslateRun:
         """Translate the lines."""
         check_range(self, beams=(1, 1000), length_penalty=(-10, 10), threads=(1, MOST_THREADS))
         from ..data.read import lines_of, read_lines
-        from ..lab.jobs import threads
+        from ..lab.run import threads
         from ..recipes.translating import load, scores, translate_lines
 
         references = None

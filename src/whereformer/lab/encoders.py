@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from ..files import new_folder
 from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
-from ..models.heads import EncoderWithLMHead
 from ..positions import PositionRangeError
+from . import manifest
+from .loading import quiet_transformers
 
-Model = TypeVar("Model", bound=EncoderWithLMHead)
 Value = TypeVar("Value")
 
 BASELINE = "none"
@@ -44,13 +46,13 @@ def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
     )
 
 
-def build_model(kind: type[Model], config: EncoderConfig, baseline: EncoderConfig, seed: int) -> Model:
-    """Build an untrained model of a class. With the same seed, all methods start from the weights of ``baseline``.
-
-    That is the same configuration with the method BASELINE.
-    """
+def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCausalLM:
+    """Build an untrained language model. With the same seed, all methods start from the weights of BASELINE."""
+    kind = EncoderForCausalLM if config.causal else EncoderForMaskedLM
+    # The names of an encoder's labels are for two of them.
+    fields = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
     torch.manual_seed(seed)
-    backbone = kind(baseline).state_dict()
+    backbone = kind(EncoderConfig.from_dict({**fields, "position": BASELINE, "position_options": {}})).state_dict()
     torch.manual_seed(seed)
     model = kind(config)
     missing = model.load_state_dict(backbone, strict=False).missing_keys
@@ -58,13 +60,12 @@ def build_model(kind: type[Model], config: EncoderConfig, baseline: EncoderConfi
     return model
 
 
-def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCausalLM:
-    """Build an untrained language model. With the same seed, all methods start from the weights of BASELINE."""
-    kind = EncoderForCausalLM if config.causal else EncoderForMaskedLM
-    # The names of an encoder's labels are for two of them.
-    fields = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
-    baseline = EncoderConfig.from_dict({**fields, "position": BASELINE, "position_options": {}})
-    return build_model(kind, config, baseline, seed)
+def keep(model: Any, folder: Path, facts: dict[str, Any]) -> None:
+    """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest of ``facts``."""
+    model.config.sparse_prediction = False
+    with quiet_transformers(), new_folder(folder) as partial:
+        model.save_pretrained(partial)
+        manifest.write(partial, facts)
 
 
 def at_lengths(lengths: Sequence[int], score: Callable[[int], Value]) -> list[Value | str]:

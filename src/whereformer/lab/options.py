@@ -1,12 +1,11 @@
-"""Options that several studies have, and checks of their values."""
+"""Limits and checks of options that several recipes have."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InputError, shown
 
@@ -29,30 +28,6 @@ MOST_JOBS = 1024
 """The most runs that a command does at a time."""
 MOST_THREADS = 1024
 """The most threads of a process. A system that starts no more of them ends the process without a word."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Jobs:
-    """Options of studies whose runs are independent."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train. "auto" is a GPU if there is one."""
-
-    jobs: int | None = None
-    """How many runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
-    GPU, or for each thread on the CPU, but there at most 8."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """Options of studies that read text."""
-
-    data: tuple[str, ...] = ()
-    """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
-    .jsonl. Default: the documentation that comes with Python."""
-
-    column: str | None = None
-    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
 
 def find_device(name: str) -> torch.device:

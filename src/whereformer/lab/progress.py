@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .sheet import Sheet
-    from .shown import Shown
 
 
 class Progress:
@@ -23,7 +22,7 @@ class Progress:
     def step(self, steps: int = 1, detail: str = "") -> None:
         """Called when ``steps`` more steps are done."""
 
-    def line(self, text: str | Shown | Sheet) -> None:
+    def line(self, text: str | Sheet) -> None:
         """Called with a line of text, or a table, for the user."""
 
 
@@ -36,5 +35,5 @@ class Said(Progress):
     def begin(self, label: str) -> None:
         self.say(label)
 
-    def line(self, text: str | Shown | Sheet) -> None:
+    def line(self, text: str | Sheet) -> None:
         self.say(str(text))

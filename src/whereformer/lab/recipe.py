@@ -114,8 +114,11 @@ class Recipe:
     """Where to train. "auto" is a GPU if there is one."""
 
     def __post_init__(self) -> None:
+        defaults = {field.name: default(field) for field in fields(self)}
         for name, hint in hints(type(self)).items():
             value = _as_declared(name, hint, getattr(self, name))
+            if value == () != defaults[name]:
+                raise InputError(name, "expected at least one, got none")
             object.__setattr__(self, name, value)
             for marker in get_args(hint)[1:] if get_origin(hint) is Annotated and value is not None else ():
                 if hasattr(marker, "check"):
@@ -293,6 +296,4 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
         found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
     except ValueError:
         raise InputError(name, f"expected numbers, got {shown(value)}") from None
-    if commas and not found and value != ():
-        raise InputError(name, "expected at least one, got none")
     return found

@@ -26,6 +26,7 @@ from ..files import check_regular, write_atomically
 from . import ranks
 from .folder import open_folder
 from .options import find_device
+from .progress import Progress as Listener
 from .provenance import provenance
 from .terminal import output, say
 
@@ -113,7 +114,7 @@ class Run:
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
-        self.first = _line({"options": self.options, **self.provenance})
+        self.first = as_line({"options": self.options, **self.provenance})
         if not os.path.lexists(path):
             if (self.folder / "results.json").exists():
                 raise InputError("out", f"{self.folder} holds results of another version; choose another folder")
@@ -131,7 +132,7 @@ class Run:
         for number in damaged:
             self.say(f"line {number} of {path} is damaged; what it had is done again")
         self.values = {name: content["value"] for name, content in found.items()}
-        self.lines = {name: _line(content) for name, content in found.items()}
+        self.lines = {name: as_line(content) for name, content in found.items()}
         self._write(self.lines)
 
     def _write(self, names: Iterable[str]) -> None:
@@ -267,7 +268,7 @@ class Run:
         if not self.is_main:
             return
         path = self.folder / RECORDS
-        line = self.lines[name] = _line({"key": name, "value": plain, "seconds": round(seconds, 2)})
+        line = self.lines[name] = as_line({"key": name, "value": plain, "seconds": round(seconds, 2)})
         size = path.stat().st_size
         try:
             with path.open("ab", buffering=0) as file:
@@ -311,7 +312,8 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     return content["options"], found, damaged
 
 
-def _line(content: dict[str, Any]) -> bytes:
+def as_line(content: dict[str, Any]) -> bytes:
+    """Return a line of the file of records, with its checksum."""
     check = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return json.dumps({**content, "check": check}).encode() + b"\n"
 
@@ -321,7 +323,7 @@ def _content(line: bytes) -> dict[str, Any] | None:
     try:
         content = json.loads(line)
         content.pop("check")
-        return content if _line(content) == line else None
+        return content if as_line(content) == line else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -337,6 +339,16 @@ def _timed(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> tup
 
 def _numbers(count: int) -> Any:
     return multiprocessing.get_context("spawn").RawArray("d", max(1, count))
+
+
+class Lines(Listener):
+    """Tells a run the lines of what reports its progress otherwise."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def line(self, text: Any) -> None:
+        self.run.say(text)
 
 
 class _Bar(Progress):

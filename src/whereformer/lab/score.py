@@ -1,10 +1,10 @@
-"""Scores of language models on held-out text, and of any model at several lengths."""
+"""Scores of language models on held-out text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,30 +12,9 @@ from torch.nn import functional
 
 from ..data.masks import IGNORED
 from ..models import EncoderForCausalLM
-from ..positions import PositionRangeError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Scored = TypeVar("Scored")
-
-
-@dataclass(frozen=True)
-class Cannot:
-    """The reason why a method has no score at one length."""
-
-    cannot: str
-
-
-def at_lengths(lengths: Iterable[int], score: Callable[[int], Scored | Cannot]) -> dict[int, Scored | Cannot]:
-    """Return the score at each length, or why there is none: the position method has no positions so far out."""
-    found: dict[int, Scored | Cannot] = {}
-    for length in lengths:
-        try:
-            found[length] = score(length)
-        except PositionRangeError as error:
-            found[length] = Cannot(str(error))
-    return found
 
 
 @dataclass(frozen=True)

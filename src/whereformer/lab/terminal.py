@@ -15,7 +15,6 @@ from .progress import Progress as Listener
 
 if TYPE_CHECKING:
     from .sheet import Sheet
-    from .shown import Shown
 
 
 class Terminal(Console):
@@ -84,7 +83,7 @@ class Bar(Listener):
     def step(self, steps: int = 1, detail: str = "") -> None:
         self.bar.update(self.task, advance=steps, detail=printable(detail))
 
-    def line(self, text: str | Shown | Sheet) -> None:
+    def line(self, text: str | Sheet) -> None:
         # Text is not wrapped, so that paths can be copied.
         self.console.print(text, highlight=False, soft_wrap=isinstance(text, str))
 

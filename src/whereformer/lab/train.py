@@ -113,9 +113,9 @@ class NotFiniteError(InputError):
     """A loss is not finite. It names ``learning_rate``, and says what to try."""
 
     @classmethod
-    def after(cls, step: int, rate: float) -> NotFiniteError:
+    def after(cls, step: int, rate: float, what: str = "the loss", advice: str = "") -> NotFiniteError:
         """Return the error of a loss after some steps with a peak learning rate."""
-        told = f"the loss is not finite (NaN or inf) after {step} steps; {rate:g} is too high, try {rate / 4:g}"
+        told = f"{what} is not finite (NaN or inf) after {step} steps; {rate:g} is too high, try {rate / 4:g}{advice}"
         return cls("learning_rate", told)
 
     @property

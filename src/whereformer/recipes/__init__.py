@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 RECIPES = {
     "analyze": "analyze:Analyze",
+    "compare": "compare:Compare",
     "extend": "extend:Extend",
     "finetune": "finetune:Finetune",
     "pretrain": "pretrain:Pretrain",

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_SEEDS
 from ..lab.recipe import Choice, Free, Lazy, ManyRuns, Names, Range
 from ..lab.sheet import Cell, Row, Sheet
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
     from ..lab import encoders, methods
     from ..lab import train as training
-    from ..lab.report import page
     from ..lab.report.report import Report
     from ..lab.run import Run
 else:
     torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
-    encoders, methods, training, page = (
-        Lazy(f"whereformer.lab.{name}") for name in ("encoders", "methods", "train", "report.page")
-    )
+    encoders, methods, training = (Lazy(f"whereformer.lab.{name}") for name in ("encoders", "methods", "train"))
 
 # Tasks: rows of symbols drawn from a seed, with their exact answers and the best guess without positions.
 
@@ -485,8 +482,8 @@ def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice
         what = f"{best} of {total} tasks {at}"
     else:
         what = f"the most tasks {at}, {best} of {total}"
-    sentence = f"{page.listed(leaders)} {'solves' if len(leaders) == 1 else 'solve'} {what}"
-    return f"{sentence}; {page.listed(rivals)} may solve as many." if rivals else f"{sentence}."
+    sentence = f"{listed(leaders)} {'solves' if len(leaders) == 1 else 'solve'} {what}"
+    return f"{sentence}; {listed(rivals)} may solve as many." if rivals else f"{sentence}."
 
 
 def colors(accuracy: float) -> str:

@@ -37,6 +37,7 @@ _STYLE = {
     "font.size": 10,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
+    "legend.frameon": False,
     "lines.linewidth": 1.6,
     "lines.solid_capstyle": "round",
     "savefig.facecolor": "none",

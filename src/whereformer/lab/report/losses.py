@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from . import figures
 from .figures import Series
 
-SIZE = 420, 290
+Paint = Callable[[Figure], None]
 POINTS = 200
 
 
@@ -27,16 +26,14 @@ def over_steps(
     losses: Mapping[str, Sequence[float]],
     looks: Mapping[str, Series],
     guessing: float,
-    label: str,
     fits: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-) -> Markup:
-    """Draw the training loss of each method over steps, and the loss of guessing by token frequency.
+) -> Paint:
+    """Return what paints the training loss of each method over steps, and the loss of guessing by token frequency.
 
     Args:
         losses: the loss of each step, for each method.
         looks: the look of each method.
         guessing: the loss of guessing.
-        label: what the figure shows.
         fits: steps and losses of a fitted curve, for the methods that have one. It is dotted.
     """
     curves = {name: smoothed(values) for name, values in losses.items()}
@@ -44,7 +41,8 @@ def over_steps(
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for name, (steps, values) in curves.items():
-            axes.plot(steps, values, **looks[name].line)
+            axes.plot(steps, values, label=name, **looks[name].line)
+        figure.legend(loc="outside right upper")
         for name, (shown, fitted) in fits.items():
             axes.plot(shown, fitted, **{**looks[name].line, "linestyle": (0, (1, 1.5)), "linewidth": 1})
         lowest = min(guessing, *(min(values) for _, values in (*curves.values(), *fits.values())))
@@ -66,18 +64,15 @@ def over_steps(
             color=figures.MUTED,
         )
 
-    return figures.draw("loss-over-steps", label, *SIZE, paint)
+    return paint
 
 
-def over_length(
-    losses: Mapping[str, Mapping[int, tuple[float, float, float]]], looks: Mapping[str, Series], label: str
-) -> Markup:
-    """Draw the held-out loss of each method at each length.
+def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], looks: Mapping[str, Series]) -> Paint:
+    """Return what paints the held-out loss of each method at each length.
 
     Args:
         losses: for each method and length the (lowest, median, highest) loss over seeds; lengths may be missing.
         looks: the look of each method.
-        label: what the figure shows.
     """
     gap = min(0.05, 0.5 / len(losses))
     lengths = sorted({length for values in losses.values() for length in values})
@@ -89,9 +84,10 @@ def over_length(
             places = [lengths.index(length) + gap * (number - (len(losses) - 1) / 2) for length in values]
             low, median, high = zip(*values.values(), strict=True)
             look = looks[name]
-            axes.plot(places, median, marker=look.marker, markersize=5, **look.line)
+            axes.plot(places, median, label=name, marker=look.marker, markersize=5, **look.line)
             if high != low:
                 axes.vlines(places, low, high, color=look.color, linewidth=1.2, gid=look.group)
+        figure.legend(loc="outside right upper")
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
         axes.set_xticks(range(len(lengths)), [f"{trained}\ntrained", *times])
@@ -99,4 +95,4 @@ def over_length(
         axes.margins(x=0.12)
         axes.set(xlabel="tokens read at a time", ylabel="held-out loss")
 
-    return figures.draw("loss-over-length", label, *SIZE, paint)
+    return paint

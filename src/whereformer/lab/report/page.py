@@ -11,15 +11,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ... import __version__
+from ...errors import listed
 
 if TYPE_CHECKING:
     from ..sheet import Sheet
 
 TEMPLATES = Path(__file__).parent / "templates"
 """Templates that all pages share. A page's own template is next to the module that fills it."""
-
-STUDY = TEMPLATES / "study.html.j2"
-"""A study's page: sentences, sheets, settings and the machine. A study's own template may extend it."""
 
 
 def render(template: Path, **content: Any) -> str:
@@ -49,12 +47,6 @@ def _environment(folder: Path) -> Environment:
 def count(number: int) -> str:
     """Format a whole number with commas between thousands."""
     return f"{number:,}"
-
-
-def listed(words: list[Any]) -> str:
-    """Join words as in a sentence: a, b and c."""
-    *first, last = map(str, words)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def breakable(name: str) -> Markup:

@@ -9,17 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from ..errors import InputError
-from .progress import Progress
-
-if TYPE_CHECKING:
-    from .sheet import Sheet
-    from .shown import Shown
+from whereformer.errors import InputError
+from whereformer.lab.progress import Progress
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -27,41 +22,6 @@ Work = Callable[[Task, Progress], Result]
 
 SECONDS = 5.0
 """How long to wait for the last reports of progress."""
-MOST_SMALL = 8
-"""The most runs of small models at a time, unless somebody asks for more. Each process needs about half a GiB."""
-
-
-def number_of_jobs(jobs: int | None, device: torch.device, *, small: bool = False) -> int:
-    """Return how many runs to do at a time.
-
-    Args:
-        jobs: what somebody asked for. None: one for each GPU that torch sees, or one on the CPU.
-        device: where the runs are computed.
-        small: whether the models are so small that a second thread hardly helps. On the CPU, the default is then one
-            run for each thread, but at most MOST_SMALL.
-    """
-    if jobs is not None:
-        return jobs
-    if device.type == "cuda":
-        return torch.cuda.device_count()
-    return min(torch.get_num_threads(), MOST_SMALL) if small else 1
-
-
-def undisturbed(jobs: int, device: torch.device) -> int:
-    """Return how many of ``jobs`` runs have a GPU or a thread of their own."""
-    return min(jobs, torch.cuda.device_count() if device.type == "cuda" else torch.get_num_threads())
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads, unless it is None, and restore it afterwards."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def spread(
@@ -140,7 +100,7 @@ class _Sender(Progress):
             raise _StoppedError
         self.messages.put(("step", (steps, detail)))
 
-    def line(self, text: str | Shown | Sheet) -> None:
+    def line(self, text: Any) -> None:
         self.messages.put(("line", (text,)))
 
 

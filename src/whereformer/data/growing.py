@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
-from ...data.masks import Batches
+from .masks import Batches
 
 FIRST = 8
 """Tokens in the first windows."""
@@ -38,14 +38,18 @@ def window_lengths(length: int, steps: int) -> list[int]:
     return found
 
 
-def growing(batches: Batches, steps: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the input ids and labels of each step, (rows, length) each, with about the same number of tokens.
+def growing(batches: Batches, steps: int) -> Callable[[int], dict[str, Tensor]]:
+    """Return what makes the input ids and labels of a step, (rows, length) each, with about as many tokens in each.
 
     Args:
         batches: the batches with the longest windows.
         steps: the number of steps.
     """
-    for step, length in enumerate(window_lengths(batches.length, steps)):
-        rows = batches.batch_size * batches.length // length
-        inputs, labels = replace(batches, batch_size=rows, length=length)[step]
-        yield {"input_ids": inputs, "labels": labels}
+    lengths = window_lengths(batches.length, steps)
+
+    def batch(step: int) -> dict[str, Tensor]:
+        rows = batches.batch_size * batches.length // lengths[step]
+        inputs, labels = replace(batches, batch_size=rows, length=lengths[step])[step]
+        return {"input_ids": inputs, "labels": labels}
+
+    return batch

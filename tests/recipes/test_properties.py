@@ -1,6 +1,5 @@
 """Table 1 of the TISA paper, measured on a comparison of a size that takes seconds, and its thresholds."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -8,15 +7,13 @@ import shutil
 import pytest
 
 from tests.failing import fails
-from tests.studies.test_compare import run
-from whereformer import EncoderForMaskedLM
+from tests.recipes.test_compare import run
 from whereformer.analysis.properties import Growth, Reached, Shifted
 from whereformer.cli.main import main
-from whereformer.lab.score import Cannot
-from whereformer.studies.compare import properties
-from whereformer.studies.compare.models import model_folder
-from whereformer.studies.compare.properties import Tick
-from whereformer.studies.compare.results import Run, Score
+from whereformer.lab.run import as_line
+from whereformer.recipes import properties
+from whereformer.recipes.outcome import Outcome
+from whereformer.recipes.properties import Tick
 
 METHODS = "tisa,learned,rope,learned+tisa"
 
@@ -55,39 +52,35 @@ def test_it_measures_the_models_of_a_comparison_and_prints_the_table(comparison,
     assert some == {name: words[name] for name in ("learned", "learned+tisa")}
 
 
-def test_a_comparison_keeps_its_models_for_use(comparison):
-    model = EncoderForMaskedLM.from_pretrained(model_folder(comparison, "learned+tisa", 0))
-    assert model.config.position == "learned+tisa"
-    assert not model.config.sparse_prediction
-
-
 def changed(comparison, folder, change):
-    """A copy of the comparison with other settings."""
+    """A copy of the comparison with other options or records."""
     shutil.copytree(comparison, folder)
-    data = json.loads((folder / "results.json").read_text())
-    del data["sha256"]
-    change(data)
-    data["sha256"] = hashlib.sha256(json.dumps(data).encode()).hexdigest()  # as if it had been written like this
-    (folder / "results.json").write_text(json.dumps(data))
+    path = folder / "records.jsonl"
+    first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = change(first["options"], lines) or lines
+    for line in (first, *lines):
+        line.pop("check")
+    path.write_bytes(b"".join(map(as_line, (first, *lines))))  # as if it had been written like this
     return "positions", "--measure", str(folder)
 
 
 def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
     place = tmp_path / "changed"
     for change, expected in (
-        (lambda data: data["text"].update(data=["gone.txt"]), "read again (no such file or folder: 'gone.txt')"),
-        (lambda data: data["settings"].update(text="0"), "has changed; run whereformer compare again"),
-        (lambda data: data["settings"].update(blocks="1-1"), "--measure: expected encoders of one block, got '1-1'"),
+        (lambda options, _: options.update(data=["gone.txt"]), "read again (no such file or folder: 'gone.txt')"),
+        (lambda options, _: options.update(characters=5000), "has changed; run whereformer compare again"),
+        (lambda options, _: options.update(blocks="1-1"), "--measure: expected encoders of one block, got '1-1'"),
         (
-            lambda data: data.update(runs={"none": data["runs"]["none"]}),
+            lambda _, lines: [line for line in lines if '"train"' not in line["key"] or '"none"' in line["key"]],
             "has no such method with positions; it has none",
         ),
-        (lambda data: data.update(format=1), "has no results of whereformer compare"),
+        (lambda options, _: options.update(recipe="probe"), "has no results of whereformer compare"),
     ):
         assert expected in fails(capsys, *changed(comparison, place, change))
         shutil.rmtree(place)
-    command = changed(comparison, place, lambda data: None)
-    model = model_folder(place, "rope", 0) / "model.safetensors"
+    assert "has no results of whereformer compare" in fails(capsys, "positions", "--measure", str(tmp_path))
+    command = changed(comparison, place, lambda *_: None)
+    model = place / "models" / "rope-0" / "model.safetensors"
     model.rename(model.with_suffix(".bin"))
     message = fails(capsys, *command)
     assert "has no trained model of 'rope' (" in message
@@ -98,15 +91,12 @@ def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
     assert "--measure: only a pattern chooses" in fails(capsys, *command, "--extrapolates")
 
 
-def runs_of(*losses, length=16, cannot=""):
-    """A run for each pair of losses, at the training length and at four times that."""
-    nothing = {"positional_parameters": 0, "parameters": 1, "curves": None, "attention": []}
-    runs = {}
-    for seed, (short, long) in enumerate(losses):
-        longest = Cannot(cannot) if cannot else Score(long, 0.1)
-        scores = {length: Score(short, 0.1), 4 * length: longest}
-        runs[seed] = Run(learning_rate=1, seconds=1, train_loss=[], scores=scores, window_losses=[], **nothing)
-    return runs
+def runs_of(*losses, cannot=""):
+    """A model for each pair of losses, at the training length and at four times that."""
+    return {
+        seed: Outcome(1, [], [[short, 0.1], cannot or [long, 0.1]], [], 0, None)
+        for seed, (short, long) in enumerate(losses)
+    }
 
 
 BASELINE = runs_of((5.0, 5.1))
@@ -115,13 +105,13 @@ BASELINE = runs_of((5.0, 5.1))
 @pytest.mark.parametrize(
     ("tick", "holds", "number"),
     [
-        (properties.inductive(runs_of((3.0, 3.05)), BASELINE, 16), True, "+0.05"),
-        (properties.inductive(runs_of((3.0, 3.12)), BASELINE, 16), False, "+0.12"),
-        (properties.inductive(runs_of((3.0, 3.5), (3.0, 3.0), (3.0, 3.02)), BASELINE, 16), True, "+0.02"),
-        (properties.inductive(runs_of((4.95, 4.97)), BASELINE, 16), None, "+0.02"),
-        (properties.inductive(runs_of((4.95, 5.2)), BASELINE, 16), False, "+0.25"),
-        (properties.inductive(runs_of((4.95, 4.97)), {}, 16), True, "+0.02"),
-        (properties.inductive(runs_of((3.0, 0.0), cannot="0 to 15"), BASELINE, 16), False, "cannot"),
+        (properties.inductive(runs_of((3.0, 3.05)), BASELINE, 1), True, "+0.05"),
+        (properties.inductive(runs_of((3.0, 3.12)), BASELINE, 1), False, "+0.12"),
+        (properties.inductive(runs_of((3.0, 3.5), (3.0, 3.0), (3.0, 3.02)), BASELINE, 1), True, "+0.02"),
+        (properties.inductive(runs_of((4.95, 4.97)), BASELINE, 1), None, "+0.02"),
+        (properties.inductive(runs_of((4.95, 5.2)), BASELINE, 1), False, "+0.25"),
+        (properties.inductive(runs_of((4.95, 4.97)), {}, 1), True, "+0.02"),
+        (properties.inductive(runs_of((3.0, 0.0), cannot="0 to 15"), BASELINE, 1), False, "cannot"),
         (properties.data_driven(Reached(10, 100)), True, "10/100"),
         (properties.data_driven(Reached(9, 100)), False, "9/100"),
         (properties.data_driven(Reached(0, 0)), False, "0"),
@@ -144,9 +134,9 @@ def test_each_threshold_decides_its_tick(tick, holds, number):
 
 
 def test_ticks_that_are_open_or_cannot_be_say_why():
-    assert "0.05 nats better than no positions" in properties.inductive(runs_of((4.95, 4.97)), BASELINE, 16).note
-    assert "0.05 nats worse than no positions" in properties.inductive(runs_of((5.05, 5.049)), BASELINE, 16).note
-    assert properties.inductive(runs_of((3.0, 0.0), cannot="0 to 15"), BASELINE, 16).note == "0 to 15"
+    assert "0.05 nats better than no positions" in properties.inductive(runs_of((4.95, 4.97)), BASELINE, 1).note
+    assert "0.05 nats worse than no positions" in properties.inductive(runs_of((5.05, 5.049)), BASELINE, 1).note
+    assert properties.inductive(runs_of((3.0, 0.0), cannot="0 to 15"), BASELINE, 1).note == "0 to 15"
     assert properties.interpretable(None).note == "it does nothing to scores"
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whereformer.data.growing import growing, window_lengths
 from whereformer.data.masks import Batches
-from whereformer.studies.compare.windows import growing, window_lengths
 
 
 def test_windows_of_64_tokens_have_8_16_and_32_first():
@@ -33,7 +33,7 @@ def test_windows_never_shrink_and_end_at_full_length(length, steps):
 def test_every_step_has_the_same_number_of_tokens_and_depends_on_the_seed_alone():
     stream = torch.arange(5, 400) % 60
     whole = Batches(stream, 4, 64, 0.3, 64, seed=3)
-    found, again = ([batch["input_ids"] for batch in growing(whole, 10)] for _ in range(2))
+    found, again = ([growing(whole, 10)(step)["input_ids"] for step in range(10)] for _ in range(2))
     assert [ids.shape for ids in found] == [(32, 8)] * 4 + [(16, 16), (8, 32)] + [(4, 64)] * 4
     assert torch.equal(found[9], whole[9][0])
     assert all(map(torch.equal, found, again))

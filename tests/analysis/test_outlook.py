@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.studies.test_compare_ranking import results
-from whereformer.studies.compare import ranking
-from whereformer.studies.compare.outlook import SHARES, Estimate, Outlook, fitted, outlook
-from whereformer.studies.compare.ranking import rank
+from tests.analysis.test_ranking import methods
+from whereformer.analysis import ranking
+from whereformer.analysis.outlook import SHARES, Estimate, Outlook, fitted, outlook
+from whereformer.analysis.ranking import rank
 
 
 def losses(floor, fall, power, steps=2000, noise=0.1, seed=0):
@@ -82,12 +82,12 @@ def test_any_losses_give_numbers_or_nothing(values):
 def test_pairs_whose_order_may_change_are_named(monkeypatch, falls, unsettled, uncertain):
     by_method = iter(falls)
     monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(next(by_method), 0.15), []))
-    ranked = rank(results(a=[[4.0] * 5], b=[[5.0] * 5]))
+    ranked = rank(methods(a=[[4.0] * 5], b=[[5.0] * 5]), "none")
     assert ranked.unsettled == unsettled
     assert ranked.uncertain == uncertain
 
 
 def test_methods_that_can_not_be_told_apart_now_have_no_order_to_change(monkeypatch):
     monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(0.0, 1.0), []))
-    ranked = rank(results(a=[[4.0] * 5], b=[[4.01] * 5]))
+    ranked = rank(methods(a=[[4.0] * 5], b=[[4.01] * 5]), "none")
     assert (ranked.unsettled, ranked.uncertain) == ([], [])

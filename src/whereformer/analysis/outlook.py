@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import curve_fit
 
-from .windows import LAST_SHARE
-
+LAST_SHARE = 0.4
+"""The share of a training, at its end, that the curve is fitted to: there, windows have their full length."""
 AHEAD = 4
 """The losses of this many times the steps are predicted."""
 BINS = 20

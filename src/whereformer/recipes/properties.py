@@ -7,21 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from ...analysis import properties as measure
-from ...data.corpus import Text
-from ...data.encode import TokenizerChoice, open_or_encode
-from ...data.masks import HELD_OUT_RATE, HeldOut
-from ...errors import InputError
-from ...lab.encoders import BASELINE
-from ...lab.loading import quiet_transformers
-from ...lab.progress import Progress
-from ...lab.score import Cannot
-from ...lab.sheet import Cell, Column, Sheet
-from ...models import EncoderForMaskedLM
-from ...positions import build_position
-from .models import model_folder, model_problem, untrained
-from .results import CompareResults, Run
+from ..analysis import properties as measure
+from ..data.corpus import Text
+from ..data.encode import TokenizerChoice, open_or_encode
+from ..data.masks import HELD_OUT_RATE, HeldOut
+from ..errors import InputError
+from ..lab import encoders, plugins
+from ..lab.encoders import BASELINE
+from ..lab.loading import quiet_transformers
+from ..lab.progress import Progress
+from ..lab.run import RECORDS, read_records
+from ..lab.sheet import Cell, Column, Sheet
+from ..models import EncoderForMaskedLM
+from ..positions import build_position
+from .compare import Compare, load
+from .outcome import Outcome
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
@@ -106,65 +108,66 @@ def measured_table(folder: Path, pattern: str | None, progress: Progress) -> She
         InputError: if the folder is something else or lacks such a method, or its text has changed.
     """
     progress.begin("reading the comparison and its text")
-    results = _load(folder)
-    names = [name for name in results.runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
+    recipe, runs = _load(folder)
+    names = [name for name in runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
     if not names:
-        raise InputError("measure", f"{folder} has no such method with positions; it has {', '.join(results.runs)}")
-    held_out = _held_out(folder, results)
+        raise InputError("measure", f"{folder} has no such method with positions; it has {', '.join(runs)}")
+    held_out = _held_out(recipe)
     progress.start(len(names))
     table = {}
     for name in names:
         progress.begin(f"measuring {name}")
-        table[name] = _measure(folder, results, held_out, name)
+        table[name] = _measure(recipe, runs, held_out, name)
         progress.step()
     return sheet(table)
 
 
-def _load(folder: Path) -> CompareResults:
+def _load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
     try:
-        results = CompareResults.load(folder)
-    except InputError:
-        raise InputError("measure", f"{folder} has no results of whereformer compare") from None
-    settings = results.settings
+        recipe, runs = load(folder)
+    except InputError as error:
+        raise InputError("measure", error.reason) from None
+    blocks = recipe.config(BASELINE, recipe.vocab_size).blocks
     for fits, expected in (
-        (not settings.causal, "masked language models, got causal ones"),
-        (4 * settings.length in settings.lengths, f"losses at {4 * settings.length} tokens, got {settings.lengths}"),
-        ("-" not in settings.blocks, f"encoders of one block, got {settings.blocks!r}"),
+        (not recipe.causal, "masked language models, got causal ones"),
+        (4 * recipe.length in recipe.judged, f"losses at {4 * recipe.length} tokens, got {recipe.judged}"),
+        ("-" not in blocks, f"encoders of one block, got {blocks!r}"),
     ):
         if not fits:
             raise InputError("measure", f"expected {expected} in {folder}")
-    return results
+    return recipe, runs
 
 
-def _held_out(folder: Path, results: CompareResults) -> HeldOut:
+def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
+    folder = recipe.out
     try:
-        text = Text(results.text.data, results.text.column, characters=results.characters)
-        changed = text.fingerprint != results.settings.text
+        _, records, _ = read_records(folder / RECORDS)
+        text = Text(recipe.data, recipe.column, characters=recipe.characters)
+        changed = text.fingerprint != records['["identify"]']["value"]
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
     if changed:
         raise InputError("measure", f"the text of {folder} has changed; run whereformer compare again")
-    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, results.settings.vocab_size))
-    return HeldOut(encoded.held_out, HELD_OUT_RATE, results.text.vocabulary)
+    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
+    return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary.size)
 
 
-def _measure(folder: Path, results: CompareResults, held_out: HeldOut, name: str) -> Ticks:
+def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_out: HeldOut, name: str) -> Ticks:
     """Measure a method: its losses with every seed, and the model of the first."""
-    sizes, runs = results.settings, results.runs[name]
-    seed = min(runs)
-    if (problem := model_problem(folder, sizes, name, seed)) is not None:
-        reason = f"{folder} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
-        raise InputError("measure", reason)
+    seed = min(runs[name])
+    if (problem := recipe.problem((seed, name, plugins.sources_of([name]).get(name, "")))) is not None:
+        told = f"{recipe.out} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
+        raise InputError("measure", told)
     with quiet_transformers():
-        trained = EncoderForMaskedLM.from_pretrained(model_folder(folder, name, seed))
-    fresh = untrained(sizes, name, trained.config.vocab_size, seed).eval()
-    inputs, labels, real = next(held_out.windows(sizes.length, WINDOWS * sizes.length))
+        trained = EncoderForMaskedLM.from_pretrained(recipe.model_folder(name, seed))
+    fresh: Any = encoders.build(recipe.config(name, trained.config.vocab_size), seed).eval()
+    inputs, labels, real = next(held_out.windows(recipe.length, WINDOWS * recipe.length))
     whole = real.all(-1)
     inputs, labels = inputs[whole], labels[whole]
     # Half the length, so that there is room to shift even if the method has a last position.
-    short = inputs[:, : sizes.length // 2]
-    model = {"hidden_size": sizes.hidden_size, "num_heads": sizes.num_heads}
+    short = inputs[:, : recipe.length // 2]
+    model = {"hidden_size": recipe.hidden_size, "num_heads": recipe.num_heads}
     model["num_layers"] = trained.config.num_hidden_layers
     chains = [
         measure.longest_chain(build_position(name, **model, max_length=length), length).longest
@@ -172,7 +175,7 @@ def _measure(folder: Path, results: CompareResults, held_out: HeldOut, name: str
     ]
     shifted = [measure.shift_change(encoder, short) for encoder in (fresh.encoder, trained.encoder)]
     ticks = (
-        inductive(runs, results.runs.get(BASELINE, {}), sizes.length),
+        inductive(runs[name], runs.get(BASELINE, {}), recipe.judged.index(4 * recipe.length)),
         data_driven(measure.reached_parameters(trained, inputs, labels)),
         parameter_efficient(measure.parameter_growth(name)),
         translation_invariant(shifted),
@@ -182,17 +185,18 @@ def _measure(folder: Path, results: CompareResults, held_out: HeldOut, name: str
     return dict(zip(MEANINGS, ticks, strict=True))
 
 
-def inductive(runs: Mapping[int, Run], baseline: Mapping[int, Run], length: int) -> Tick:
-    """Judge whether a method reads text beyond the training length equally well, by medians over seeds."""
+def inductive(runs: Mapping[int, Outcome], baseline: Mapping[int, Outcome], longest: int) -> Tick:
+    """Judge whether a method reads text beyond the training length equally well, by medians over seeds.
+
+    ``longest`` is the index of the score at four times that length.
+    """
     rises, gains = [], []
     for seed, run in runs.items():
-        longest = run.scores[4 * length]
-        if isinstance(longest, Cannot):
-            return Tick(False, "cannot", longest.cannot)
-        trained = _loss(run, length)
-        rises.append(longest.loss - trained)
+        if isinstance(run.scores[longest], str):
+            return Tick(False, "cannot", run.scores[longest])
+        rises.append(run.scores[longest][0] - run.loss)
         if seed in baseline:
-            gains.append(_loss(baseline[seed], length) - trained)
+            gains.append(baseline[seed].loss - run.loss)
     rise = statistics.median(rises)
     number = f"{rise:+z.2f}"
     if rise <= INDUCTIVE_RISE and gains and statistics.median(gains) < INDUCTIVE_RISE:
@@ -200,12 +204,6 @@ def inductive(runs: Mapping[int, Run], baseline: Mapping[int, Run], length: int)
         beside = f"{abs(gain):.2f} nats {'better' if gain >= 0 else 'worse'} than no positions"
         return Tick(None, number, f"after this training it is {beside}, so it has little to lose")
     return Tick(rise <= INDUCTIVE_RISE, number)
-
-
-def _loss(run: Run, length: int) -> float:
-    score = run.scores[length]
-    assert not isinstance(score, Cannot)  # every method can read the training length
-    return score.loss
 
 
 def data_driven(reached: measure.Reached) -> Tick:

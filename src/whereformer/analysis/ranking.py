@@ -1,0 +1,205 @@
+"""Rank trained models by held-out losses, and claim no difference that chance could explain."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Protocol
+
+from ..errors import listed
+from .outlook import AHEAD, Estimate, Outlook, outlook
+
+SEED_NOISE = 0.07
+"""How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
+seeds at the default sizes of ``compare``, measured by ``benchmarks/seed_noise.py`` (0.064, with eight methods and three
+seeds). With one seed, a smaller gap is not a result."""
+
+
+MOST_PAIRS = 4
+"""Pairs of methods that are named in a sentence."""
+
+
+class Trained(Protocol):
+    """A trained model: the training loss of each step, and the mean held-out loss of each window of the same text."""
+
+    @property
+    def losses(self) -> Sequence[float]: ...
+    @property
+    def windows(self) -> Sequence[float]: ...
+    @property
+    def loss(self) -> float:
+        """The held-out loss."""
+        ...
+
+
+Models = Mapping[int, Trained]
+"""The models of a method, by seed."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A method's place in a ranking.
+
+    Args:
+        position: its name.
+        rank: one more than the number of methods that are clearly better. It never falls as the loss rises, and it is
+            None for a method that is not yet learning.
+        loss: the held-out loss, the median over seeds.
+        outlook: where the loss is heading; None for a method that is not yet learning, and with too few steps.
+    """
+
+    position: str
+    rank: int | None
+    loss: float
+    outlook: Outlook | None
+
+    @property
+    def predicted(self) -> Estimate | None:
+        """The loss after :data:`~whereformer.analysis.outlook.AHEAD` times the steps; None without an outlook."""
+        if self.outlook is None:
+            return None
+        return Estimate(self.loss - self.outlook.ahead.value, self.outlook.ahead.error)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods, best first; those that are not yet learning are last.
+
+    Args:
+        rows: the methods.
+        unsettled: the pairs of a better and a worse method whose order may not last, by the curves of training.
+        uncertain: the methods whose predicted loss says nothing about their rank: it is lower than that of a clearly
+            better method, but by less than twice the standard error of the difference.
+    """
+
+    rows: list[Ranked]
+    unsettled: list[tuple[str, str]]
+    uncertain: list[str]
+
+    @property
+    def ranked(self) -> list[Ranked]:
+        """The methods with a rank."""
+        return [row for row in self.rows if row.rank is not None]
+
+    @property
+    def waiting(self) -> list[str]:
+        """The methods that are not yet learning."""
+        return [row.position for row in self.rows if row.rank is None]
+
+
+def clearly_better(better: Models, worse: Models) -> bool:
+    """Return whether one method's models beat the other's by more than chance explains.
+
+    The first method must be ahead with every common seed. The mean gap must exceed twice its standard error over the
+    held-out text, and also :data:`SEED_NOISE` divided by the square root of the number of seeds.
+    """
+    gaps = [
+        [loss - best for best, loss in zip(better[seed].windows, worse[seed].windows, strict=True)]
+        for seed in better
+        if seed in worse
+    ]
+    means = [statistics.fmean(gap) for gap in gaps]
+    if min(means, default=0.0) <= 0:
+        return False
+    over_text = [statistics.fmean(window) for window in zip(*gaps, strict=True)]
+    error = statistics.stdev(over_text) / len(over_text) ** 0.5 if len(over_text) > 1 else 0.0
+    return statistics.fmean(means) > max(2 * error, SEED_NOISE / len(means) ** 0.5)
+
+
+def not_yet_learning(methods: Mapping[str, Models], baseline: str | None) -> list[str]:
+    """Return the methods that have not left the plateau on which every training begins.
+
+    On it, a model predicts from the words around a masked token, whatever their order, as it does without positions. So
+    a method is on it if its held-out loss is not clearly lower than that of ``baseline``, which learns no more. Without
+    the baseline nothing is known.
+    """
+    base = methods.get(baseline or "", {})
+    return [
+        name
+        for name, models in methods.items()
+        if name != baseline and base.keys() & models.keys() and not clearly_better(models, base)
+    ]
+
+
+def rank(methods: Mapping[str, Models], baseline: str | None) -> Ranking:
+    """Rank methods by their models.
+
+    Args:
+        methods: the models of each method.
+        baseline: the method without positions; None for causal models, which learn the order of words without, too.
+    """
+    waiting = not_yet_learning(methods, baseline)
+    losses = {name: statistics.median(model.loss for model in models.values()) for name, models in methods.items()}
+    found, last = {}, 0
+    for name in sorted(methods, key=lambda name: losses[name]):
+        last = max(last, 1 + sum(clearly_better(methods[rival], methods[name]) for rival in methods if rival != name))
+        if name in waiting:
+            found[name] = Ranked(name, None, losses[name], None)
+        else:
+            curve = outlook([model.losses for model in methods[name].values()])
+            found[name] = Ranked(name, last, losses[name], curve)
+    rows = sorted(found.values(), key=lambda row: row.rank is None)
+    return Ranking(rows, *_outlooks([row for row in rows if row.rank is not None], methods))
+
+
+def _outlooks(rows: Sequence[Ranked], methods: Mapping[str, Models]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the pairs of which the first is clearly better now, but whose predicted losses overlap or change order.
+
+    Also return the methods whose prediction is lower than that of a clearly better one, but not by twice the error.
+    """
+    unsettled, uncertain = [], set()
+    for better, worse in combinations(rows, 2):
+        first, second = better.predicted, worse.predicted
+        if first is None or second is None or not clearly_better(methods[better.position], methods[worse.position]):
+            continue
+        gap = second.value - first.value
+        if gap <= first.error + second.error:
+            unsettled.append((better.position, worse.position))
+        if -2 * math.hypot(first.error, second.error) < gap < 0:
+            uncertain.add(worse.position)
+    return unsettled, [row.position for row in rows if row.position in uncertain]
+
+
+def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> list[str]:
+    """Return the result in a few sentences; the first says which method is best.
+
+    Args:
+        ranking: the ranking.
+        baseline: the method without positions.
+        guessing: the held-out loss of guessing by token frequency.
+        steps: the steps of each training.
+    """
+    found, waiting = [_verdict(ranking, baseline, guessing)], ranking.waiting
+    if waiting:
+        found.append(
+            f"{listed(waiting)} {'is' if len(waiting) == 1 else 'are'} not yet learning: the loss is not clearly lower "
+            f"than that of {baseline}. Train longer (--steps {AHEAD * steps}); with this text, or so few steps, order "
+            "has not helped yet."
+        )
+    if ranking.unsettled:
+        pairs = ", ".join(f"{better} before {worse}" for better, worse in ranking.unsettled[:MOST_PAIRS])
+        rest = len(ranking.unsettled) - MOST_PAIRS
+        more = f" and {rest} more" if rest > 0 else ""
+        curves = f"by the curves of training, {AHEAD} times the steps may change this order"
+        found.append(f"Not settled: {curves}: {pairs}{more}.")
+    return found
+
+
+def _verdict(ranking: Ranking, baseline: str, guessing: float) -> str:
+    """Return the result in one sentence."""
+    rows = ranking.ranked
+    if rows[0].loss >= guessing:
+        return "No method predicts better than guessing by frequency yet; train longer."
+    if ranking.waiting and len(rows) == 1:
+        return f"No method predicts clearly better than {baseline} yet; train longer."
+    best = [row.position for row in rows if row.rank == rows[0].rank]
+    if len(rows) == 1:
+        return f"Only {best[0]} was tried."
+    if len(best) == len(rows):
+        return "The methods can't be told apart; train longer or with more seeds."
+    if len(best) == 1:
+        return f"{best[0]} predicts this text best."
+    return f"{listed(best)} predict this text best; they can't be told apart."

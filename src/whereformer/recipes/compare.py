@@ -1,0 +1,473 @@
+"""The compare recipe: train the same small encoder with each position method on one text, and rank the methods."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from ..errors import InputError, listed
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE
+from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Numbers, Range
+from ..lab.sheet import Column, Sheet
+from .outcome import Outcome
+
+if TYPE_CHECKING:
+    from .. import analysis, models
+    from ..analysis import ranking as rankings
+    from ..data import corpus, encode, growing, masks
+    from ..data.streams import Stream
+    from ..lab import encoders, manifest, methods, plugins
+    from ..lab import run as running
+    from ..lab import score as scoring
+    from ..lab import train as training
+    from ..lab.report import figures, report
+    from ..lab.run import Run
+    from ..models import presets
+    from . import budget
+    from . import compare_report as drawing
+else:
+    budget, drawing = (Lazy(f"whereformer.recipes.{name}") for name in ("budget", "compare_report"))
+    analysis, presets = Lazy("whereformer.analysis"), Lazy("whereformer.models.presets")
+    rankings = Lazy("whereformer.analysis.ranking")
+    corpus, encode, growing, masks = (
+        Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "growing", "masks")
+    )
+    encoders, manifest, methods, plugins, running, scoring, training = (
+        Lazy(f"whereformer.lab.{name}")
+        for name in ("encoders", "manifest", "methods", "plugins", "run", "score", "train")
+    )
+    figures, report = (Lazy(f"whereformer.lab.report.{name}") for name in ("figures", "report"))
+
+LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
+TOKENS = 8192  # held-out tokens that are read at a time
+SAVE_EVERY = 500  # steps between the checkpoints of a training, which are there until it is done
+
+SEARCH_SHARE = 0.15
+"""Steps of a short training, which tries a learning rate, as a share of all. Its windows grow as in a whole one."""
+JUDGED_SHARE = 0.1
+"""The mean training loss of this share of a short training, at its end, decides."""
+CLEARLY_LOWER, CLEARLY_HIGHER = 0.1, 0.5
+"""How much lower the loss of a short training has to be with a lower, or with a higher rate than with the usual one.
+Short runs tolerate higher rates: with the default sizes, twice the usual rate was up to 0.09 better in them, but 0.07
+to 0.31 worse in whole trainings. With twice the steps it was even 0.39 better, because with one rate the loss had just
+left the plateau at the beginning, and with the other not yet."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The loss at the end of a short training with each rate; None if it was not finite."""
+
+    losses: list[float | None]
+
+    def best(self, rates: Sequence[float], usual: float) -> float | None:
+        """Return the rate that is nearest to the usual one, or the best of those that are clearly better.
+
+        None if no loss was finite.
+        """
+        finished = [(loss, rate) for loss, rate in zip(self.losses, rates, strict=True) if loss is not None]
+        if not finished:
+            return None
+        kept, nearest = min(finished, key=lambda each: abs(math.log(each[1] / usual)))
+        needed = {rate: CLEARLY_HIGHER if rate > nearest else CLEARLY_LOWER for _, rate in finished}
+        return min(((loss, rate) for loss, rate in finished if loss < kept - needed[rate]), default=(kept, nearest))[1]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What all models are trained and judged on: an encoded text. ``held_out`` is masked unless models are causal."""
+
+    source: str
+    training: Stream
+    held_out: masks.HeldOut
+    vocabulary: int
+    guessing: float
+    """The held-out loss of guessing by token frequency."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(ManyRuns):
+    """Which position method suits your text? Trains the same small encoder once per method and compares them.
+
+    Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
+    methods start from the same weights and see the same batches and masks, so the models differ only in their position
+    method.
+
+    Writes report.html (open it in a browser), records.jsonl and the trained models (models/METHOD-SEED, for
+    EncoderForMaskedLM.from_pretrained, or with --causal for EncoderForCausalLM). After an interruption, the same
+    command continues with the missing runs.
+    """
+
+    NAME = "compare"
+    SMALL = True
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
+    QUICK: ClassVar = {
+        "positions": ("none", "learned", "rope", "tisa"),
+        "steps": 400,
+        "characters": 3_000_000,
+        "out": Path("runs/compare-quick"),
+    }
+
+    data: tuple[str, ...] = ()
+    """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    .jsonl. Default: the documentation that comes with Python."""
+    column: str | None = None
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+    positions: Annotated[Names, Free] = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
+    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text."""
+    out: Annotated[Path, Free] = Path("runs/compare")
+    """Folder for the results."""
+    plugin: Annotated[Path | None, Free] = None
+    """Your own Python file that registers position methods, to compare them too."""
+    quick: Annotated[bool, Free] = False
+    """Take a first look in a minute or two: fewer methods and steps, and the first 3 million characters of the text.
+    Too short to reveal small differences."""
+    characters: Annotated[int | None, Range(1, MOST_COUNT)] = None
+    """Characters of the text to read, from its beginning. Default: all."""
+    minutes: Annotated[float | None, Between(0, MOST_RATE)] = None
+    """Time for the whole comparison; --steps then does not count. A short measurement decides how many steps fit into
+    it, as many for every method. Reading a large text may take longer than planned."""
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
+    but in a small size. Default: BERT with pre-layer normalization."""
+    blocks: str | None = None
+    """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
+    its two blocks. Default: the preset's, or 4."""
+    decoder_layers: str | None = None
+    """Layers at full length after the blocks of a funnel. Default: the preset's, or 1 for a funnel, otherwise 0."""
+    length: Annotated[int, Range(8, MOST_SIZE)] = 64
+    """Tokens in a training window; the first 40% of the steps use windows of 8 tokens. Methods are ranked at this
+    length."""
+    lengths: Annotated[Counts, Range(8, MOST_SIZE)] = ()
+    """More lengths at which to evaluate every method on held-out text. Default: two and four times `length`."""
+    steps: Annotated[int, Range(1, MOST_COUNT)] = 1800
+    """Training steps of each method."""
+    seeds: Annotated[int | None, Range(1, MOST_SEEDS), Free] = None
+    """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or with
+    --minutes up to 3 if there is time."""
+    seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
+    """The first seed."""
+    batch_size: Annotated[int, Range(1, MOST_SIZE)] = 16
+    """Training windows in a step. While windows are shorter, a step has more of them."""
+    hidden_size: Annotated[int, Range(1, MOST_SIZE)] = 64
+    """Width of the encoder."""
+    num_heads: Annotated[int, Range(1, MOST_SIZE)] = 2
+    """Number of attention heads. It must divide the width."""
+    vocab_size: Annotated[int, Range(64, MOST_SIZE)] = 1024
+    """Size of the WordPiece vocabulary, which is learned from the text."""
+    causal: bool = False
+    """Train causal models, which predict every token from those before it, instead of masked ones."""
+    mask_rate: Annotated[float, Between(0, 1)] = 0.4
+    """Share of tokens that are masked in training. In held-out text, 15% always are. Causal models mask none."""
+    learning_rate: Annotated[float, Between(0, MOST_RATE)] = 8e-3
+    """Peak learning rate."""
+    rate_factors: Annotated[Numbers, Between(0, MOST_RATE)] = (0.5, 1.0, 2.0)
+    """Multiples of the learning rate to try for each method, in short runs. A method keeps the usual rate unless
+    another is clearly better. "1" skips this search."""
+
+    def check(self) -> None:
+        for length in self.lengths:
+            if length < self.length:
+                raise InputError("lengths", f"expected at least the training length {self.length}, got {length}")
+        if len(self.lengths) > MOST_LENGTHS:
+            raise InputError("lengths", f"expected at most {MOST_LENGTHS}, got {len(self.lengths)}")
+        if self.learning_rate * max(self.rate_factors) > MOST_RATE:
+            raise InputError("rate_factors", f"expected learning rates of at most {MOST_RATE:g}, got higher ones")
+
+    def resolved(self) -> Compare:
+        plugins.load_plugin(self.plugin)
+        names = methods.known_methods(",".join(self.positions))
+        corpus.Text(self.data, self.column)  # to look whether its files are there
+        sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "max_length": self.length}
+        layers = self.config(encoders.BASELINE, self.vocab_size).num_hidden_layers
+        methods.check_methods(names, num_layers=layers, **sizes)
+        return replace(self, positions=tuple(names))
+
+    def run(self, run: Run) -> report.Report:
+        text = corpus.Text(self.data, self.column, running.Lines(run), characters=self.characters)
+        if run.once(self.identify, text, kind=str) != text.fingerprint:
+            raise InputError("out", f"{self.out} holds results for a different text; choose another folder")
+        if self.minutes is not None:
+            plan = run.once(self.plan, kind=budget.Plan)
+            run.say(
+                f"{self.minutes:g} minutes: {plan.steps:,} steps for each method, seeds: {self.seeds or plan.seeds}"
+            )
+            self = replace(self, minutes=None, steps=plan.steps, seeds=self.seeds or plan.seeds)
+        material = self.read(run, text)
+        names, sources = self.positions, plugins.sources_of(self.positions)
+        seeds = range(self.seed, self.seed + (self.seeds or 1))
+        tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
+        run.expect(len(names) * (tried + len(seeds) * self.steps))
+        # A plugin that has changed makes other keys.
+        own = [(name, sources.get(name, "")) for name in names]
+        trials = run.each(own, self.search, material, kind=Trials, steps=tried) if tried else {}
+        best: dict[str, float | None] = dict.fromkeys(names, self.rates[0])
+        for (name, _), found in trials.items():
+            best[name] = found.best(self.rates, self.learning_rate)
+            run.say(f"{name}, losses of short trainings by learning rate: {self.told(found)}")
+        keys = [(seed, *key) for seed, key in product(seeds, own) if best[key[0]] is not None]
+        outcomes = run.each(keys, self.train, material, best, kind=Outcome, steps=self.steps, problem=self.problem)
+        return self.report(material, outcomes, best, seeds, trials)
+
+    # What every run does.
+
+    def identify(self, run: Run, text: corpus.Text) -> str:
+        """Return the text's fingerprint, by its bytes."""
+        return text.fingerprint
+
+    def read(self, run: Run, text: corpus.Text) -> Material:
+        """Read the text, learn its vocabulary, and encode it, unless that was done."""
+        if text.paths:
+            run.say(text.about_files)
+        encoded = encode.open_or_encode(run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size))
+        training, held_out = len(encoded.training), len(encoded.held_out)
+        if min(training, held_out) < (longest := max(*self.judged, masks.HeldOut.GROUP)):
+            raise InputError(
+                "data",
+                f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
+                f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
+            )
+        source, rate = text.source, None if self.causal else masks.HELD_OUT_RATE
+        if self.characters is not None and encoded.characters >= self.characters:
+            source = f"the first {self.characters:,} characters of {source}"
+        guessing = encoded.facts.unigram_entropy
+        tokens = f"{training:,} training and {held_out:,} held-out tokens"
+        run.say(f"{tokens} from {source}; guessing by frequency: loss {guessing:.2f}")
+        vocabulary = encoded.vocabulary.size
+        held_out_text = masks.HeldOut(encoded.held_out, rate, vocabulary)
+        return Material(source, encoded.training, held_out_text, vocabulary, guessing)
+
+    def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
+        """Return one method's encoder configuration. Every method has its own default options, also in a preset.
+
+        Raises:
+            InputError: if options do not fit the preset, or the encoder has no state for every token.
+        """
+        own = presets.PRESETS[self.preset] if self.preset else {}
+        blocks = own.get("blocks", "4") if self.blocks is None else self.blocks
+        pooled = own.get("decoder_layers", "1") if "-" in blocks else "0"
+        gated = own.get("feed_forward") == "gated"
+        config = encoders.small_config(
+            self.preset,
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_heads,
+            blocks=blocks,
+            decoder_layers=pooled if self.decoder_layers is None else self.decoder_layers,
+            position=position,
+            position_options={},
+            max_position_embeddings=self.length,
+            causal=self.causal,
+            segments="embedding",
+            # A gated layer has three matrices instead of two.
+            intermediate_size=8 * math.ceil(self.hidden_size / 6) if gated else 2 * self.hidden_size,
+        )
+        config.require_full_length()
+        return config
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates to try."""
+        return [factor * self.learning_rate for factor in self.rate_factors]
+
+    @property
+    def judged(self) -> list[int]:
+        """The lengths to judge at, that of training first."""
+        more = self.lengths or [factor * self.length for factor in LENGTH_FACTORS]
+        return sorted({self.length, *map(int, more)})
+
+    def fit(self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, **more: Any) -> Any:
+        """Train a model by a plan. Its batches are the same for every method."""
+        rate = None if self.causal else self.mask_rate
+        batches = masks.Batches(material.training, self.batch_size, self.length, rate, material.vocabulary, seed)
+        batch = growing.growing(batches, plan.steps)
+        return training.train(model, batch, plan, device=run.device, on_log=run.step, **more)
+
+    def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
+        """Train a method shortly with every rate, on the same batches.
+
+        The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
+        fewer steps, high rates do harm that they do not do in a whole training.
+        """
+        plugins.load_plugin(self.plugin)
+        found: list[float | None] = []
+        for rate in self.rates:
+            model = encoders.build(self.config(position, material.vocabulary), self.seed)
+            plan = training.Training(steps=short(self.steps), rate=rate, warmup=max(1, self.steps // 10))
+            try:
+                last = self.fit(run, material, model, self.seed, plan).losses[
+                    -max(1, round(JUDGED_SHARE * plan.steps)) :
+                ]
+                found.append(round(statistics.fmean(last), 4))
+            except training.NotFiniteError:
+                found.append(None)
+        return Trials(found)
+
+    def train(
+        self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str, source: str
+    ) -> Outcome:
+        """Train a method with a seed, save the model, and judge it."""
+        plugins.load_plugin(self.plugin)
+        rate, held_out = rates[position], material.held_out
+        config = self.config(position, material.vocabulary)
+        model: Any = encoders.build(config, seed)
+        facts = self.facts(seed, position, source)
+        checkpoints = run.folder / "checkpoints" / self.model_folder(position, seed).name
+        kept = training.Checkpoints(checkpoints, SAVE_EVERY, [facts, rate], run.say)
+        plan = training.Training(steps=self.steps, rate=rate)
+        about = f"{position}, seed {seed}"
+        try:
+            trained = self.fit(run, material, model, seed, plan, checkpoints=kept)
+        except training.NotFiniteError as error:
+            run.say(f"{about}: {error.reason}")
+            return Outcome(rate, [], [], [], 0, None, error.reason)
+        model.eval()
+        everything: list[Any] = []
+
+        def score(length: int) -> Any:
+            found = scoring.lm_score(model, held_out.windows(length, TOKENS))
+            everything.append(found.losses)
+            finite = math.isfinite(found.loss)
+            return [found.loss, found.accuracy] if finite else "the loss is not finite (NaN or inf) at this length"
+
+        scores = encoders.at_lengths(self.judged, score)
+        if isinstance(scores[0], str):
+            return Outcome(rate, [], [], [], 0, None, scores[0])
+        encoders.keep(model, self.model_folder(position, seed), facts)
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        run.say(f"{about}: held-out loss {scores[0][0]:.3f}, accuracy of tokens {scores[0][1]:.1%}")
+        return Outcome(
+            rate=rate,
+            losses=[round(loss, 4) for loss in trained.losses],
+            scores=scores,
+            # Losses by window, to tell a real difference between two methods from chance in the held-out text.
+            windows=[round(float(part.mean()), 4) for part in everything[0].split(64)],
+            parameters=sum(parameter.numel() for parameter in model.encoder.position.parameters()),
+            flops=self.flops(config),
+        )
+
+    def flops(self, config: models.EncoderConfig) -> int | None:
+        """Return the operations of a training step; None for a method that torch can't run without memory."""
+        predicted = self.length if self.causal else max(1, round(self.mask_rate * (self.length - 1)))
+        try:
+            return analysis.cost(config, self.length, self.batch_size, predictions=predicted).flops.training
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):
+            return None
+
+    def facts(self, seed: int, position: str, source: str) -> dict[str, Any]:
+        """Return what a trained model is of, for its manifest."""
+        return json.loads(json.dumps({"options": self.record(), "position": position, "seed": seed, "source": source}))
+
+    def model_folder(self, position: str, seed: int) -> Path:
+        """Return the folder for the trained model of a method and seed."""
+        return self.out / "models" / f"{position.replace('/', ',')}-{seed}"  # no name of a method has a comma
+
+    def problem(self, key: tuple[int, str, str]) -> str | None:
+        """Return why the model of a key does not count, or None if it does."""
+        seed, position, source = key
+        folder = self.model_folder(position, seed)
+        found = manifest.problem(folder, self.facts(seed, position, source))
+        return None if found is None else f"{folder}: {found}"
+
+    def plan(self, run: Run) -> budget.Plan:
+        """Measure a few steps of each method on random tokens, and return the steps and seeds that fit the minutes."""
+        assert self.minutes is not None
+        at_once, step = min(run.jobs, len(self.positions)), 0.0
+        # Shares of the windows' lengths in a training of 100 steps, which are those of any other.
+        lengths = Counter(growing.window_lengths(self.length, 100))
+        for name, (length, count) in product(self.positions, lengths.items()):
+            model = encoders.build(self.config(name, self.vocab_size), 0)
+            rows, share = self.batch_size * self.length // length, 1.0 if self.causal else self.mask_rate
+            with running.threads(run.threads):
+                step += budget.seconds_per_step(model, rows, length, share, run.device) * count / 100
+        # The last round of runs may be incomplete.
+        step *= math.ceil(len(self.positions) / at_once) / len(self.positions)
+        tried = SEARCH_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0
+        return budget.fitting(self.minutes, step, self.seeds, tried)
+
+    # What is told.
+
+    def told(self, trials: Trials) -> str:
+        """Return what came out of short trainings, in a line."""
+        parts = zip(self.rates, trials.losses, strict=True)
+        return ", ".join(f"{rate:g}: {'not finite' if loss is None else f'{loss:.3f}'}" for rate, loss in parts)
+
+    def report(
+        self,
+        material: Material,
+        outcomes: Mapping[tuple[int, str, str], Outcome],
+        rates: Mapping[str, float | None],
+        seeds: range,
+        trials: Mapping[tuple[str, str], Trials],
+    ) -> report.Report:
+        """Return the ranking, and what it is made of."""
+        title, tried = "Which position method suits this text?", ", ".join(f"{rate:g}" for rate in self.rates)
+        failed = {
+            name: f"the loss of {name!r} is not finite (NaN or inf) at any of {tried}; try {min(self.rates) / 4:g}"
+            for name, rate in rates.items()
+            if rate is None
+        }
+        failed |= {
+            name: f"{name}, seed {seed}: {each.failed}" for (seed, name, _), each in outcomes.items() if each.failed
+        }
+        runs: dict[str, dict[int, Outcome]] = {name: {} for name in self.positions if name not in failed}
+        for (seed, name, _), outcome in outcomes.items():
+            if name in runs:
+                runs[name][seed] = outcome
+        problem = "; ".join(failed.values())
+        if not runs:
+            return report.Report(title, ["No method has a result."], values=outcomes, problem=problem)
+        ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE)
+        told = rankings.sentences(ranking, encoders.BASELINE, material.guessing, self.steps)
+        if failed:
+            told.append(f"No result, because the loss was not finite (NaN or inf): {listed(failed)}.")
+        goal = "predict the next token" if self.causal else "fill in masked tokens"
+        told.append(
+            f"Each method was trained for {self.steps:,} steps of {self.batch_size} x {self.length} tokens, "
+            f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}, to {goal} of {material.source}."
+        )
+        # Looks follow the order in which the methods were given, so a method looks the same whatever its rank.
+        names = list(self.positions)
+        plain = names.index(encoders.BASELINE) if encoders.BASELINE in names else None
+        looks = dict(zip(names, figures.series(len(names), plain), strict=True))
+        parts: list[Any] = [
+            drawing.table(ranking, runs, looks, lengths=self.judged, causal=self.causal, guessing=material.guessing),
+            *drawing.curves(ranking, runs, looks, lengths=self.judged, steps=self.steps, guessing=material.guessing),
+        ]
+        if trials:
+            rows = [(name, self.told(found)) for (name, _), found in trials.items()]
+            columns = [Column("position"), Column("losses by learning rate", left=True)]
+            parts.append(Sheet.of("Short trainings", columns, rows, folded=True))
+        return report.Report(title, told, parts, outcomes, problem=problem)
+
+
+def short(steps: int) -> int:
+    """Return the steps of a short training."""
+    return max(1, round(SEARCH_SHARE * steps))
+
+
+def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
+    """Return a finished comparison: its options, and its models by method and seed.
+
+    Raises:
+        InputError: for ``out``, if the folder holds something else.
+    """
+    path = folder / running.RECORDS
+    options, records, _ = running.read_records(path) if path.exists() else ({}, {}, [])
+    if options.get("recipe") != Compare.NAME:
+        raise InputError("out", f"{folder} has no results of whereformer compare")
+    known = {field.name for field in fields(Compare)}
+    recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})
+    runs: dict[str, dict[int, Outcome]] = {}
+    for record in records.values():
+        what, *key = json.loads(record["key"])
+        if what == "train" and not record["value"]["failed"]:
+            runs.setdefault(key[1], {})[key[0]] = Outcome(**record["value"])
+    return recipe, runs

@@ -1,0 +1,142 @@
+"""The table and the figures of a comparison."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..analysis.outlook import AHEAD, SHARES
+from ..analysis.ranking import Ranked, Ranking
+from ..lab.report import losses
+from ..lab.report.figures import Series
+from ..lab.report.report import Figure
+from ..lab.sheet import Cell, Column, Row, Sheet
+from .outcome import Outcome
+
+DASH = "\N{EN DASH}"
+
+
+def table(
+    ranking: Ranking,
+    runs: Mapping[str, Mapping[int, Outcome]],
+    looks: Mapping[str, Series],
+    *,
+    lengths: Sequence[int],
+    causal: bool,
+    guessing: float,
+) -> Sheet:
+    """Return the ranking as a table."""
+    columns = [
+        Column("#"),
+        Column("position", left=True),
+        *(Column("loss", f"@{length}") for length in lengths),
+        Column("accuracy", "", "descending"),
+        Column("twice", "steps"),
+        Column("loss", f"{AHEAD}x steps", page=True),
+        Column("rate", "", "descending", page=True),
+        Column("GFLOPs", "a step"),
+        Column("params"),
+    ]
+    several = any(row.rank != 1 for row in ranking.ranked)
+    rows = []
+    for row in ranking.rows:
+        every = list(runs[row.position].values())
+        # One note says it for all lengths.
+        why_not = next((score for run in every for score in run.scores if isinstance(score, str)), "")
+        name = Cell(
+            row.position, "not learning" if row.rank is None else "", order=row.position, swatch=looks[row.position]
+        )
+        place = Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank)
+        cells = [
+            place,
+            name,
+            *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
+            number([run.scores[0][1] for run in every], "{:.1%}"),
+            *heading(row, uncertain=row.position in ranking.uncertain),
+            Cell(f"{every[0].rate:.2g}", order=every[0].rate),
+            Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
+            Cell(f"{every[0].parameters:,}", order=every[0].parameters),
+        ]
+        rows.append(Row(tuple(cells), "best" if row.rank == 1 and several else ""))
+    notes = [
+        "Methods with the same # cannot be told apart: none is better with every seed, by more than twice the "
+        "standard error over the held-out text, and by more than another seed changes.",
+        f"loss: mean cross-entropy in nats at {'all' if causal else 'the masked'} tokens of held-out text, "
+        f"the median over seeds; guessing by token frequency gives {guessing:.3f}.",
+        "twice steps: expected change of the loss with twice as many steps, by the curve of training.",
+        "GFLOPs: operations of a training step. params: parameters of position.",
+    ]
+    if ranking.waiting:
+        notes.insert(1, "Without #: not yet learning, since the loss is not clearly lower than without positions.")
+    goal = "causal" if causal else "masked"
+    title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, kind="ranking cards")
+
+
+def curves(
+    ranking: Ranking,
+    runs: Mapping[str, Mapping[int, Outcome]],
+    looks: Mapping[str, Series],
+    *,
+    lengths: Sequence[int],
+    steps: int,
+    guessing: float,
+) -> Iterator[Figure]:
+    """Yield the figures of losses over training and over length."""
+    training, ranges, fits = {}, {}, {}
+    for row in ranking.rows:
+        every = list(runs[row.position].values())
+        training[row.position] = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
+        found = {
+            length: [run.scores[index][0] for run in every]
+            for index, length in enumerate(lengths)
+            if not any(isinstance(run.scores[index], str) for run in every)
+        }
+        ranges[row.position] = {n: (min(each), statistics.median(each), max(each)) for n, each in found.items()}
+        if row.outlook is not None and row.position not in ranking.uncertain:
+            fits[row.position] = [float(share * steps) for share in SHARES], row.outlook.curve
+    dotted = " Dotted: the fitted curves, up to twice the steps." if fits else ""
+    yield Figure(
+        "Training loss over steps",
+        losses.over_steps(training, looks, guessing, fits),
+        f"Moving averages, and means over seeds.{dotted}",
+        (680, 320),
+    )
+    yield Figure(
+        "Held-out loss over length",
+        losses.over_length(ranges, looks),
+        f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
+        (680, 320),
+    )
+
+
+def scored(scores: Sequence[Any], why_not: str) -> Cell:
+    """Return the cell of the losses of all seeds at a length, or the reason why there are none."""
+    if any(isinstance(score, str) for score in scores):
+        return Cell("cannot", note=why_not)
+    return number([loss for loss, _ in scores], "{:.3f}", "{:.2f}")
+
+
+def number(values: Sequence[float], shown: str, end: str = "") -> Cell:
+    """Return the cell of a median, with its range below if there is a format for its ends."""
+    low, median, high = min(values), statistics.median(values), max(values)
+    spread = f"{end.format(low)}{DASH}{end.format(high)}" if end and low != high else ""
+    return Cell(shown.format(median), spread, median)
+
+
+def heading(row: Ranked, *, uncertain: bool) -> list[Cell]:
+    """Return the cells that say where a method's loss is heading.
+
+    If the prediction is too uncertain to say whether the method overtakes better ones, the cell shows only a range, and
+    sorting puts it last.
+    """
+    ahead = row.predicted
+    if row.outlook is None or ahead is None:
+        return [Cell(DASH, title="not yet learning" if row.rank is None else "too few steps")] * 2
+    change, error = -row.outlook.double.value, row.outlook.double.error
+    twice = Cell(f"{change:+.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", change)
+    if uncertain:
+        low, high = max(0.0, ahead.value - 2 * ahead.error), ahead.value + 2 * ahead.error
+        return [twice, Cell(DASH, f"{low:.2f}{DASH}{high:.2f}", title="too uncertain to change the order")]
+    return [twice, Cell(f"{ahead.value:.2f}", f"\N{PLUS-MINUS SIGN}{ahead.error:.2f}", ahead.value)]

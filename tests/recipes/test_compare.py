@@ -1,0 +1,402 @@
+"""The comparison end to end, at a size that takes seconds."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import whereformer
+from tests.failing import fails, refusals
+from tests.lab.report.pages import Page
+from tests.studies.trainings import TINY_ENCODER
+from whereformer import positions
+from whereformer.cli.main import main
+from whereformer.lab import encoders, train
+from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
+from whereformer.models.presets import PRESETS
+from whereformer.recipes.compare import Compare, Trials, load
+
+TINY = ["--rate-factors=1", "--jobs=1", *TINY_ENCODER]
+
+
+def run(text, out, *more, positions="none,learned,tisa"):
+    main(["compare", "--data", text, "--out", str(out), "--positions", positions, *TINY, *more])
+    return load(out)[1]
+
+
+def weights(out, position="tisa", seed=0):
+    found = load_file(out / "models" / f"{position}-{seed}" / "model.safetensors")
+    return {name: weight.clone() for name, weight in found.items()}  # not those of the file
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_it_writes_records_models_and_report_and_prints_a_ranking(text, tmp_path, capsys):
+    runs = run(text, tmp_path)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
+    assert list(runs) == ["none", "learned", "tisa"]
+    tisa, learned = runs["tisa"][0], runs["learned"][0]
+    assert [type(score) for score in tisa.scores] == [list] * 3
+    assert "covers positions 0 to 15" in learned.scores[1]
+    assert "cannot" in out
+    assert len(tisa.losses) == 6
+    assert tisa.parameters == 3 * 5 * 2
+    assert tisa.flops >= runs["none"][0].flops > 0
+    model = EncoderForMaskedLM.from_pretrained(tmp_path / "models" / "tisa-0")
+    assert not model.config.sparse_prediction
+    assert not (tmp_path / "checkpoints" / "tisa-0").exists()
+    page = (tmp_path / "report.html").read_text()
+    Page(page).check_self_contained()
+    Page(page).check_references()
+    assert {row[1].removesuffix("not learning") for row in Page(page).cells[:3]} == set(runs)
+    assert {"Training loss over steps", "Held-out loss over length"} <= {
+        a.get("aria-label") for _, a in Page(page).tags
+    }
+    assert "whereformer compare --data " in page
+
+
+def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
+    run(text, tmp_path, "--causal", positions="none,fox")
+    shown = capsys.readouterr().out
+    assert "Held-out causal-LM loss" in shown
+    assert "not learning" not in shown
+    page = (tmp_path / "report.html").read_text()
+    assert "predict the next token" in page
+    assert "masked" not in page.partition("<footer>")[0].partition("</style>")[2]
+    model = EncoderForCausalLM.from_pretrained(tmp_path / "models" / "fox-0").eval()
+    ids = torch.arange(5, 21)[None]
+    changed = ids.clone()
+    changed[0, 8:] = 7
+    torch.testing.assert_close(model(ids).logits[0, :8], model(changed).logits[0, :8])
+    capsys.readouterr()
+    bad = "compare", "--causal", "--blocks", "1-1", "--out", str(tmp_path / "bad")
+    assert "--causal: pooling mixes a token with the next" in fails(capsys, *bad)
+    refused = fails(capsys, "positions", "--measure", str(tmp_path))
+    assert "expected masked language models, got causal ones" in refused
+
+
+def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
+    recipe = Compare(out="x", blocks="1x2", length=16, hidden_size=16)
+    models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tisa", "tupe+t5", "floater")}
+    backbone = models["none"].state_dict()
+    for model in models.values():
+        state = model.state_dict()
+        assert all(torch.equal(state[name], weight) for name, weight in backbone.items())
+    other = encoders.build(recipe.config("none", 64), 6).state_dict()
+    assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+def test_an_interrupted_comparison_ends_with_the_same_bits(number, text, tmp_path):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    options = ("--steps=600",)
+    words = [sys.executable, "-m", "whereformer", "compare", "--data", text, "--out", str(part), *TINY, *options]
+    command = subprocess.Popen([*words, "--positions", "none,tisa"], stderr=subprocess.PIPE, text=True)
+    until = time.time() + 200
+    while not list(part.glob("checkpoints/*/step-*")) and command.poll() is None and time.time() < until:
+        time.sleep(0.05)
+    command.send_signal(number)
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert ("interrupted" in err) == (number == signal.SIGINT)
+    assert list(part.glob("checkpoints/*/step-*"))
+    runs, again = (run(text, out, *options, positions="none,tisa") for out in (whole, part))
+    assert runs == again
+    assert same(weights(whole), weights(part))
+
+
+def delete_models(out):
+    shutil.rmtree(out / "models")
+    return {"train 0 none", "train 0 tisa"}
+
+
+def flip_a_bit(out):
+    file = out / "models" / "tisa-0" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 64
+    file.write_bytes(content)
+    return {"train 0 tisa"}
+
+
+def swap_models(out):
+    for name, other in (("none-0", "x"), ("tisa-0", "none-0"), ("x", "tisa-0")):
+        (out / "models" / name).rename(out / "models" / other)
+    return {"train 0 none", "train 0 tisa"}
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_a_bit, *(pytest.param(each, marks=pytest.mark.slow) for each in (delete_models, swap_models))]
+)
+def test_a_run_whose_model_is_gone_or_changed_is_done_again(text, tmp_path, capsys, damage):
+    whole = run(text, tmp_path, positions="none,tisa")
+    before = weights(tmp_path)
+    expected = damage(tmp_path)
+    capsys.readouterr()
+    assert run(text, tmp_path, positions="none,tisa") == whole
+    told = re.findall(r"doing (train \d \w+) +again: ", capsys.readouterr().out)
+    assert set(told) == expected
+    assert same(weights(tmp_path), before)
+
+
+def test_other_settings_and_texts_do_not_mix_with_results_already_there(text, tmp_path, capsys):
+    run(text, tmp_path / "out", positions="none")
+    before = (tmp_path / "out" / "records.jsonl").read_bytes()
+    words = ["compare", "--out", str(tmp_path / "out"), "--positions=none"]
+    assert "steps 6, not 7" in fails(capsys, *words, "--data", text, *TINY[:-1], "--steps=7")
+    assert "minutes None, not 3.0" in fails(capsys, *words, "--data", text, *TINY, "--minutes=3")
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == before
+    changed = tmp_path / "story.txt"
+    changed.write_text("something else entirely. " * 2000)
+    main([*words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY])
+    stamp = changed.stat()
+    changed.write_text("something else ENTIRELY. " * 2000)  # of the same size and time
+    os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    told = fails(capsys, *words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY)
+    assert "holds results for a different text" in told
+
+
+def broken(monkeypatch, position, rates=(0.008,)):
+    """Let the loss of a method not be finite at these rates."""
+    real = train.train
+
+    def diverging(model, batches, training, **options):
+        if model.config.position == position and training.rate in rates:
+            raise train.NotFiniteError.after(5, training.rate)
+        return real(model, batches, training, **options)
+
+    monkeypatch.setattr(train, "train", diverging)
+
+
+def test_a_loss_that_is_not_finite_is_an_error_after_the_others_are_done(text, tmp_path, capsys, monkeypatch):
+    broken(monkeypatch, "none")
+    words = ["compare", "--data", text, "--out", str(tmp_path), "--positions=none,tisa", *TINY]
+    message = fails(capsys, *words)
+    assert "none, seed 0: the loss is not finite (NaN or inf) after 5 steps; 0.008 is too high, try 0.002" in message
+    assert list(load(tmp_path)[1]) == ["tisa"]
+    assert "the loss was not finite (NaN or inf): none." in (tmp_path / "report.html").read_text()
+
+
+def test_a_rate_that_diverges_is_not_taken_and_a_method_may_have_none(text, tmp_path, monkeypatch, capsys):
+    broken(monkeypatch, "tisa")
+    runs = run(text, tmp_path / "a", "--steps=7", "--rate-factors=1,2", positions="none,tisa")
+    assert runs["tisa"][0].rate == 0.016
+    assert "tisa, losses of short trainings by learning rate: 0.008: not finite, 0.016: " in capsys.readouterr().out
+    broken(monkeypatch, "tisa", (0.008, 0.016))
+    words = ["compare", "--data", text, "--out", str(tmp_path / "b"), "--positions=none,tisa", *TINY[1:]]
+    message = fails(capsys, *words, "--steps=7", "--rate-factors=1,2")
+    assert "the loss of 'tisa' is not finite (NaN or inf) at any of 0.008, 0.016; try 0.002" in message
+    assert list(load(tmp_path / "b")[1]) == ["none"]
+
+
+def test_each_method_is_trained_with_the_best_of_its_rates(text, tmp_path):
+    runs = run(text, tmp_path, "--steps=20", "--learning-rate=0.01", "--rate-factors=1e-6,1", positions="none,tisa")
+    assert {each[0].rate for each in runs.values()} == {0.01}
+
+
+def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypatch):
+    """With their own, too high rates look worse than they are in a whole training."""
+    real, found = train.build_schedule, []
+    monkeypatch.setattr(train, "build_schedule", lambda *args: (found.append(args[2:]), real(*args))[1])
+    run(text, tmp_path, "--steps=40", "--rate-factors=1,2", positions="none")
+    assert found == [(4, 6), (4, 6), (4, 40)]
+
+
+def test_another_rate_than_the_usual_one_has_to_be_clearly_better():
+    trials, rates = Trials([3.0, 2.45, 2.4, None]), [1.0, 2.0, 4.0, 8.0]
+    assert trials.best(rates, usual=1.0) == 4.0
+    assert trials.best(rates, usual=2.0) == 2.0
+    # A usual rate that was not tried, or did not last, is that of its neighbor.
+    assert trials.best(rates, usual=2.5) == 2.0
+    assert trials.best(rates, usual=8.0) == 4.0
+    assert Trials([None]).best([2.0], usual=2.0) is None
+    assert Trials([3.0, 2.7]).best([0.5, 2.0], usual=1.0) == 0.5
+
+
+def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
+    # As t5 with 3,600 steps, which the higher rate left with a loss that was higher by 0.1.
+    rates = [0.004, 0.008, 0.016]
+    assert Trials([5.08, 4.77, 4.38]).best(rates, usual=0.008) == 0.008
+    assert Trials([5.08, 4.77, 4.38]).best(rates, usual=0.016) == 0.016
+    assert Trials([4.6, 4.77, 4.38]).best(rates, usual=0.008) == 0.004
+    assert Trials([5.08, 4.77, 4.2]).best(rates, usual=0.008) == 0.016
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    refusals("""
+        --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
+        --positions , => --positions: expected at least one, got none
+        --num-heads 5 => 5 heads do not divide hidden_size 64
+        --num-heads 0 => --num-heads: expected at least 1, got 0
+        --length 4 => --length: expected at least 8, got 4
+        --steps 0 => --steps: expected at least 1, got 0
+        --seeds 0 => --seeds: expected 1 to 10000, got 0
+        --mask-rate 1.5 => --mask-rate: expected a number between 0 and 1, got 1.5
+        --learning-rate -1 => --learning-rate: expected a number between 0 and 1e+06, got -1.0
+        --rate-factors 0 => --rate-factors: expected a number between 0 and 1e+06, got 0.0
+        --rate-factors 1,x => --rate-factors: expected numbers, got '1,x'
+        --rate-factors 9e5 --learning-rate 10 => --rate-factors: expected learning rates of at most 1e+06
+        --rate-factors nan => --rate-factors: expected a number between 0 and 1e+06, got nan
+        --minutes 0 => --minutes: expected a number between 0 and 1e+06, got 0.0
+        --preset funnel --decoder-layers 0 => --decoder-layers: a prediction for every token needs
+        --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
+        --lengths 32 => --lengths: expected at least the training length 64, got 32
+        --lengths 128,x => --lengths: expected numbers, got '128,x'
+        --lengths 65,66,67,68,69,70 => --lengths: expected at most 5, got 6
+        --blocks 1-1 --decoder-layers 0 => --decoder-layers: a prediction for every token needs
+        --blocks 2 --decoder-layers 1 => --decoder-layers: a single block is never pooled
+        --data no/such/file => --data: no such file or folder: 'no/such/file'
+    """),
+)
+def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
+    assert expected in fails(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_lengths_are_judged(text, tmp_path):
+    runs = run(text, tmp_path, "--lengths=48,24", positions="none,learned")
+    assert all(len(run[0].scores) == 3 for run in runs.values())
+    assert isinstance(runs["learned"][0].scores[1], str)
+    assert "@24" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
+    recipe, expected = Compare(out="x", preset=preset, length=16, hidden_size=16), EncoderConfig.preset(preset)
+    configs = [recipe.config(name, 64) for name in ("none", "rope")]
+    for field in ("norm", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
+        assert {getattr(config, field) for config in configs} == {getattr(expected, field)}, field
+    assert [config.position for config in configs] == ["none", "rope"]
+    assert all(config.position_options == {} for config in configs)
+    assert {config.blocks for config in configs} == {PRESETS[preset].get("blocks", "4")}
+
+
+def test_a_comparison_without_a_preset_normalizes_first_and_options_win_over_a_preset(text, tmp_path):
+    config = Compare(out="x").config("none", 64)
+    assert (config.norm, config.blocks, config.intermediate_size, config.decoder_layers) == ("pre", "4", 128, "0")
+    assert Compare(out="x", blocks="1-1").config("none", 64).decoder_layers == "1"
+    run(text, tmp_path, "--preset=funnel", "--blocks=1-1", positions="none")
+    config = load_pretrained(tmp_path / "models" / "none-0", model_class=EncoderForMaskedLM).config
+    assert (config.blocks, config.decoder_layers) == ("1-1", "2")
+    assert (config.query_bias, config.hidden_act) == (False, "gelu_pytorch_tanh")
+
+
+def test_too_little_text_for_the_length(text, tmp_path, capsys):
+    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), "--length=4096", "--vocab-size=64")
+    assert "--data: too little text" in message
+    assert "expected at least 16384 of each" in message
+
+
+def test_a_method_can_be_added_to_results_already_there(text, tmp_path, capsys):
+    run(text, tmp_path, positions="none")
+    runs = run(text, tmp_path, positions="none,alibi")
+    assert list(runs) == ["none", "alibi"]
+    assert "1 of 2 runs are already done; continuing with the others" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_method_can_be_compared(text, tmp_path):
+    from whereformer import position_names
+
+    runs = run(text, tmp_path, positions="all")
+    assert list(runs) == position_names(for_text=True)
+    fixed = {name for name, each in runs.items() if isinstance(each[0].scores[1], str)}
+    assert fixed == {*position_names(extrapolates=False, for_text=True)}
+    assert all(each[0].flops for each in runs.values())
+
+
+def test_several_runs_at_a_time_give_the_same_results(text, tmp_path):
+    alone, spread = (run(text, tmp_path / jobs, f"--jobs={jobs}", positions="none,tisa") for jobs in ("1", "2"))
+    assert alone == spread
+    assert same(weights(tmp_path / "1"), weights(tmp_path / "2"))
+
+
+def test_the_function_does_what_the_command_does(text, tmp_path):
+    by_command = run(text, tmp_path / "[b]command[/b]", positions="none,tisa")
+    tiny = {"length": 16, "batch_size": 4, "blocks": "1", "hidden_size": 16, "vocab_size": 64, "rate_factors": "1"}
+    report = whereformer.compare(data=text, positions=["none", "tisa"], steps=6, quiet=True, jobs=1, **tiny)
+    assert {(name, seed): run for (seed, name, _), run in report.values.items()} == {
+        (name, seed): run for name, runs in by_command.items() for seed, run in runs.items()
+    }
+    assert "Held-out masked-LM loss" in str(report)
+    assert "<table" in report._repr_html_()
+    with pytest.raises(ValueError, match="step: compare has no such option; did you mean 'steps'"):
+        whereformer.compare(step=3)
+
+
+PLUGIN = """
+from whereformer.positions import Position, register
+
+class Own(Position):
+    "Nothing, by another name."
+
+register("{name}", Own)
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text, tmp_path, capsys, jobs):
+    plugin, name, out = tmp_path / f"my_method{jobs}.py", f"own{jobs}", tmp_path / "out"
+    found = []
+    try:
+        for content in (PLUGIN, PLUGIN, PLUGIN.replace("Nothing", "Something else")):
+            plugin.write_text(content.format(name=name))
+            os.utime(plugin, (1e9, 1e9))
+            run(text, out, f"--plugin={plugin}", f"--jobs={jobs}", positions=f"none,{name}")
+            found.append(capsys.readouterr().out)
+            if len(found) == 2:  # another process would start without it
+                positions.METHODS.pop(name)
+    finally:
+        positions.METHODS.pop(name, None)
+    assert "2 of 2 runs are already done" in found[1]
+    assert "1 of 2 runs are already done" in found[2]
+    assert f"{name}, seed 0: held-out loss" in found[2]
+    assert f"--plugin {plugin}" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "--plugin: no such file: "),
+        ("x = 1", "my_method.py registers no method; call whereformer.positions.register in it"),
+        (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is taken by"),
+    ],
+)
+def test_a_bad_plugin_is_one_line(content, expected, tmp_path, capsys):
+    plugin = tmp_path / "my_method.py"
+    if content is not None:
+        plugin.write_text(content)
+    assert expected in fails(capsys, "compare", "--out", str(tmp_path / "out"), "--plugin", str(plugin))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quick_comparison_reads_the_beginning_of_the_text(text, tmp_path, capsys):
+    run(text, tmp_path, "--quick", "--characters=30000", positions="none")
+    assert "the first 30,000 characters of " in capsys.readouterr().out
+    assert "--quick --characters 30000" in (tmp_path / "report.html").read_text()
+
+
+def test_a_budget_chooses_steps_and_seeds_once(text, tmp_path, monkeypatch, capsys):
+    from whereformer.recipes import budget
+
+    monkeypatch.setattr(budget, "LEAST_STEPS", 1)
+    monkeypatch.setattr(budget, "ENOUGH_STEPS", 2)
+    monkeypatch.setattr(budget, "seconds_per_step", lambda *_: 0.05)
+    runs = run(text, tmp_path, "--minutes=0.02", positions="none,tisa")
+    assert "0.02 minutes: 3 steps for each method, seeds: 3" in capsys.readouterr().out
+    assert [(len(each), len(each[0].losses)) for each in runs.values()] == [(3, 3)] * 2
+    monkeypatch.setattr(budget, "seconds_per_step", lambda *_: pytest.fail("measured twice"))
+    assert run(text, tmp_path, "--minutes=0.02", positions="none,tisa") == runs
+    assert "6 of 6 runs are already done" in capsys.readouterr().out
+    words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3"]
+    assert "holds results with minutes 0.02, not 3.0" in fails(capsys, *words)
