@@ -18,8 +18,8 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 import whereformer
 from tests.failing import fails
 from tests.lab.test_train import Waits
-from tests.studies.finetuning import columns, save_glue, save_model
-from tests.studies.trainings import toy_tracker
+from tests.recipes.finetuning import columns, save_glue, save_model
+from tests.recipes.trainings import toy_tracker
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue

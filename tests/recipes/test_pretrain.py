@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import whereformer
 from tests.failing import fails, largest_file, refusals
-from tests.studies.trainings import TINY_ENCODER, same, toy_tracker, weights
+from tests.recipes.trainings import TINY_ENCODER, same, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
