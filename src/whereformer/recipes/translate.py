@@ -386,9 +386,12 @@ class Translate(Recipe):
                 return scores
 
             def optimizer(model: Any) -> Any:
-                # No decay, and Adam's epsilon, as in Vaswani et al.
-                kind, rate = self.optimizer, self.learning_rate
-                built = optimizers.build_optimizer(model, rate, name=kind, weight_decay=0.0, eps=1e-9)
+                named: dict[str, Any] = {
+                    "name": self.optimizer,
+                    "weight_decay": 0.0,
+                    "eps": 1e-9,
+                }  # as in Vaswani et al.
+                built = optimizers.build_optimizer(model, self.learning_rate, **named)
                 return built, optimizers.build_schedule(built, self.schedule, self.warmup, work.steps)
 
             plan = training.Training(
