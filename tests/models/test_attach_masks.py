@@ -1,6 +1,7 @@
 """Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
 
 import copy
+import inspect
 import re
 from pathlib import Path
 
@@ -327,6 +328,32 @@ def test_ends_of_texts_that_do_not_fit_are_refused():
             model(ids, **{name: given})
     with pytest.raises(InputError, match=r"^cu_seq_lens_k: expected those of the queries, got tensor"):
         model(ids[:1], cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[1:])
+
+
+@pytest.mark.parametrize("kind", ["Deberta", "DebertaV2"])
+def test_models_that_drop_the_ends_of_texts_refuse_them(kind):
+    config = getattr(transformers, f"{kind}Config")(**SIZES, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    ids = torch.randint(3, 50, (1, 15))
+    for head in ("Model", "ForMaskedLM"):
+        model = attach(getattr(transformers, f"{kind}{head}")(config), "tisa")
+        for name, given in (("cu_seq_lens_q", ENDS), ("cu_seq_lens_k", ENDS), ("seq_idx", DOCUMENTS)):
+            with pytest.raises(InputError, match=rf"^{name}: a DeBERTa does not hand it to its layers"):
+                model(ids, **{name: given})
+        # Where transformers' Trainer looks for the columns to keep.
+        assert "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+@pytest.mark.parametrize("position", ["t5", "inkling", "logn+alibi"])
+def test_a_method_for_causal_attention_refuses_a_matrix_that_shows_later_tokens(position):
+    model = attach(make_decoder("Llama"), position)
+    ids = torch.randint(3, 50, (1, 6))
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    prefix = causal.clone()
+    prefix[..., :3, :3] = True
+    close(model(ids, attention_mask=causal)[0], model(ids)[0])
+    with pytest.raises(InputError, match=r"^attention_mask: it shows later tokens, and \w+, built for causal"):
+        model(ids, attention_mask=prefix)
+    attach(make_decoder("Llama"), "rope", keep_absolute=False)(ids, attention_mask=prefix)
 
 
 def test_a_second_rotation_is_refused():

@@ -19,6 +19,7 @@ from tests.recipes.trainings import TINY_ENCODER
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import encoders, train
+from whereformer.lab.plugins import load_plugin, sources_of
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.recipes.compare import Compare, Trials, load
@@ -362,6 +363,25 @@ def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text
     assert "1 of 2 runs are already done" in found[2]
     assert f"{name}, seed 0: held-out loss" in found[2]
     assert f"--plugin {plugin}" in (out / "report.html").read_text()
+
+
+def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = tmp_path / "my_method.py"
+    plugin.write_text("import beside_it\n" + PLUGIN.format(name="own"))
+    sources = []
+    for content in ("A = 1", "A = 2"):
+        (tmp_path / "beside_it.py").write_text(content)
+        before = set(sys.modules)
+        try:
+            load_plugin(plugin)
+            sources.append(sources_of(["own"]))
+        finally:
+            positions.METHODS.pop("own", None)
+            for name in sys.modules.keys() - before:
+                del sys.modules[name]
+    assert sources[0].keys() == sources[1].keys() == {"own"}
+    assert sources[0] != sources[1]
 
 
 @pytest.mark.parametrize(

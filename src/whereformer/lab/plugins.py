@@ -13,7 +13,7 @@ from ..positions import METHODS, method_names
 from .fingerprint import fingerprint_of_files
 
 _SOURCES: dict[str, str] = {}
-"""The hash of the file that registered each method which is not the library's."""
+"""The hash of the files that each method comes from which is not the library's."""
 
 
 def load_plugin(path: Path | None) -> None:
@@ -34,7 +34,7 @@ def load_plugin(path: Path | None) -> None:
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
-    before, module = set(METHODS), module_from_spec(spec)
+    before, imported, module = set(METHODS), set(sys.modules), module_from_spec(spec)
     sys.modules[name] = module  # where pickle and dataclasses find it
     try:
         spec.loader.exec_module(module)
@@ -45,7 +45,11 @@ def load_plugin(path: Path | None) -> None:
         raise
     if METHODS.keys() == before:
         raise InputError("plugin", f"{path.name} registers no method; call whereformer.positions.register in it")
-    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, source))
+    beside = [Path(getattr(sys.modules[each], "__file__", None) or "/") for each in sys.modules.keys() - imported]
+    own = [
+        file for file in beside if path.parent in file.parents and "site-packages" not in file.parts and file != path
+    ]
+    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, fingerprint_of_files([path, *sorted(own)])))
 
 
 def sources_of(names: Iterable[str]) -> dict[str, str]:

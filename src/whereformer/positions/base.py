@@ -241,6 +241,9 @@ class Position(nn.Module):
     """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
     ``rotate``, so that the method gets all of them."""
 
+    one_sided: bool = False
+    """Whether it knows nothing of keys to the right, because it was built for causal attention."""
+
     scales_query: bool = False
     """Whether ``rotate`` multiplies the query by a ``query_factor``."""
 

@@ -62,6 +62,7 @@ class Inkling(Position):
         self.needs_content = self.reads_keys = self.scales_query = log_scaling is not None
         layers = max(model.passes) + 1
         distances = extent if model.causal else 2 * extent - 1
+        self.one_sided = model.causal
         self.mix = nn.Parameter(torch.empty(layers, model.num_heads * rank, model.hidden_size))
         self.profiles = nn.Parameter(torch.empty(layers, rank, distances))
         self.reset_parameters()

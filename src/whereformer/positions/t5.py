@@ -59,7 +59,7 @@ class T5(OffsetFunction):
         self, model: ModelShape, *, num_buckets: int = 32, max_distance: int = 128, reset_cls: bool = False
     ) -> None:
         super().__init__(model)
-        self.bidirectional = not model.causal
+        self.bidirectional, self.one_sided = not model.causal, model.causal
         exact = num_buckets // (4 if self.bidirectional else 2)
         if exact < 1 or (self.bidirectional and num_buckets % 2):
             least = "an even number of at least 4" if self.bidirectional else "at least 2"

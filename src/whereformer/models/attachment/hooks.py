@@ -74,6 +74,15 @@ class LayerInput:
         counting = [method for method in methods if method.scales_query]
         if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
             raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
+        one_sided = [method for method in methods if method.one_sided or (causal and method.scales_query)]
+        if (
+            one_sided
+            and asked.matrix is not None
+            and not torch.compiler.is_compiling()
+            and not asked.hides_later_keys()
+        ):
+            known = f"{type(one_sided[0]).__name__}, built for causal attention, knows nothing of them"
+            raise InputError("attention_mask", f"it shows later tokens, and {known}; attach it with causal=False")
         # Keys can be counted within documents, but not within the blocks of a matrix.
         from_start = [method for method in methods if not method.shift_invariant]
         from_start += counting if asked.documents is None else []

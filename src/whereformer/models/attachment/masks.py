@@ -83,8 +83,11 @@ class RequestedMask(NamedTuple):
         )
 
     def hides_later_keys(self) -> bool:
-        """Whether no query of a self-attention sees a later key."""
-        return self.causal if self.matrix is None else not bool(_seen(self.matrix).triu(1).any())
+        """Whether no query of a self-attention, the last of which is at the last key, sees a later key."""
+        if self.matrix is None:
+            return self.causal
+        n_q, n_k = self.matrix.shape[2:]
+        return not bool(_seen(self.matrix).triu(1 + n_k - n_q).any())
 
     def is_packed(self) -> bool:
         """Whether rows hold several texts. A matrix tells it by its blocks, but not in compiled code."""

@@ -6,6 +6,7 @@ matrix. It gets a ``Served``, then the method's arguments. ``serve`` puts them i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -25,8 +26,10 @@ KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "parakeet.ParakeetEncoderAttention": {"forward": sound.parakeet},
     "parakeet.ParakeetEncoder": {"_get_output_attention_mask": sound.parakeet_padding},
     "wavlm.WavLMAttention": {"forward": sound.wavlm},
+    "deberta.DebertaPreTrainedModel": {"forward": deberta.unpacked},
     "deberta.DisentangledSelfAttention": {"forward": deberta.deberta},
     "deberta.DebertaEncoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
+    "deberta_v2.DebertaV2PreTrainedModel": {"forward": deberta.unpacked},
     "deberta_v2.DisentangledSelfAttention": {"forward": deberta.deberta_v2},
     "deberta_v2.DebertaV2Encoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
     "inkling.InklingAttention": {"forward": inkling.inkling},
@@ -47,7 +50,10 @@ def serve(model: PreTrainedModel, undo: Undo, parts: Collection[PreTrainedModel]
         part = module if isinstance(module, PreTrainedModel) else part
         for name, function in _functions(type(module)).items() if parts is None or part in parts else ():
             undo.add(_put_back, module, name, vars(module).get(name))
-            setattr(module, name, Served(module, part.config, function))
+            served = Served(module, part.config, function)
+            # Trainer and generate look there for the names of arguments.
+            served.__signature__ = inspect.signature(getattr(module, name))  # type: ignore[attr-defined]
+            setattr(module, name, served)
         for child in module.children():
             visit(child, part)
 

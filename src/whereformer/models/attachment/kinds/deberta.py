@@ -13,6 +13,9 @@ from ....kernels import OffsetKeys, OffsetQueries, Term
 from ..served import Served
 from .heads import project_heads, split_heads
 
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+"""Arguments that say where the texts of packed rows begin."""
+
 
 def deberta(
     own: Served,
@@ -98,6 +101,14 @@ def deberta_v2(
         output_attentions=output_attentions,
         **options,
     )
+
+
+def unpacked(own: Served, *args: Any, **kwargs: Any) -> Any:
+    """Run a model, which drops arguments that it does not know: those of packed rows, too."""
+    for name in PACKED:
+        if kwargs.get(name) is not None:
+            raise InputError(name, "a DeBERTa does not hand it to its layers; give each text a row of its own")
+    return type(own.layer).forward(own.layer, *args, **kwargs)
 
 
 def padding(own: Served, attention_mask: Tensor) -> Tensor:
