@@ -336,11 +336,10 @@ def without_times(value: Any) -> Any:
 
 
 def results_of(out: Path) -> Any:
-    """Read a run's results.json or, of a recipe, its records; None if there is none or it is broken."""
+    """Return the values of a run's records by their names, or what is in its results.json; None if that is broken."""
     try:
         if (out / "records.jsonl").exists():
-            _, found, _ = read_records(out / "records.jsonl")
-            return {"records": {name: each["value"] for name, each in found.items()}}
+            return {name: record["value"] for name, record in read_records(out / "records.jsonl")[1].items()}
         return json.loads((out / "results.json").read_bytes())
     except (OSError, ValueError, InputError):
         return None
@@ -353,9 +352,10 @@ def work(out: Path) -> int:
         return 0
     if "step" in results:
         return int(results["step"])
-    if "records" in results:
-        return len(results["records"])
-    return sum(count_runs(each) for each in results["runs"].values())
+    if "runs" in results:
+        return sum(count_runs(each) for each in results["runs"].values())
+    steps = [int(path.name.rpartition("-")[2]) for path in (out / "checkpoints").glob("checkpoint-*")]
+    return max(steps, default=sum(len(json.loads(name)) > 1 for name in results))
 
 
 def count_runs(found: dict[str, Any]) -> int:
@@ -367,8 +367,8 @@ def taken_up(output: str, command: Command) -> int:
     """Return how much of the work a run took up again, as it says."""
     if match := re.search(r"continuing after step ([\d,]+)", output):
         return int(match[1].replace(",", ""))
-    if match := re.search(r"(\d+) of \d+ runs are already done", output):
-        return int(match[1])
+    if match := re.search(r"(\d+) of (\d+) runs are already done", output):
+        return work(command.out) if match[1] == match[2] else int(match[1])
     return work(command.out) if "already finished" in output else 0
 
 

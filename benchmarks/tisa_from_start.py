@@ -163,15 +163,18 @@ class FromStart:
     def _facts(self, name: str, seed: int, tasks: Sequence[str]) -> dict[str, Any]:
         """Return what both commands wrote of one model, and how close its embeddings were to Toeplitz."""
         folder = self._folder(name, seed)
-        trained = json.loads((folder / "results.json").read_text())
-        _, records, _ = read_records(folder / "glue" / "records.jsonl")
-        tuned = {name: record["value"] for name, record in records.items()}
-        scores = {task: tuned[json.dumps(["tune", task, "own", seed])]["scores"][""][METRICS[task]] for task in tasks}
+        first = json.loads((folder / "records.jsonl").read_text().partition("\n")[0])
+        trained = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
+        scores = {}
+        for name, record in read_records(folder / "glue" / "records.jsonl")[1].items():
+            function, *key = json.loads(name)
+            if function == "tune" and key[0] in tasks and key[2] == seed:
+                scores[key[0]] = record["value"]["scores"][""][METRICS[key[0]]]
         return {
             "seed": seed,
-            "commit": trained["commit"],
+            "commit": first["commit"],
             "positional_parameters": trained["positional_parameters"],
-            "held_out": trained["held_out"],
+            "held_out": [{"step": step, **score} for step, score in trained["scores"]],
             "toeplitzness": self._toeplitzness(folder) if "learned" in name.split("+") else [],
             "glue": scores,
         }

@@ -22,9 +22,8 @@ from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
 from whereformer.recipes.compare import load
 
-from .recipes import sentence_models
-from .studies import parallel_text
-from .studies.finetuning import save_glue
+from .recipes import parallel_text, sentence_models
+from .recipes.finetuning import save_glue
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="the package is tested without its benchmarks")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.every import EVERY
 from tests.failing import fails, refusals
-from tests.studies import finetuning, parallel_text
+from tests.recipes import finetuning, parallel_text
 from whereformer.cli.flags import METAVARS, flag
 from whereformer.cli.main import COMMANDS, command_class, main
 from whereformer.cli.translate import TranslateRun, TranslateTrain

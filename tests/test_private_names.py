@@ -15,6 +15,7 @@ USED = {
     "torch._C.DispatchKey.AutogradCPU",
     "torch._C.DispatchKey.AutogradOther",
     "torch._C.DispatchKeySet",
+    "torch._C._AutoDispatchBelowAutograd",
     "torch._C._ForceDispatchKeyGuard",
     "torch._C._dispatch_tls_local_exclude_set",
     "torch._C._dispatch_tls_local_include_set",
@@ -40,7 +41,6 @@ USED_OF_OBJECTS = {
     "_forward_hooks",
     "_forward_pre_hooks",
     "_gradient_checkpointing_func",
-    "_is_zerotensor",
     "_schema",
 }
 """Of its tensors, modules and operators."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.studies.finetuning import columns, save_glue
+from tests.recipes.finetuning import columns, save_glue
 from whereformer.data import glue
 from whereformer.errors import InputError
 from whereformer.recipes.finetune import Finetune

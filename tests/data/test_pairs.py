@@ -9,7 +9,7 @@ import torch
 from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
 from tests.data.test_parallel import held_out_in_memory
 from tests.data.told import Told
-from tests.studies.parallel_text import pairs as some_pairs
+from tests.recipes.parallel_text import pairs as some_pairs
 from whereformer.data import parallel, subwords
 from whereformer.data.parallel import ParallelData, open_text
 from whereformer.errors import InputError

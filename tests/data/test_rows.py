@@ -7,7 +7,7 @@ import torch
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from tests.studies.finetuning import save_model
+from tests.recipes.finetuning import save_model
 from whereformer import EncoderConfig, EncoderForSequenceClassification
 from whereformer.data import rows
 from whereformer.data.glue import Split

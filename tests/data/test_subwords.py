@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from tests.studies.parallel_text import pairs
+from tests.recipes.parallel_text import pairs
 from whereformer.data import subwords
 
 
@@ -61,7 +61,7 @@ def test_a_word_is_the_same_piece_at_the_beginning(loaded):
 @pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process():
     code = (
-        "from tests.studies.parallel_text import pairs; from whereformer.data import subwords; import hashlib; "
+        "from tests.recipes.parallel_text import pairs; from whereformer.data import subwords; import hashlib; "
         "s, t = pairs(); text = subwords.fit(s + t, 400).backend_tokenizer.to_str(); "
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )

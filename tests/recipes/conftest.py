@@ -1,3 +1,52 @@
-from tests.studies.conftest import text
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
 
-__all__ = ["text"]
+import pytest
+
+NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
+SENTENCES = ["the {a} saw the {b} near the old house.", "a {b} and a {a} went to the market.", "where is the {a}?"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_collection_after_every_training() -> Iterator[None]:
+    """Accelerate looks through all that was ever imported for garbage at the end of a training, however small."""
+    from accelerate.utils import memory
+
+    assert memory.gc is gc
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(memory, "gc", SimpleNamespace(collect=lambda: None))
+        yield
+
+
+DRAWN = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _figures_are_drawn_once() -> Iterator[None]:
+    """Every report paints its figures, but only the first of a name becomes SVG; tests of pages have all of them."""
+    from matplotlib.figure import Figure
+
+    from whereformer.lab.report import figures
+
+    draw = figures.draw
+
+    def draw_once(name, label, width, height, paint):
+        if name in DRAWN:
+            paint(Figure())
+        else:
+            DRAWN[name] = draw(name, label, width, height, paint)
+        return DRAWN[name]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(figures, "draw", draw_once)
+        yield
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """The path of a story that a tiny model learns in seconds."""
+    path = tmp_path_factory.mktemp("text") / "story.txt"
+    lines = [s.format(a=a, b=b) for a in NOUNS for b in NOUNS for s in SENTENCES]
+    path.write_text("\n".join(lines * 3))
+    return str(path)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import whereformer
 from tests.failing import fails, refusals
 from tests.lab.report.pages import Page
-from tests.studies.trainings import TINY_ENCODER
+from tests.recipes.trainings import TINY_ENCODER
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import encoders, train

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import whereformer
 from tests.failing import fails, largest_file, refusals
-from tests.studies.trainings import TINY_ENCODER, same, toy_tracker, weights
+from tests.recipes.trainings import TINY_ENCODER, same, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
@@ -357,6 +357,7 @@ def test_another_tokenizer(text, tmp_path, capsys):
     main(command)
     saved = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert len(saved) == EncoderForMaskedLM.from_pretrained(tmp_path / "out" / "model").config.vocab_size
+    capsys.readouterr()
     file.write_text(train_tokenizer(["a zebra ran"] * 9, 80).to_str())
     assert "--tokenizer: " in (line := fails(capsys, *command))
     assert "holds results with another tokenizer" in line
@@ -523,7 +524,6 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --position tisa+tisa => --position: 'tisa+tisa' names a method twice
         --position rope --num-heads 128 => --position: rotary_dim: expected an even number
         --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'
-        --blocks '' => --blocks: expected layers as
         --blocks 4-4 --decoder-layers 0 => --decoder-layers: expected at least 1, got 0
         --decoder-layers 2 => --decoder-layers: a single block is never pooled
         --blocks 2-2 --decoder-layers x => --decoder-layers: expected layers as

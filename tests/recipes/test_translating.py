@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.failing import fails, refusals
-from tests.studies.parallel_text import pairs, train, translated, write
+from tests.recipes.parallel_text import pairs, train, translated, write
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
 from whereformer.lab.loading import quiet_transformers

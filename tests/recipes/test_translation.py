@@ -20,8 +20,8 @@ from transformers import (
 
 import whereformer
 from tests.failing import fails, largest_file, refusals
-from tests.studies.parallel_text import TINY, pairs, train, write
-from tests.studies.trainings import same, weights
+from tests.recipes.parallel_text import TINY, pairs, train, write
+from tests.recipes.trainings import same, weights
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import batches, parallel, subwords

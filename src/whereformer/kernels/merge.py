@@ -41,7 +41,7 @@ def merge(
         in float32 or wider, but factors that all came in the value's dtype stay in it. A single dense term keeps its
         dtype. Where some of several :class:`OffsetKeys` have factors, all have; likewise :class:`OffsetQueries`.
     """
-    dtype = torch.promote_types(value.dtype, torch.float32)
+    dtype = value.dtype if value.dtype.itemsize >= 4 else torch.float32
     heads = (value if query is None else query).shape[1]
     biases = [(term.table, term.first) for term in terms if isinstance(term, OffsetBias)]
     keys = [term for term in terms if isinstance(term, OffsetKeys)]

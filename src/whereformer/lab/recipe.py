@@ -209,7 +209,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
                 raise InputError(name, f"{kind.NAME} has no such option{hint}")
         for field in fields(kind):
             if field.name not in ("out", *options) and default(field) is MISSING:
-                raise InputError(field.name, f"expected {field.type}, got none")
+                raise InputError(field.name, f"{kind.NAME} needs it, got none")
         if out is None and kind.MAKES_FILES:
             raise InputError("out", "expected a folder for the model, got None")
         usual = kind.QUICK if options.get("quick") else {}
@@ -289,7 +289,7 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
-    allowed = {str: (), int: (int,), float: (int, float)}[kind]
+    allowed = {int: (int,), float: (int, float)}.get(kind, ())
     if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
         raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
     try:

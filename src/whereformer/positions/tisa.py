@@ -84,25 +84,22 @@ class Tisa(OffsetFunction):
         """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
-        dtype = float_dtype(self.amplitude)
-        # Beyond its own distance a kernel adds less than a score's rounding error, even together with the other
-        # kernels.
-        least = torch.finfo(dtype).eps / max(1, self.amplitude.shape[-1])
-
-        def distance(amplitude: float, sharpness: float, center: float) -> float:
-            if not sharpness:
-                return math.inf  # it never decays
+        if self.amplitude.numel() == 0:
+            return [1] * len(self.amplitude)
+        with torch.no_grad():
+            largest, sharpness, furthest = (
+                torch.linalg.vector_norm(kernels, order, (1, 2)).tolist()
+                for kernels, order in zip(self.kernel_parameters(), (math.inf, -math.inf, math.inf), strict=True)
+            )
+        # Beyond its distance a kernel adds less than a score's rounding error, even together with the other kernels.
+        least = torch.finfo(float_dtype(self.amplitude)).eps / self.amplitude.shape[-1]
+        reaches: list[int | None] = []
+        for amplitude, decay, center in zip(largest, sharpness, furthest, strict=True):
             # An amplitude below 1 counts as 1: its gradient is the kernel itself.
-            return abs(center) + math.sqrt(math.log(max(abs(amplitude), 1.0) / least) / abs(sharpness))
-
-        # Lists, not tensors: this is no work for a device, and each operation would take longer than all of it.
-        flat = (kernels.detach().to(dtype).flatten(1).tolist() for kernels in self.kernel_parameters())
-        layers = [[distance(*kernel) for kernel in zip(*layer, strict=True)] for layer in zip(*flat, strict=True)]
-        return [
-            # Not a number, or a kernel that never decays, has no end.
-            2 ** math.ceil(math.log2(max([1.0, *layer]))) if all(reach < 2**30 for reach in layer) else None
-            for layer in layers
-        ]
+            reach = center + math.sqrt(math.log(max(amplitude, 1.0) / least) / decay) if decay > 0 else math.inf
+            # Not a number, or a kernel that never decays
+            reaches.append(2 ** math.ceil(math.log2(max(reach, 1.0))) if reach < 2**30 else None)
+        return reaches
 
     def reach(self, *, layer: int = 0, prepared: list[int | None] | None = None) -> int | None:
         reaches = self.prepare() if prepared is None else prepared

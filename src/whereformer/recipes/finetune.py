@@ -307,9 +307,8 @@ class Finetune(ManyRuns):
     def tune(self, run: Run, task: str, name: str, seed: int) -> Tuned:
         """Fine-tune a model on a task with a seed, score it, and read what its heads add to scores."""
         rows, steps = self.prepared.tasks[task], self.steps(task)
-        variant, classes = self.variants[name], rows.data.task.classes
-        outputs = None if classes is None else len(classes)
-        model = pretrained.fresh(self.model, variant.position, variant.kernels, outputs, seed)
+        variant, classes = self.variants[name], len(rows.data.task.classes or ()) or None
+        model = pretrained.fresh(self.model, variant.position, variant.kernels, classes, seed)
         drawn = batches.shuffled(rows.train.lengths, self.batch_size, steps, seed)
         plan = training.Training(
             steps=steps,
@@ -341,8 +340,8 @@ class Finetune(ManyRuns):
         for judged, split in rows.judged.items():
             logits = self.predict(model, split)
             if not numpy.isfinite(logits).all():
-                problem = f"{name} predicts values that are not finite (NaN or inf)"
-                raise InputError("learning_rate", f"{problem}; try a lower one")
+                problem = f"{name} predicts values that are not finite (NaN or inf); try a lower one"
+                raise InputError("learning_rate", problem)
             scores[judged] = metrics.score(rows.data.task.metrics, split.labels, logits)
         found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
         run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")

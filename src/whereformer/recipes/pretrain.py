@@ -100,6 +100,7 @@ class Pretrain(Recipe):
     """
 
     NAME = "pretrain"
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
     MANY: ClassVar = True
     MAKES_FILES: ClassVar = True
 
@@ -268,7 +269,7 @@ class Pretrain(Recipe):
         Raises:
             InputError: if the options do not fit together.
         """
-        method = options.parsed_options(self.position_options)
+        method, longest = options.parsed_options(self.position_options), max(each.length for each in self.stages)
         # With a preset, what is not given is the preset's.
         given: dict[str, Any] = {"windows": self.windows, "position_options": method or None}
         given |= {"generator_size": self.generator_size, "discriminator_weight": self.discriminator_weight}
@@ -283,7 +284,7 @@ class Pretrain(Recipe):
                 blocks=self.blocks,
                 decoder_layers=self.decoder_layers,
                 position=self.position,
-                max_position_embeddings=max(stage.length for stage in self.stages),
+                max_position_embeddings=longest,
                 norm=self.norm,
                 hidden_dropout_prob=self.dropout,
                 attention_probs_dropout_prob=self.dropout,

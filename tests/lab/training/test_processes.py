@@ -12,9 +12,9 @@ import torch
 from tests.every import EVERY
 from tests.failing import fails
 from tests.processes import recorded, together
-from tests.studies.conftest import text  # noqa: F401 - a fixture
-from tests.studies.finetuning import save_glue, save_model
-from tests.studies.trainings import TINY_ENCODER, same, weights
+from tests.recipes.conftest import text  # noqa: F401 - a fixture
+from tests.recipes.finetuning import save_glue, save_model
+from tests.recipes.trainings import TINY_ENCODER, same, weights
 from whereformer.cli.ending import ending
 from whereformer.cli.main import main
 from whereformer.lab import ranks

@@ -35,7 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Named sizes: "base" and "big" are those of Vaswani et al. (2017, Table 3); "small" trains on two CPU cores."""
 
-_NOT_HERE = ("embedding_size", "type_vocab_size", "classifier_dropout")
+_NOT_HERE = ("embedding_size", "type_vocab_size", "classifier_dropout", "label_share")
 BOUNDS: dict[str, tuple[float, float]] = {
     **{name: bound for name, bound in ENCODER_BOUNDS.items() if name not in _NOT_HERE},
     **dict.fromkeys(("bos_token_id", "eos_token_id"), (-1, MOST_IDS)),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import whereformer
 from tests.failing import fails
-from tests.studies.trainings import TINY_ENCODER
+from tests.recipes.trainings import TINY_ENCODER
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import toeplitzness
 from whereformer.cli.main import main

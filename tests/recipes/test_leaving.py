@@ -12,8 +12,8 @@ import torch
 import transformers
 from huggingface_hub import HfApi, ModelCard
 
-from tests.studies.parallel_text import pairs, train, write
-from tests.studies.trainings import TINY_ENCODER
+from tests.recipes.parallel_text import pairs, train, write
+from tests.recipes.trainings import TINY_ENCODER
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
 from whereformer.cli.main import main
 from whereformer.lab.provenance import versions
