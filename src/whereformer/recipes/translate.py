@@ -97,8 +97,7 @@ class Outcome:
     Args:
         losses: the mean training loss of a few steps each, with the last of these steps.
         scores: the held-out scores by name, each with its step.
-        averaged: the scores of the averaged model; those of the last step if there is no averaging.
-        averaged_steps: the steps whose weights are averaged.
+        averaged, averaged_steps: the scores of the saved model, and the steps whose weights it is the mean of.
         epochs: how many times the text was read.
         parameters, positional_parameters: those of the model.
         training, held_out: what :class:`Pairs` says of the two parts of the text.
