@@ -100,7 +100,7 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_comparison_ends_with_the_same_bits(number, text, tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
-    options = ("--steps=600",)
+    options = ("--steps=1200",)
     words = [sys.executable, "-m", "whereformer", "compare", "--data", text, "--out", str(part), *TINY, *options]
     command = subprocess.Popen([*words, "--positions", "none,tisa"], stderr=subprocess.PIPE, text=True)
     until = time.time() + 200

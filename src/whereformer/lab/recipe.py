@@ -212,7 +212,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
                 raise InputError(field.name, f"{kind.NAME} needs it, got none")
         if out is None and kind.MAKES_FILES:
             raise InputError("out", "expected a folder for the model, got None")
-        usual = kind.QUICK if options.get("quick") else {}
+        usual = kind.QUICK if options.get("quick") is True else {}
         with TemporaryDirectory() as scratch:
             return kind(**{**usual, **options, "out": scratch if out is None else out}).start(quiet=quiet)
 
