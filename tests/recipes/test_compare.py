@@ -104,13 +104,13 @@ def test_an_interrupted_comparison_ends_with_the_same_bits(number, text, tmp_pat
     words = [sys.executable, "-m", "whereformer", "compare", "--data", text, "--out", str(part), *TINY, *options]
     command = subprocess.Popen([*words, "--positions", "none,tisa"], stderr=subprocess.PIPE, text=True)
     until = time.time() + 200
-    while not list(part.glob("checkpoints/*/step-*")) and command.poll() is None and time.time() < until:
+    while not list(part.glob("checkpoints/*/checkpoint-*")) and command.poll() is None and time.time() < until:
         time.sleep(0.05)
     command.send_signal(number)
     _, err = command.communicate(timeout=60)
     assert command.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert ("interrupted" in err) == (number == signal.SIGINT)
-    assert list(part.glob("checkpoints/*/step-*"))
+    assert list(part.glob("checkpoints/*/checkpoint-*"))
     runs, again = (run(text, out, *options, positions="none,tisa") for out in (whole, part))
     assert runs == again
     assert same(weights(whole), weights(part))
