@@ -6,8 +6,6 @@ Sizes do not cancel as the numbers themselves do, so a bound that follows them h
 of summation, while a wrong or missing summand is thousands of times as large.
 """
 
-from dataclasses import replace
-
 import torch
 
 from whereformer import DistanceDecay, FactorPair
@@ -46,7 +44,7 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
         positive.append(_sum_of_levels(*parts) if kind is DistanceDecay else kind(*parts, *first))
     call = make_call(*inputs, exact, **options)
     # A soft cap makes errors smaller.
-    positive = replace(make_call(*leaves[:3], positive, **options), scale=abs(call.scale), softcap=None)
+    positive = make_call(*leaves[:3], positive, **{**options, "scale": abs(call.scale), "softcap": None})
     leaves = [leaf for leaf in leaves if leaf is not None]
     weights = attention_weights(call)
     if not weights.numel():

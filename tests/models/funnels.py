@@ -120,14 +120,14 @@ def written_out(model, input_ids, attention_mask, token_type_ids):
     types = token_type_ids if config.segments == "attention" else None
     site = positions_of(config, length, 0), attention_mask.bool(), types
     words = model.embeddings.word(input_ids)
-    states = [model.embeddings(words, token_type_ids, model.position, place[0])]
-    layer, poolings, start = 0, 0, place
+    states = [model.embeddings(words, token_type_ids, model.position, site[0])]
+    layer, poolings, start = 0, 0, site
     for block, layers in enumerate(model.blocks):
         groups = windows(states[-1].shape[1], config) if block else None
         if groups is not None:
             poolings += 1
             pooled = pool(states[-1], groups, MODES[config.pooling])
-            below = place
+            below = site
             site = (
                 positions_of(config, len(groups), poolings),
                 pool(below[1], groups, MODES[config.mask_pooling]),

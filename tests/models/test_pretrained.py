@@ -86,7 +86,7 @@ def test_masks_are_the_authors_unless_asked_otherwise(options, half, quarter, tm
     model = load_pretrained(tmp_path, **options)
     seen = []
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: seen.append(given[2].keys.key_mask.int().tolist()))
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[2].key_mask.int().tolist()))
     whole = [1] * 12 + [0] * 4
     outputs(model, {"input_ids": torch.ones(1, 16, dtype=torch.long), "attention_mask": torch.tensor([whole])})
     # A block's first layer looks at what its queries were pooled from; the last block has one layer, run twice.

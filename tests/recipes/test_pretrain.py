@@ -72,7 +72,7 @@ def test_it_writes_model_tokenizer_and_report_and_says_how_to_use_them(text, tmp
     assert results["tokens"] == 6 * 4 * 16
     assert results["parameters"] > results["embedding_parameters"] > results["positional_parameters"] == 30
     assert "step 6: held-out loss" in out
-    assert f"AutoModel.from_pretrained('{tmp_path}/model') is the encoder" in out
+    assert f"AutoModel.from_pretrained('{tmp_path}/model') is the encoder" in (tmp_path / "report.md").read_text()
     assert "<svg" in (tmp_path / "report.html").read_text()
     assert not list(tmp_path.rglob("*partial"))
 

@@ -124,11 +124,7 @@ def make_call(
         queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
     if key_positions is not None:
         keys = _check_positions("key_positions", key_positions, batch, n_k, terms)
-    if (query_documents is None) != (key_documents is None):
-        raise ValueError("query_documents and key_documents: give both or neither")
-    if query_documents is not None:
-        query_documents = _check_documents("query_documents", query_documents, value, "n_q", n_q)
-        key_documents = _check_documents("key_documents", key_documents, value, "n_k", n_k)
+    query_documents, key_documents = _check_both_documents(query_documents, key_documents, value, n_q)
     if sinks is not None:
         _check_sinks(sinks, value, (batch, heads, n_q))
     scale = _check_scale(scale, head_dim, value.dtype)
@@ -139,9 +135,6 @@ def make_call(
         low, high = None if low is None else -(-low // step), None if high is None else high // step
         with without_autocast(value.device):
             merged = merge(terms, query, key, value, scale, _allowed_span(queries, keys, low, high))
-    affine = [
-        number for at in (queries, keys) for number in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))
-    ]
     return Call(
         query=query,
         key=key,
@@ -154,7 +147,7 @@ def make_call(
         key_documents=key_documents,
         seed=None,
         n_q=n_q,
-        affine=affine,
+        affine=_affine(queries, keys),
         min_offset=low,
         max_offset=high,
         scale=scale,
@@ -512,6 +505,25 @@ def _check_positions(
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
     return positions
+
+
+def _affine(*positions: PositionsLike) -> list[int]:
+    """Return the start and the stride of each positions; those of tensors do not count."""
+    return [number for at in positions for number in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))]
+
+
+def _check_both_documents(
+    queries: Tensor | None, keys: Tensor | None, value: Tensor, n_q: int
+) -> tuple[Tensor | None, Tensor | None]:
+    if queries is None and keys is None:
+        return None, None
+    if queries is None or keys is None:
+        raise ValueError("query_documents and key_documents: give both or neither")
+    n_k = value.shape[2]
+    return (
+        _check_documents("query_documents", queries, value, "n_q", n_q),
+        _check_documents("key_documents", keys, value, "n_k", n_k),
+    )
 
 
 def _check_documents(name: str, documents: Any, value: Tensor, axis: str, length: int) -> Tensor:

@@ -144,6 +144,8 @@ def _source_of(part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[T
     if whole.dim() < part.dim():
         view: Callable[[Tensor], Tensor] = methodcaller("unsqueeze", -1)  # levels are columns
     else:
+        if whole.shape[1] < part.shape[1]:
+            return None  # one number stands for several
         step = max(whole.stride(1), 1) * part.element_size()
         start = min(max((part.data_ptr() - whole.data_ptr()) // step, 0), whole.shape[1] - part.shape[1])
         view = partial(torch.narrow, dim=1, start=start, length=part.shape[1])

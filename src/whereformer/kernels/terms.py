@@ -188,7 +188,7 @@ class _OffsetTable(_Described):
 
     @property
     def axes(self) -> dict[str, str]:
-        return {"table": "any_heads T head_dim"}
+        return _TABLE
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         super().check(batch, heads, n_q, n_k, head_dim)
@@ -243,7 +243,7 @@ class OffsetKeys(_OffsetTable):
 
     @property
     def axes(self) -> dict[str, str]:
-        return super().axes if self.factors is None else {"query_factors": "items heads n_q r", **_TABLE_OF_FACTORS}
+        return _TABLE if self.factors is None else {"query_factors": "items heads n_q r", **_TABLE_OF_FACTORS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,10 +270,10 @@ class OffsetQueries(_OffsetTable):
 
     @property
     def axes(self) -> dict[str, str]:
-        return super().axes if self.factors is None else {"key_factors": "items heads n_k r", **_TABLE_OF_FACTORS}
+        return _TABLE if self.factors is None else {"key_factors": "items heads n_k r", **_TABLE_OF_FACTORS}
 
 
-_TABLE_OF_FACTORS = {"table": "any_heads T r"}
+_TABLE, _TABLE_OF_FACTORS = {"table": "any_heads T head_dim"}, {"table": "any_heads T r"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -583,7 +583,7 @@ class OffsetFunction(Position):
         """The terms of every layer; None if each pair of tokens has a number of its own, which takes much memory."""
         layers = range(self.model.num_layers)
         if self.one_curve:
-            return [self.terms_at(site, prepared)] * len(layers)
+            return [self.terms_at(replace(site, layer=0), prepared)] * len(layers)
         spans = [offset_span(site.queries, site.keys, self.reach(layer=at, prepared=prepared)) for at in layers]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):

@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
+from ..files import check_regular_in
 from ..lab import ranks, trackers
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Range
@@ -231,6 +232,7 @@ class Finetune(ManyRuns):
 
     def resolved(self) -> Finetune:
         """Return the recipe, prepared before its folder is made: what has to be changed may be an option."""
+        check_regular_in("model", self.model)
         ranks.join(find_device(self.device))
         names = tuple(dict.fromkeys("".join(name.split()) for name in self.position))
         recipe = replace(self, position=names, kernels=tuple(sorted(self.kernels)))

@@ -65,7 +65,7 @@ def _probe(
     """An attention function that records its calls and returns an output of the right shape."""
     check_options(module, options)
     (batch, num_heads, n_q, head_dim), n_k = query.shape, key.shape[2]
-    causal = requested(module, attention_mask, query, key, is_causal, options).hides_later_keys()
+    causal = requested(module, attention_mask, query, key, is_causal, options).hides_later_keys(n_q)
     _calls.get().append(AttentionCall(module, n_q, n_k, num_heads, head_dim, whereformer, causal))
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 

@@ -79,7 +79,7 @@ class LayerInput:
             one_sided
             and asked.matrix is not None
             and not torch.compiler.is_compiling()
-            and not asked.hides_later_keys()
+            and not asked.hides_later_keys(n_q)
         ):
             known = f"{type(one_sided[0]).__name__}, built for causal attention, knows nothing of them"
             raise InputError("attention_mask", f"it shows later tokens, and {known}; attach it with causal=False")

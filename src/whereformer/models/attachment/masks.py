@@ -82,12 +82,12 @@ class RequestedMask(NamedTuple):
             dropped=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
         )
 
-    def hides_later_keys(self) -> bool:
-        """Whether no query of a self-attention, the last of which is at the last key, sees a later key."""
+    def hides_later_keys(self, n_q: int) -> bool:
+        """Whether none of the queries, which are the last tokens, sees a later key."""
         if self.matrix is None:
             return self.causal
-        n_q, n_k = self.matrix.shape[2:]
-        return not bool(_seen(self.matrix).triu(1 + n_k - n_q).any())
+        seen = _seen(self.matrix)
+        return not bool(seen.expand(*seen.shape[:2], n_q, -1).triu(1 + seen.shape[3] - n_q).any())
 
     def is_packed(self) -> bool:
         """Whether rows hold several texts. A matrix tells it by its blocks, but not in compiled code."""
