@@ -16,6 +16,7 @@ from tests.failing import largest_file
 from whereformer.data.masks import Batches
 from whereformer.lab import ranks
 from whereformer.lab.encoders import build, small_config
+from whereformer.lab.json_files import read_sealed, write_sealed
 from whereformer.lab.train import Checkpoints, NotFiniteError, Training, train
 from whereformer.models import EncoderConfig
 
@@ -101,7 +102,7 @@ def test_a_signal_saves_and_stops(number, tmp_path):
     assert train(model(), batches, plan(), checkpoints=to) == train(model(), batches, plan())
 
 
-@pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other"])
+@pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other", "step"])
 def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(damage, tmp_path):
     told = []
     to = Checkpoints(tmp_path, 4, {"seed": 0}, told.append, keep=2)
@@ -116,7 +117,7 @@ def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(dama
         (newest / "random-0.pt").unlink()
     else:
         manifest = (newest / "manifest.json").read_text()
-        changes = {"other": ('"seed": 0', '"seed": 1')}
+        changes = {"other": ('"seed": 0', '"seed": 1'), "step": ('"step": 8', '"step": 9')}
         (newest / "manifest.json").write_text(manifest.replace(*changes.get(damage, (manifest, manifest[:-9]))))
     assert train(model(), batches, plan(), checkpoints=to) == expected
     assert told[0].startswith(f"passing over {newest}: ")
@@ -128,7 +129,7 @@ def test_another_number_of_processes_continues_with_random_numbers_of_its_own(tm
     expected = train(model(), batches, plan(), checkpoints=to)
     manifest = tmp_path / "checkpoint-8" / "manifest.json"
     assert "more.txt" in manifest.read_text()
-    manifest.write_text(manifest.read_text().replace('"processes": 1', '"processes": 2'))
+    write_sealed(manifest, {**read_sealed(manifest), "processes": 2})
     found = train(model(), batches, plan(), checkpoints=to)
     assert found.losses[:8] == expected.losses[:8]
     assert found.losses[8:] == pytest.approx(expected.losses[8:], rel=0.05)

@@ -1,22 +1,9 @@
-import gc
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
 SENTENCES = ["the {a} saw the {b} near the old house.", "a {b} and a {a} went to the market.", "where is the {a}?"]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_collection_after_every_training() -> Iterator[None]:
-    """Accelerate looks through all that was ever imported for garbage at the end of a training, however small."""
-    from accelerate.utils import memory
-
-    assert memory.gc is gc
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(memory, "gc", SimpleNamespace(collect=lambda: None))
-        yield
 
 
 DRAWN = {}

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import whereformer
 from tests.failing import fails, largest_file, refusals
-from tests.recipes.trainings import TINY_ENCODER, same, toy_tracker, weights
+from tests.recipes.trainings import TINY_ENCODER, results_of, same, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
@@ -43,10 +43,6 @@ def _judged_on_little_text():
 def run(text, out, *more):
     main(["pretrain", "--data", text, "--out", str(out), *TINY, *more])
     return results_of(out)
-
-
-def results_of(out):
-    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
 
 
 @pytest.fixture(scope="module")

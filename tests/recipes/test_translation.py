@@ -21,14 +21,13 @@ from transformers import (
 import whereformer
 from tests.failing import fails, largest_file, refusals
 from tests.recipes.parallel_text import TINY, pairs, train, write
-from tests.recipes.trainings import same, weights
+from tests.recipes.trainings import results_of, same, weights
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import batches, parallel, subwords
 from whereformer.data.parallel import collate
 from whereformer.errors import InputError
 from whereformer.lab.loading import quiet_transformers
-from whereformer.lab.run import read_records
 from whereformer.lab.training.optimizer import build_schedule
 
 
@@ -40,10 +39,6 @@ def data(tmp_path_factory):
 def run(data, out, *more):
     train(data, out, *more)
     return results_of(out)
-
-
-def results_of(out):
-    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ from types import ModuleType, SimpleNamespace
 import torch
 from safetensors.torch import load_file
 
+from whereformer.lab.run import read_records
+
 TINY_ENCODER = [
     "--length=16",
     "--hidden-size=16",
@@ -27,8 +29,9 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def without_time(results):
-    return {name: value for name, value in results.items() if name not in ("seconds", "sha256")}
+def results_of(out):
+    """What a training has recorded."""
+    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
 
 
 def toy_tracker(monkeypatch, name):

@@ -171,19 +171,6 @@ def attention(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    options: CallOptions = {
-        "key_mask": key_mask,
-        "causal": causal,
-        "window": window,
-        "scale": scale,
-        "softcap": softcap,
-        "sinks": sinks,
-        "dropout_p": dropout_p,
-        "query_positions": query_positions,
-        "key_positions": key_positions,
-        "query_documents": query_documents,
-        "key_documents": key_documents,
-    }
     kind = kind_of(
         (query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents),
         terms,
@@ -192,6 +179,19 @@ def attention(
     )
     again = None if kind is None else attend_again(kind)
     if again is None:
+        options: CallOptions = {
+            "key_mask": key_mask,
+            "causal": causal,
+            "window": window,
+            "scale": scale,
+            "softcap": softcap,
+            "sinks": sinks,
+            "dropout_p": dropout_p,
+            "query_positions": query_positions,
+            "key_positions": key_positions,
+            "query_documents": query_documents,
+            "key_documents": key_documents,
+        }
         call = make_call(query, key, value, terms, return_lse=return_lse, **options)
         output, lse = _run(call, sinks, backend, kind, terms)
     else:

@@ -14,13 +14,13 @@ SEAL = "sha256"
 """The name of the hash in a JSON file."""
 
 
-def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None, *, finite: bool = True) -> None:
     """Write a JSON file, completely or not at all.
 
     Raises:
-        ValueError: if a number is not finite, which JSON cannot express.
+        ValueError: if a number is not ``finite``, as all have to be in JSON that others read.
     """
-    write_atomically(path, json.dumps(content, indent=indent, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(content, indent=indent, allow_nan=not finite) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -41,9 +41,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_sealed(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+def write_sealed(path: Path, content: Mapping[str, Any], indent: int | None = None, *, finite: bool = True) -> None:
     """Write a JSON file as :func:`write_json` does, with a hash of its content at the end, which tells damage."""
-    write_json(path, {**content, SEAL: _hash(content)}, indent)
+    write_json(path, {**content, SEAL: _hash(content)}, indent, finite=finite)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

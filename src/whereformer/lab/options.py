@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, shown
 
 if TYPE_CHECKING:
     import torch
-
-Kind = TypeVar("Kind")
 
 MOST_SIZE = 2**20
 """The largest width, length, vocabulary or number of rows at a time. Larger ones fit into no memory."""

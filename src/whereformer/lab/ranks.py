@@ -1,7 +1,7 @@
 """The processes that torchrun or accelerate launch started for one run: how many, which one this is, what they share.
 
 Without a launcher there is one process, nothing here communicates, and torch is not imported. The processes exchange
-small things, such as counts and scores, over a group on the CPU; gradients are the Trainer's business.
+small things, such as counts and scores, over a group on the CPU; gradients are the training loop's business.
 """
 
 from __future__ import annotations

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InputError, shown
-from .options import MOST_COUNT, MOST_JOBS, MOST_SIZE
+from . import ranks, trackers
+from .options import MOST_COUNT, MOST_JOBS, MOST_SIZE, MOST_THREADS
 
 if TYPE_CHECKING:
     from .report.report import Report
@@ -192,6 +194,51 @@ class ManyRuns(Recipe):
     jobs: Annotated[int | None, Range(1, MOST_JOBS), Free] = None
     """How many runs at a time, each in a process of its own. Default: one for each GPU; of small models on the CPU, one
     for each core, but at most 8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRun(Recipe):
+    """Base class of recipes that train one model for long, on text that is encoded once."""
+
+    MANY: ClassVar = True
+    MAKES_FILES: ClassVar = True
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
+    float32."""
+    cache: Annotated[Path | None, Free] = None
+    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
+    it. Default: cache/ in --out."""
+    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
+    """Threads on the CPU. Default: torch's."""
+    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
+    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
+    installed."""
+    dry_run: Annotated[bool, Free] = False
+    """Check everything, show the plan and stop. Nothing is trained or written."""
+
+    def check(self) -> None:
+        trackers.check_installed(self.report_to or "none")
+        if self.dry_run and ranks.size() > 1:
+            raise InputError("dry_run", f"expected one process, got {ranks.size()}")
+
+    @property
+    def tracker(self) -> str:
+        """The program to report to, or "none"."""
+        return self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
+
+    def start(self, *, quiet: bool = False) -> Report:
+        if not self.dry_run:
+            return super().start(quiet=quiet)
+        with TemporaryDirectory() as scratch:
+            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
+
+    def say_if_slow(self, run: Run) -> None:
+        """Say so if the processor has no instructions for the arithmetic."""
+        from ..kernels.torch_private import multiplies_bfloat16
+
+        if self.dtype == "bfloat16" and run.device == "cpu" and not multiplies_bfloat16():
+            run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
 
 
 def function(kind: type[Recipe]) -> Callable[..., Report]:

@@ -5,7 +5,6 @@ No step waits for the device. Losses stay there, and are fetched every ``log_eve
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -28,10 +27,10 @@ from torch.utils.data import DataLoader, Dataset
 from ..data.masks import IGNORED
 from ..errors import InputError
 from ..files import move_folder
-from . import ranks
+from . import manifest, ranks
+from .json_files import read_sealed, write_sealed
 from .training.optimizer import build_optimizer, build_schedule
 
-MANIFEST = "manifest.json"
 Batch = dict[str, Tensor]
 
 
@@ -247,9 +246,9 @@ class _State:
                 to.also(partial)
             ranks.wait()
             if ranks.is_main():
-                files = {path.name: _size_and_hash(path) for path in sorted(partial.iterdir())}
+                files = {path.name: manifest.describe(path) for path in sorted(partial.iterdir())}
                 content = {"what": to.what, "processes": ranks.size(), "done": asdict(done), "files": files}
-                (partial / MANIFEST).write_text(json.dumps(content))
+                write_sealed(partial / manifest.NAME, content, finite=False)  # a held-out score may be NaN
                 move_folder(partial, folder)
                 for older in _folders(to.folder)[: -to.keep]:
                     shutil.rmtree(older)
@@ -292,8 +291,8 @@ def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
     """Return the last whole checkpoint of a training, and how many processes it is of. Say which are passed over."""
     for folder in reversed(_folders(of.folder)):
         try:
-            content = json.loads((folder / MANIFEST).read_bytes())
-            changed = [name for name, wrote in content["files"].items() if _size_and_hash(folder / name) != wrote]
+            content = read_sealed(folder / manifest.NAME)
+            changed = [name for name, wrote in content["files"].items() if manifest.describe(folder / name) != wrote]
             if changed:
                 raise ValueError(f"{changed[0]} is not what was written")
             if content["what"] != json.loads(json.dumps(of.what)):
@@ -303,11 +302,6 @@ def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
             reason = error.strerror if isinstance(error, OSError) else error
             of.say(f"passing over {folder}: {reason}")
     return None
-
-
-def _size_and_hash(path: Path) -> list[Any]:
-    with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
 @dataclass(frozen=True)

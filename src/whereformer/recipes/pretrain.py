@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from .. import files
 from ..errors import InputError, shown
 from ..lab import options, ranks, trackers
 from ..lab.progress import Said
-from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.recipe import Free, Lazy, LongRun, Range
 from ..lab.sheet import Column, Sheet
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from .. import analysis, models
     from ..data import corpus, encode, hub, masks, tokenizers
     from ..data import windows as text_windows
-    from ..kernels import torch_private
     from ..lab import held_out, loading, manifest
     from ..lab import run as lab_run
     from ..lab import train as training
@@ -34,9 +31,7 @@ if TYPE_CHECKING:
     from ..models import presets
 else:
     torch = Lazy("torch")
-    analysis, models, presets, torch_private = (
-        Lazy(f"whereformer.{name}") for name in ("analysis", "models", "models.presets", "kernels.torch_private")
-    )
+    analysis, models, presets = (Lazy(f"whereformer.{name}") for name in ("analysis", "models", "models.presets"))
     corpus, encode, hub, masks, tokenizers, text_windows = (
         Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "hub", "masks", "tokenizers", "windows")
     )
@@ -86,7 +81,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(Recipe):
+class Pretrain(LongRun):
     """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
 
     The default model, a BERT with 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text.
@@ -101,8 +96,6 @@ class Pretrain(Recipe):
 
     NAME = "pretrain"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
-    MANY: ClassVar = True
-    MAKES_FILES: ClassVar = True
 
     data: Annotated[tuple[str, ...], Free] = ()
     """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
@@ -179,9 +172,6 @@ class Pretrain(Recipe):
     hide_masked: bool = False
     """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: windows then
     need no attention mask, which is faster, and the model can use where words are missing. Only for mlm."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
-    float32."""
     seed: Annotated[int, Range(0, options.MOST_SEED)] = 0
     """Seed of the weights, the windows and the masks."""
     every: Annotated[int | None, Range(1, options.MOST_COUNT), Free] = None
@@ -189,16 +179,6 @@ class Pretrain(Recipe):
     keep: Annotated[int, Range(1, options.MOST_COUNT), Free] = 2
     """Number of newest checkpoints to keep. From several checkpoints, `whereformer analyze` shows how the model learned
     about position."""
-    cache: Annotated[Path | None, Free] = None
-    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
-    it. Default: cache/ in --out."""
-    threads: Annotated[int | None, Range(1, options.MOST_THREADS), Free] = None
-    """Threads on the CPU. Default: torch's."""
-    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
-    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
-    installed."""
-    dry_run: Annotated[bool, Free] = False
-    """Check everything, show the plan and stop. Nothing is trained or written."""
 
     def check(self) -> None:
         options.check_positive(self, "learning_rate")
@@ -216,14 +196,12 @@ class Pretrain(Recipe):
             if self.objective != "electra" and getattr(self, name) is not None:
                 raise InputError(name, f"only for `objective` electra, got {self.objective}")
         options.canonical_options(self.position_options)
-        trackers.check_installed(self.report_to or "none")
+        super().check()
         count = ranks.size()
         if self.batch_size % count:
             raise InputError(
                 "batch_size", f"expected a multiple of {count}, the number of processes, got {self.batch_size}"
             )
-        if self.dry_run and count > 1:
-            raise InputError("dry_run", f"expected one process, got {count}")
 
     def resolved(self) -> Pretrain:
         usual: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
@@ -304,15 +282,8 @@ class Pretrain(Recipe):
             raise model_options.as_setting(error, kind.__dataclass_fields__, method) from None
         return config
 
-    def start(self, *, quiet: bool = False) -> report.Report:
-        if not self.dry_run:
-            return super().start(quiet=quiet)
-        with TemporaryDirectory() as scratch:
-            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
-
     def run(self, run: Run) -> report.Report:
-        if self.dtype == "bfloat16" and run.device == "cpu" and not torch_private.multiplies_bfloat16():
-            run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
+        self.say_if_slow(run)
         told, choice = Said(run.say), encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
             paths = hub.fetched(self.data, told)
@@ -399,8 +370,7 @@ class Pretrain(Recipe):
         torch.manual_seed(self.seed)
         model, step, bfloat16 = build(work.config), 0, self.dtype == "bfloat16"
         every = self.every or max(1, self.steps // 10)
-        tracker = self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
-        with lab_run.threads(self.threads), trackers.reporting(tracker, self.out) as tell:
+        with lab_run.threads(self.threads), trackers.reporting(self.tracker, self.out) as tell:
 
             def on_log(steps: int, loss: float) -> None:
                 nonlocal step

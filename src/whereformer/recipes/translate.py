@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from .. import files
 from ..errors import InputError
 from ..lab import options, ranks, trackers
 from ..lab.progress import Said
-from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.recipe import Free, Lazy, LongRun, Range
 from ..lab.sheet import Column, Sheet
 
 if TYPE_CHECKING:
@@ -27,30 +24,29 @@ if TYPE_CHECKING:
     from ..data import batches as drawing
     from ..data import parallel, subwords
     from ..data.streams import RowFile
-    from ..kernels import torch_private
     from ..lab import averaged, loading, manifest
     from ..lab import run as lab_run
     from ..lab import train as training
-    from ..lab.report import figures, report
+    from ..lab.report import course as courses
+    from ..lab.report import report
     from ..lab.run import Run
     from ..lab.training import card, model_options
     from ..lab.training import optimizer as optimizers
     from . import translating
 else:
     torch, models = Lazy("torch"), Lazy("whereformer.models")
-    torch_private, translating = Lazy("whereformer.kernels.torch_private"), Lazy("whereformer.recipes.translating")
+    translating = Lazy("whereformer.recipes.translating")
     drawing, parallel, subwords = (Lazy(f"whereformer.data.{name}") for name in ("batches", "parallel", "subwords"))
-    averaged, loading, manifest, lab_run, training, figures, report, card, model_options, optimizers = (
+    averaged, loading, manifest, lab_run, training, courses, report, card, model_options, optimizers = (
         Lazy(f"whereformer.lab.{name}")
         for name in (
-            *("averaged", "loading", "manifest", "run", "train", "report.figures", "report.report"),
+            *("averaged", "loading", "manifest", "run", "train", "report.course", "report.report"),
             *("training.card", "training.model_options", "training.optimizer"),
         )
     )
 
 SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
 DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
-POINTS = 200  # the most points of the curve of losses
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translate(Recipe):
+class Translate(LongRun):
     """Train a translation Transformer on parallel text, with any position method.
 
     The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
@@ -129,8 +125,6 @@ class Translate(Recipe):
 
     NAME = "translate train"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
-    MANY: ClassVar = True
-    MAKES_FILES: ClassVar = True
 
     source: Annotated[Path | None, Free] = None
     """Lines to translate from, in UTF-8."""
@@ -208,22 +202,8 @@ class Translate(Recipe):
     """The final model is the mean of the weights at this number of last scores. With 1 it has the last weights."""
     every: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
     """Number of steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
-    float32."""
     seed: Annotated[int, Range(0, options.MOST_SEED)] = 0
     """Seed of the weights, dropout and the order of the text."""
-
-    cache: Annotated[Path | None, Free] = None
-    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
-    it. Default: cache/ in --out."""
-    threads: Annotated[int | None, Range(1, options.MOST_THREADS), Free] = None
-    """Threads on the CPU. Default: torch's."""
-    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
-    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
-    installed."""
-    dry_run: Annotated[bool, Free] = False
-    """Check everything, show the plan and stop. Nothing is trained or written."""
 
     def check(self) -> None:
         options.check_range(self, batch_tokens=(self.max_length, options.MOST_SIZE))
@@ -231,9 +211,7 @@ class Translate(Recipe):
         if self.steps is not None and self.epochs is not None:
             raise InputError("epochs", "either `steps` or `epochs`")
         options.canonical_options(self.position_options)
-        trackers.check_installed(self.report_to or "none")
-        if self.dry_run and ranks.size() > 1:
-            raise InputError("dry_run", f"expected one process, got {ranks.size()}")
+        super().check()
 
     def resolved(self) -> Translate:
         _ = self.files
@@ -287,15 +265,8 @@ class Translate(Recipe):
             raise model_options.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
         return config
 
-    def start(self, *, quiet: bool = False) -> report.Report:
-        if not self.dry_run:
-            return super().start(quiet=quiet)
-        with TemporaryDirectory() as scratch:
-            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
-
     def run(self, run: Run) -> report.Report:
-        if self.dtype == "bfloat16" and run.device == "cpu" and not torch_private.multiplies_bfloat16():
-            run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
+        self.say_if_slow(run)
         text = parallel.open_text(*self.files, Said(run.say))
         if run.once(self.identify, text.fingerprint, kind=str) != text.fingerprint:
             raise InputError(text.field, f"{self.out} holds results for a different text; choose another folder")
@@ -367,8 +338,7 @@ class Translate(Recipe):
             torch.manual_seed(hash((self.seed, ranks.rank())))
         every = self.every or max(1, work.steps // 20)
         scored = [*range(every, work.steps, every), work.steps]
-        tracker = self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
-        with lab_run.threads(self.threads), trackers.reporting(tracker, self.out) as tell:
+        with lab_run.threads(self.threads), trackers.reporting(self.tracker, self.out) as tell:
 
             def on_log(steps: int, loss: float) -> None:
                 nonlocal step
@@ -380,7 +350,7 @@ class Translate(Recipe):
                 if step in scored[-self.average :]:
                     trained.add()
                 scores = held_out_scores(model, work, self.batch_tokens, bfloat16=bfloat16)
-                run.say(f"step {step:,}: held-out loss {', accuracy '.join(texts(scores))}")
+                run.say(f"step {step:,}: held-out {courses.in_words(scores)}")
                 tell(step, {f"eval/{name}": value for name, value in scores.items()})
                 return scores
 
@@ -409,11 +379,9 @@ class Translate(Recipe):
             )
             trained.take_mean()
             mean = held_out_scores(trained, work, self.batch_tokens, bfloat16=bfloat16)
-        window = math.ceil(work.steps / POINTS)
-        ends = range(window, work.steps + 1, window)
         sizes = sizes_of(work.config)
         outcome = Outcome(
-            [[end, statistics.fmean(done.losses[end - window : end])] for end in ends],
+            courses.means(done.losses),
             done.scores,
             mean,
             scored[-self.average :],
@@ -443,25 +411,11 @@ class Translate(Recipe):
         mean = len(outcome.averaged_steps)
         of_what = f" (mean of the weights at the last {mean} scores)" if mean > 1 else ""
         sentences = [
-            f"{outcome.scores[-1][0]:,} steps; held-out loss {', accuracy '.join(texts(outcome.averaged))}{of_what}",
+            f"{outcome.scores[-1][0]:,} steps; held-out {courses.in_words(outcome.averaged)}{of_what}",
             f"This translates lines: whereformer translate run {self.out / 'model'} < lines.txt",
         ]
-        rows = [[f"{step:,}", *texts(scores)] for step, scores in outcome.scores]
-        rows += [["mean", *texts(outcome.averaged)]] if mean > 1 else []
-        curves = {"training": outcome.losses, "held-out": [[step, each["loss"]] for step, each in outcome.scores]}
-
-        def paint(canvas: Any) -> None:
-            axes = canvas.add_subplot()
-            for look, (name, points) in zip(figures.series(len(curves)), curves.items(), strict=True):
-                axes.plot(*zip(*points, strict=True), label=name, marker="o" if len(points) == 1 else "", **look.line)
-            axes.set(xlabel="training step", ylabel="loss")
-            axes.legend()
-
-        parts: list[Sheet | report.Figure] = [
-            Sheet.of("Held-out scores", ["step", *outcome.averaged], rows),
-            report.Figure("Loss over steps", paint, "The training loss is a mean over a few steps, with dropout."),
-            replace(plan, folded=True),
-        ]
+        last = {"mean": outcome.averaged} if mean > 1 else {}
+        parts = [*courses.course(outcome.losses, outcome.scores, last), replace(plan, folded=True)]
         return report.Report("How well does the model translate held-out lines?", sentences, parts, asdict(outcome))
 
 
@@ -493,8 +447,3 @@ def held_out_scores(model: Any, work: Work, batch_tokens: int, *, bfloat16: bool
         sums["loss"] += loss * count
         sums["accuracy"] += right
     return {name: sums[name] / sums["count"] for name in ("loss", "accuracy")}
-
-
-def texts(scores: Mapping[str, float]) -> list[str]:
-    """Return loss and accuracy for people to read."""
-    return [f"{scores['loss']:.3f}", f"{scores['accuracy']:.1%}"]

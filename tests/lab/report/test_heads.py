@@ -3,15 +3,6 @@
 from whereformer.lab.report import figures, heads, page
 
 
-def test_layers_that_share_a_curve_are_drawn_once():
-    look = figures.series(1)[0]
-    same = heads.offset_curves([[[0.0, 1.0, 0.5]]] * 3, look, "a", "label")
-    different = heads.offset_curves([[[0.0, 1.0, 0.5]], [[0.0, 0.5, 1.0]]], look, "a", "label")
-    assert "all layers" in same
-    assert "layer 0" not in same
-    assert "layer 1" in different
-
-
 def test_peaks_of_attention_are_named():
     look = figures.series(1)[0]
     drawn = heads.attention_shares([[[0.1, 0.6, 0.1, 0.1, 0.1], [0.2] * 5]], look, "a", "label")

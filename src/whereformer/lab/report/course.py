@@ -34,15 +34,19 @@ def number(name: str, score: float) -> str:
     return f"{score:.1%}" if name.endswith(("accuracy", "recall")) else f"{score:.3f}"
 
 
-def course(losses: Sequence[Any], scores: Sequence[Any]) -> list[Sheet | Figure]:
+def course(
+    losses: Sequence[Any], scores: Sequence[Any], last: Mapping[str, Mapping[str, float]] | None = None
+) -> list[Sheet | Figure]:
     """Return a table of all scores, and a figure with the losses in training and on held-out text.
 
     Args:
         losses: steps with their training losses, see :func:`means`.
         scores: steps with their held-out scores by name, "loss" among them.
+        last: scores for more rows of the table, by the names of these rows.
     """
     names = [name.replace("_", " ") for name in scores[-1][1]]
-    rows = [[f"{step:,}", *map(number, each, each.values())] for step, each in scores]
+    named = [(f"{step:,}", each) for step, each in scores] + [*(last or {}).items()]
+    rows = [[name, *map(number, each, each.values())] for name, each in named]
     curves = {"training": losses, "held-out": [[step, each["loss"]] for step, each in scores]}
 
     def paint(canvas: Canvas) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from . import figures, panels
-from .numbers import percent, plain, signed
+from .numbers import percent, signed
 from .panels import Curve, Panel, Range, Row
 
 Heads = Sequence[Sequence[Sequence[float]]]
@@ -16,20 +16,6 @@ Heads = Sequence[Sequence[Sequence[float]]]
 
 EVEN = 1.5
 """A head counts as even over all distances if its highest share is below this multiple of its mean share."""
-
-
-def offset_curves(heads: Heads, look: figures.Series, name: str, label: str) -> Markup:
-    """Draw what each head adds to scores, with all small panels on one scale. If all layers are equal, draw one."""
-    same = len(heads) > 1 and all(layer == heads[0] for layer in heads)
-    shown = {"all layers": heads[0]} if same else {f"layer {number}": layer for number, layer in enumerate(heads)}
-    shared = Range.of(*(head for layer in shown.values() for head in layer))
-
-    def draw(head: Sequence[float], label: str) -> Curve:
-        return panels.draw(_offsets(head), head, shared, label=label)
-
-    low, high = (plain(float(f"{end:.2g}")) for end in (shared.low, shared.high))
-    note = f"small: {near(len(heads[0][0]))}; heights {low} to {high}"
-    return _grid(shown, look, name, label, draw, note, "added to scores")
 
 
 def attention_shares(
