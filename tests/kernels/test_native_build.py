@@ -7,7 +7,6 @@ import platform
 import re
 import shutil
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,12 +87,12 @@ def compiler(tmp_path, monkeypatch, script):
     monkeypatch.setenv("CXX", str(file))
 
 
-def reason(folder, seconds=60):
+def reason(folder):
     """Why a build fails, in one line. It leaves nothing behind."""
     target = folder.parent / "_native.so"
     before = sorted(folder.parent.iterdir())
     with pytest.raises(BuildError) as error:
-        build.build(folder, target, seconds)
+        build.build(folder, target)
     assert sorted(folder.parent.iterdir()) == before
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -143,14 +142,13 @@ def test_without_a_compiler(sources, tmp_path, monkeypatch):
         ("#!/bin/sh\nkill -KILL $$", "fake failed: it ended by signal 9"),
         ("#!/bin/sh\necho hm", "fake made no library"),
         ("#!/bin/sh\necho hm\necho 'x.h:1: error: no'\nexit 1", "fake failed: x.h:1: error: no"),
-        ("#!/bin/sh\nsleep 60 & sleep 60", "fake took more than 0.2 seconds"),
         ("", "fake cannot be started (Exec format error)"),
     ],
-    ids=["silent", "crash", "nothing made", "error", "hangs", "no program"],
+    ids=["silent", "crash", "nothing made", "error", "no program"],
 )
 def test_a_broken_compiler(sources, tmp_path, monkeypatch, script, expected):
     compiler(tmp_path, monkeypatch, script)
-    assert reason(sources, 0.2 if "sleep" in script else 60) == expected
+    assert reason(sources) == expected
 
 
 @needs_compiler
@@ -217,8 +215,8 @@ def test_a_folder_that_cannot_be_written(sources, monkeypatch):
         patched.setattr(os, "replace", refuse)
         assert reason(sources) == f"cannot write {sources.parent / '_native.so'} (Read-only file system)"
     with monkeypatch.context() as patched:
-        patched.setattr(tempfile, "mkstemp", refuse)
-        assert reason(sources) == f"cannot write to {sources.parent} (Read-only file system)"
+        patched.setattr(os, "mkdir", refuse)
+        assert reason(sources) == f"cannot write {sources.parent / '_native.so'} (Read-only file system)"
         patched.setattr(Path, "write_text", refuse)
         assert attempt(sources, sources.parent / "_native.so").reason.endswith("(Read-only file system)")
 
@@ -288,25 +286,19 @@ ALL = tuple(build.LEVELS)
 
 
 @pytest.mark.parametrize(
-    ("levels", "has", "torch_uses", "onednn", "expected"),
+    ("levels", "has", "torch_uses", "expected"),
     [
-        (ALL, ALL, "AVX512", "", ("amx", "")),
-        (ALL, ALL[:3], "AVX512", "", ("avx512", "the highest that this processor has")),
-        (ALL[:4], ALL[:4], "AVX512", "", ("avx512bf16", "the library has no other")),
-        (ALL, ALL, "AVX2", "", ("avx2", "torch uses the instructions of AVX2")),
-        (ALL, ALL, "DEFAULT", "", ("base", "torch uses the instructions of DEFAULT")),
-        (ALL, ALL, "AVX512", "AVX2", ("avx2", "ONEDNN_MAX_CPU_ISA=AVX2")),
-        (ALL, ALL, "AVX512", "avx512_core", ("avx512", "ONEDNN_MAX_CPU_ISA=avx512_core")),
-        (ALL, ALL, "AVX512", "AVX512_CORE_BF16", ("avx512bf16", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")),
-        (ALL, ALL, "AVX512", "AVX512_CORE_AMX", ("amx", "")),
-        (ALL, ALL, "AVX512", "DEFAULT", ("amx", "")),
-        (ALL, (*ALL[:3], "amx"), "AVX512", "AVX512_CORE_BF16", ("avx512", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")),
-        (("base",), ("base",), "SVE256", "", ("base", "the library has no other")),
+        (ALL, ALL, "AVX512", ("amx", "")),
+        (ALL, ALL[:3], "AVX512", ("avx512", "the highest that this processor has")),
+        (ALL[:4], ALL[:4], "AVX512", ("avx512bf16", "the library has no other")),
+        (ALL, ALL, "AVX2", ("avx2", "torch uses the instructions of AVX2")),
+        (ALL, ALL, "DEFAULT", ("base", "torch uses the instructions of DEFAULT")),
+        (("base",), ("base",), "SVE256", ("base", "the library has no other")),
     ],
 )
-def test_the_level_is_the_highest_that_everything_admits(levels, has, torch_uses, onednn, expected, monkeypatch):
+def test_the_level_is_the_highest_that_everything_admits(levels, has, torch_uses, expected, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: torch_uses)
-    assert choose(levels, has, {"ONEDNN_MAX_CPU_ISA": onednn} if onednn else {}) == expected
+    assert choose(levels, has) == expected
 
 
 @pytest.mark.skipif(COMPILER is None or not sys.platform.startswith("linux"), reason="there is no compiler")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
-from .call import CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
+from .call import CallOptions, SequenceOptions, Window, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
@@ -82,7 +82,6 @@ def attention(
 ) -> tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]: ...
 
 
-@refuses_other_names
 def attention(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
@@ -229,7 +228,6 @@ def attention_varlen(
 ) -> tuple[Float[Tensor, "total_q heads value_dim"], Float[Tensor, "total_q heads"]]: ...
 
 
-@refuses_other_names
 @shows_options(attention, without=("key_mask", "query_documents", "key_documents"))
 def attention_varlen(
     query: Float[Tensor, "total_q heads head_dim"] | None,
@@ -276,8 +274,11 @@ def attention_varlen(
             takes.
     """
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
-    given = varlen.as_batch(query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton)
-    output, lse = _run(given.checked(return_lse), given.options.get("sinks"), backend)
+    query, key, value, terms, given = varlen.as_documents(
+        query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
+    )
+    call = make_call(query, key, value, terms, return_lse=return_lse, **given)
+    output, lse = _run(call, given.get("sinks"), backend)
     output = varlen.as_rows(output)
     return (output, varlen.as_rows(lse)) if return_lse and lse is not None else output
 
@@ -312,7 +313,6 @@ def _finished(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tupl
 _OPERATORS = {"blockwise": blockwise.operators, "native": native.operators, "triton": triton.operators}
 
 
-@refuses_other_names
 @shows_options(attention)
 def explain(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
@@ -338,7 +338,6 @@ def _check_backend(backend: str) -> None:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
-@refuses_other_names
 @shows_options(attention, without=("return_lse", "backend"))
 def attention_weights(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,

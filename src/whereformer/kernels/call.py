@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, TypeVar, cast, get_args
+from typing import Any, TypeAlias, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -204,50 +203,6 @@ def check_flag(name: str, flag: Any) -> None:
     """Raise unless a flag is True or False."""
     if not isinstance(flag, bool):
         raise TypeError(f"{name}: expected True or False, got {flag!r}")
-
-
-_ELSEWHERE = {
-    "attn_mask": "give key_mask=(batch, n_k), True = may be attended, for padding, causal=True for causality, and "
-    "DenseBias(scores) among the terms for a number or -inf per pair",
-    "is_causal": "give causal=True; with fewer queries than keys, the last query is at the last key",
-    "enable_gqa": "leave it out; keys and values may have fewer heads",
-    "key_padding_mask": "give key_mask=~key_padding_mask, since True means that a key may be attended",
-    "attention_mask": "give key_mask=attention_mask.bool(), (batch, n_k)",
-    "score_mod": "give terms, such as OffsetBias for a number per offset",
-    "block_mask": "give causal=, window=, key_mask=, or query_documents= and key_documents=",
-    "window_size": "give window=(before, after)",
-    "softmax_scale": "give scale=",
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "leave it out"),
-    "cu_seqlens": "attention_varlen takes cu_seqlens_q= and cu_seqlens_k=",
-    "alibi_slopes": 'give the terms of build_position("alibi", ...)',
-    "dropout": "give dropout_p=",
-    "q": "give query, key and value",
-}
-"""What to write for an argument of another library: torch, its FlexAttention, flash_attn and transformers."""
-
-
-def check_names(function: str, options: Iterable[str], known: frozenset[str]) -> None:
-    """Raise for the name of an option that a function does not have; our own functions would take some of them."""
-    for name in options:
-        if name not in known:
-            instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-            raise TypeError(f"{name}: {function} has no such argument{instead}")
-
-
-def refuses_other_names(function: Function) -> Function:
-    """Let a function say what to write in place of an argument that it does not have, before any that it lacks.
-
-    It has its own arguments and those of a call.
-    """
-    known = CallOptions.__optional_keys__.union(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def checked(*arguments: Any, **options: Any) -> Any:
-        if not options.keys() <= known:
-            check_names(function.__name__, options, known)
-        return function(*arguments, **options)
-
-    return cast(Function, checked)
 
 
 def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .call import can_share, check_device, check_heads_tensor, check_terms, make_call
-from .fields import Call
-from .terms import (
-    TABLES,
-    DenseBias,
-    DistanceDecay,
-    FactorPair,
-    OffsetKeys,
-    OffsetQueries,
-    OffsetValues,
-    Term,
-)
+from .call import can_share, check_device, check_heads_tensor, check_terms
+from .terms import TABLES, Term
 from .tracing import can_look
 
 
-class Arguments(NamedTuple):
-    """Arguments of :func:`whereformer.attention`."""
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor
-    terms: tuple[Term, ...]
-    options: dict[str, Any]
-
-    def checked(self, return_lse: bool) -> Call:
-        """Return the call that they make."""
-        return make_call(self.query, self.key, self.value, self.terms, return_lse=return_lse, **self.options)
-
-
-def as_batch(
+def as_documents(
     query: Tensor | None,
     key: Tensor | None,
     value: Tensor,
@@ -48,11 +23,9 @@ def as_batch(
     cu_seqlens_k: Tensor | None,
     options: Mapping[str, Any],
     affine: bool = False,
-) -> Arguments:
-    """Check arguments of :func:`whereformer.attention_varlen` and return those of attention: a row of documents, or a
-    batch if all sequences are known to have one length.
-
-    The output of either is brought back by :func:`as_rows`.
+) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...], dict[str, Any]]:
+    """Check arguments of :func:`whereformer.attention_varlen` and return those of attention: query, key, value, terms
+    and options of one row of documents. The output is brought back by :func:`as_rows`.
 
     Args:
         affine: let documents have the positions of the row where offsets are the same then, which Triton's kernels know
@@ -73,97 +46,34 @@ def as_batch(
         if n_q != n_k:
             raise ValueError(f"cu_seqlens_k: needed, because query has {n_q} rows and value has {n_k}")
         cu_seqlens_k = cu_seqlens_q
-    q_lengths = _check_seqlens("cu_seqlens_q", cu_seqlens_q, "query", n_q, value)
-    k_lengths = _check_seqlens("cu_seqlens_k", cu_seqlens_k, "value", n_k, value)
+    _check_seqlens("cu_seqlens_q", cu_seqlens_q, "query", n_q, value)
+    _check_seqlens("cu_seqlens_k", cu_seqlens_k, "value", n_k, value)
     if len(cu_seqlens_q) != len(cu_seqlens_k):
         raise ValueError(
             f"cu_seqlens_k: expected {len(cu_seqlens_q)} numbers as cu_seqlens_q has, got {len(cu_seqlens_k)}"
         )
-    given = Arguments(query, key, value, terms, options)
-    if q_lengths and k_lengths and len({*q_lengths}) == len({*k_lengths}) == 1:
-        return _batch(given, len(q_lengths), q_lengths[0], k_lengths[0])
-    return _documents(given, cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64), affine)
+    start_q, start_k = cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64)
+    query_rows, key_rows = (torch.arange(n, device=value.device) for n in (n_q, n_k))
+    of_query, of_key = _sequence_of(query_rows, start_q), _sequence_of(key_rows, start_k)
+    given = [options.get(name) for name in ("query_positions", "key_positions")]
+    if not affine or any(each is not None for each in given):
+        # The last query has the position of the last key.
+        last = start_k[of_query + 1] - start_k[of_query] - start_q[of_query + 1]
+        options["query_positions"] = query_rows + last if given[0] is None else given[0]
+        options["key_positions"] = key_rows - start_k[of_key] if given[1] is None else given[1]
+    options |= {"query_documents": of_query.unsqueeze(0), "key_documents": of_key.unsqueeze(0)}
+    return query, key, value, terms, options
 
 
 def as_rows(output: Tensor) -> Tensor:
-    """Return an output or log-sum-exp, (batch, heads, n, ...), as rows one after another, (total, heads, ...)."""
-    return output.transpose(1, 2).flatten(0, 1)
-
-
-def _documents(given: Arguments, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, affine: bool) -> Arguments:
-    """Return the sequences as documents of one row; see :func:`as_batch`."""
-    value = given.value
-    n_q, n_k = (value if given.query is None else given.query).shape[2], value.shape[2]
-    query_rows, key_rows = (torch.arange(n, device=value.device) for n in (n_q, n_k))
-    of_query, of_key = _sequence_of(query_rows, cu_seqlens_q), _sequence_of(key_rows, cu_seqlens_k)
-    documents = {"query_documents": of_query.unsqueeze(0), "key_documents": of_key.unsqueeze(0)}
-    names = ("query_positions", "key_positions")
-    if affine and all(given.options.get(name) is None for name in names):
-        return given._replace(options={**given.options, **documents})
-    # The last query has the position of the last key.
-    lengths = cu_seqlens_k[of_query + 1] - cu_seqlens_k[of_query]
-    positions = {
-        "query_positions": query_rows - cu_seqlens_q[of_query + 1] + lengths,
-        "key_positions": key_rows - cu_seqlens_k[of_key],
-    }
-    chosen = {name: where for name in names if (where := given.options.get(name)) is not None}
-    return given._replace(options={**given.options, **positions, **chosen, **documents})
+    """Return an output or log-sum-exp, (1, heads, n, ...), as rows one after another, (total, heads, ...)."""
+    return output.squeeze(0).transpose(0, 1)
 
 
 def _sequence_of(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return the sequence of each row: the number of those that end before it."""
     # Numbers that nobody has read may be wrong, but must not be used as an index that does not exist.
     return torch.searchsorted(cu_seqlens[1:], rows, right=True).clamp(max=len(cu_seqlens) - 2)
-
-
-def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
-    """Return sequences of one length as a batch, which is the same and needs no documents."""
-    value, options = given.value, given.options
-    heads = (value if given.query is None else given.query).shape[1]
-    head_dim = value.shape[3] if given.query is None else given.query.shape[3]
-    terms: list[Term] = []
-    for term in given.terms:
-        term.check(1, heads, count * n_q, count * n_k, value.shape[3] if isinstance(term, OffsetValues) else head_dim)
-        match term:
-            case FactorPair():
-                query_factors, key_factors = _cut(term.query_factors, count, n_q), _cut(term.key_factors, count, n_k)
-                terms.append(replace(term, query_factors=query_factors, key_factors=key_factors))
-            case OffsetKeys(query_factors=Tensor() as factors):
-                terms.append(replace(term, query_factors=_cut(factors, count, n_q)))
-            case OffsetQueries(key_factors=Tensor() as factors):
-                terms.append(replace(term, key_factors=_cut(factors, count, n_k)))
-            case DistanceDecay():
-                query_levels, key_levels = _cut(term.query_levels, count, n_q), _cut(term.key_levels, count, n_k)
-                terms.append(DistanceDecay(query_levels, key_levels))
-            case DenseBias():
-                # The blocks of a matrix on its diagonal.
-                blocks = (
-                    term.scores.squeeze(0)
-                    .unflatten(1, (count, n_q))
-                    .unflatten(3, (count, n_k))
-                    .diagonal(dim1=1, dim2=3)
-                )
-                terms.append(DenseBias(blocks.permute(3, 0, 1, 2)))
-            case _:
-                terms.append(term)
-    for name, n in (("query_positions", n_q), ("key_positions", n_k)):
-        if (positions := options.get(name)) is not None:
-            options[name] = positions.unflatten(0, (count, n))
-    if isinstance(sinks := options.get("sinks"), Tensor) and sinks.dim() == 3:
-        options["sinks"] = _cut(sinks, count, n_q)
-    return Arguments(
-        None if given.query is None else _cut(given.query, count, n_q),
-        None if given.key is None else _cut(given.key, count, n_k),
-        _cut(value, count, n_k),
-        tuple(terms),
-        options,
-    )
-
-
-def _cut(rows: Tensor, count: int, n: int) -> Tensor:
-    """View (1, heads, count * n, ...) as (count, heads, n, ...)."""
-    # The gradient of squeeze is a view, that of an index is not.
-    return rows.squeeze(0).unflatten(1, (count, n)).transpose(0, 1)
 
 
 def _check_content(
@@ -224,8 +134,8 @@ def _check_options(options: Mapping[str, Any], n_q: int, n_k: int) -> dict[str, 
     return {**options, "sinks": sinks.mT.unsqueeze(0)}
 
 
-def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> list[int] | None:
-    """Check where sequences begin, and return their lengths; None where reading them would stall a device."""
+def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> None:
+    """Check where sequences begin, unless reading that would stall a device."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool:
@@ -234,7 +144,7 @@ def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tenso
         raise ValueError(f"{name}: expected shape (number of sequences + 1,), got {tuple(cu_seqlens.shape)}")
     check_device(name, cu_seqlens, value)
     if not can_look(cu_seqlens):
-        return None
+        return
     starts = cu_seqlens.tolist()
     if starts[0] != 0:
         raise ValueError(f"{name}: expected 0 as its first number, got {starts[0]}")
@@ -243,4 +153,3 @@ def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tenso
             raise ValueError(f"{name}: expected numbers that never fall, got {stop} after {start}")
     if starts[-1] != total:
         raise ValueError(f"{name}: expected {total}, the number of rows of {of}, as its last number, got {starts[-1]}")
-    return [stop - start for start, stop in pairwise(starts)]

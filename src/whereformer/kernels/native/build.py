@@ -14,13 +14,11 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -48,8 +46,6 @@ EMULATED = ("avx512bf16", "amx")
 portable twin, and a library for tests has that instead."""
 
 COMPILERS = ("c++", "g++", "clang++")
-SECONDS = 600
-"""The most seconds that the compiler may take for one file. The slowest takes about ten."""
 
 
 class BuildError(Exception):
@@ -93,13 +89,12 @@ def source_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def build(folder: Path, target: Path, seconds: float = SECONDS, emulated: bool = False) -> Report:
+def build(folder: Path, target: Path, emulated: bool = False) -> Report:
     """Compile the sources and move the library into its place.
 
     Args:
         folder: where ``library.cpp`` and ``attention.cpp`` are.
         target: the library's file.
-        seconds: the most that the compiler may take for one file.
         emulated: whether the levels above AVX2 use its instructions instead of their own; for tests.
 
     Raises:
@@ -113,17 +108,21 @@ def build(folder: Path, target: Path, seconds: float = SECONDS, emulated: bool =
     if sys.maxsize < 2**32:
         raise BuildError("this is a 32-bit Python")
     command = _compiler()
-    with _partial(target) as partial, tempfile.TemporaryDirectory() as temporary:
-        compiler = _Compiler(command, folder, Path(temporary), seconds)
-        version = compiler.run("--version").partition("\n")[0].strip()
-        levels, left_out, objects = _compile_levels(compiler, emulated)
-        have = [f"-DHAVE_{level.upper()}" for level in levels] + ["-DEMULATED"] * emulated
-        library = compiler.compile("library.cpp", "library.o", *have, f'-DSOURCE="{source}"')
-        compiler.link([library, *objects], partial)
-        if not partial.stat().st_size:
-            raise BuildError(f"{Path(command[0]).name} made no library")
-        os.chmod(partial, 0o755)
-        _move(partial, target)
+    try:
+        # Beside the target, so that no time is lost if that cannot be written, and the library takes its place at once.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as temporary:
+            compiler = _Compiler(command, folder, Path(temporary))
+            version = compiler.run("--version").partition("\n")[0].strip()
+            levels, left_out, objects = _compile_levels(compiler, emulated)
+            have = [f"-DHAVE_{level.upper()}" for level in levels] + ["-DEMULATED"] * emulated
+            library = compiler.compile("library.cpp", "library.o", *have, f'-DSOURCE="{source}"')
+            made = Path(temporary, target.name)
+            compiler.link([library, *objects], made)
+            if not made.exists():
+                raise BuildError(f"{Path(command[0]).name} made no library")
+            os.replace(made, target)
+    except OSError as error:
+        raise BuildError(f"cannot write {target} ({error.strerror})") from None
     return Report(source, version, tuple(levels), left_out)
 
 
@@ -181,27 +180,6 @@ def _compiler() -> list[str]:
     raise BuildError(f"no C++ compiler found (tried {tried})")
 
 
-@contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """A new file beside the target, which is removed at the end; made first, so that no time is lost if it can't be."""
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".native-", suffix=".partial")
-    except OSError as error:
-        raise BuildError(f"cannot write to {target.parent} ({error.strerror})") from None
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _move(partial: Path, target: Path) -> None:
-    try:
-        os.replace(partial, target)
-    except OSError as error:
-        raise BuildError(f"cannot write {target} ({error.strerror})") from None
-
-
 def _compile_levels(compiler: _Compiler, emulated: bool) -> tuple[list[str], dict[str, str], list[str]]:
     """Compile the kernel for every level at the same time: the levels, why others are missing, and the objects."""
     levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
@@ -231,12 +209,11 @@ def _cores() -> int:
 
 @dataclass(frozen=True)
 class _Compiler:
-    """A compiler with its command, the folder of the sources, that of its output, and its time."""
+    """A compiler with its command, the folder of the sources, and that of its output."""
 
     command: list[str]
     folder: Path
     output: Path
-    seconds: float
 
     def compile(self, source: str, name: str, *flags: str) -> str:
         """Compile a source and return the object's path."""
@@ -263,41 +240,26 @@ class _Compiler:
         """Run the compiler and return its output.
 
         Raises:
-            BuildError: if it cannot be started, fails, or takes too long.
+            BuildError: if it cannot be started, or fails.
         """
         name = Path(self.command[0]).name
-        with tempfile.TemporaryFile(dir=self.output) as output:
-            try:
-                # A session of its own, so that the compiler's children end with it.
-                process = subprocess.Popen(
-                    [*self.command, *arguments],
-                    cwd=self.folder,
-                    env={**os.environ, "LC_ALL": "C"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise BuildError(f"{name} cannot be started ({error.strerror})") from None
-            try:
-                code = process.wait(self.seconds)
-            except subprocess.TimeoutExpired:
-                raise BuildError(f"{name} took more than {self.seconds:g} seconds") from None
-            finally:
-                _end(process)
-            output.seek(0)
-            text = output.read().decode(errors="replace")
-        if code:
-            raise BuildError(f"{name} failed: {_first_error(text, code)}")
-        return text
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that is still running, with all that it started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            done = subprocess.run(
+                [*self.command, *arguments],
+                cwd=self.folder,
+                env={**os.environ, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except OSError as error:
+            raise BuildError(f"{name} cannot be started ({error.strerror})") from None
+        if done.returncode:
+            raise BuildError(f"{name} failed: {_first_error(done.stdout, done.returncode)}")
+        return done.stdout
 
 
 def _own_flags() -> list[str]:

@@ -16,20 +16,6 @@ from .build import FOLDER, LEVELS, LIBRARY, read_report, source_hash
 
 REBUILD = "`python -m whereformer.kernels.native --build` builds it"
 
-_ONEDNN = {
-    "SSE41": "base",
-    "AVX": "base",
-    "AVX2": "avx2",
-    "AVX2_VNNI": "avx2",
-    "AVX2_VNNI_2": "avx2",
-    "AVX512_CORE": "avx512",
-    "AVX512_CORE_VNNI": "avx512",
-    "AVX512_CORE_BF16": "avx512bf16",
-    "AVX512_CORE_FP16": "avx512bf16",
-    "AVX10_1_512": "avx512bf16",
-}
-"""The level to which a value of ``ONEDNN_MAX_CPU_ISA`` limits us; other values limit nothing."""
-
 
 @dataclass(frozen=True)
 class Native:
@@ -77,17 +63,16 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
         if wanted in has:
             return Native(handle, levels, wanted, f"WHEREFORMER_TEST_LEVEL={wanted}")
         return f"cannot use WHEREFORMER_TEST_LEVEL={wanted}: this processor and the library have {', '.join(has)}"
-    level, limit = choose(levels, has, environment)
+    level, limit = choose(levels, has)
     return Native(handle, levels, level, limit)
 
 
-def choose(levels: tuple[str, ...], has: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, str]:
+def choose(levels: tuple[str, ...], has: tuple[str, ...]) -> tuple[str, str]:
     """Return the highest level that every limit admits, and the first of the limits that are as low."""
     limits = [
         (levels[-1], "" if levels[-1] == list(LEVELS)[-1] else "the library has no other"),
         (has[-1], "the highest that this processor has"),
         _limit_of_torch(),
-        _limit_of_onednn(environment),
     ]
     order = list(LEVELS)
     limit, reason = min(limits, key=lambda pair: order.index(pair[0]))
@@ -99,12 +84,6 @@ def _limit_of_torch() -> tuple[str, str]:
     capability = torch.backends.cpu.get_cpu_capability()
     level = {"AVX512": "amx", "AVX2": "avx2"}.get(capability, "base")
     return level, f"torch uses the instructions of {capability}"
-
-
-def _limit_of_onednn(environment: Mapping[str, str]) -> tuple[str, str]:
-    """What oneDNN is limited to, so that one variable takes instructions from all that computes."""
-    value = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", ""))
-    return _ONEDNN.get(value.upper(), "amx"), f"ONEDNN_MAX_CPU_ISA={value}"
 
 
 def _load(path: Path) -> ctypes.CDLL | str:
