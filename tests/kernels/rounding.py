@@ -43,8 +43,10 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
         exact.append(kind(*(tensor.detach().double() for tensor in tensors), *first))
         positive.append(_sum_of_levels(*parts) if kind is DistanceDecay else kind(*parts, *first))
     call = make_call(*inputs, exact, **options)
-    # A soft cap makes errors smaller.
-    positive = make_call(*leaves[:3], positive, **{**options, "scale": abs(call.scale), "softcap": None})
+    if call.query is not None:
+        # A soft cap makes errors smaller.
+        options = {**options, "scale": abs(call.scale), "softcap": None}
+    positive = make_call(*leaves[:3], positive, **options)
     leaves = [leaf for leaf in leaves if leaf is not None]
     weights = attention_weights(call)
     if not weights.numel():

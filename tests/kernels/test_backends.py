@@ -112,6 +112,18 @@ def test_the_same_kind_twice(fast):
     check(fast, content(20, 20), terms_of(more, 20, 20))
 
 
+@pytest.mark.parametrize("shared", [(0, 0, 0), (0, 1, 1), (0, 1, 0), (0, 0, 1)])
+@pytest.mark.parametrize("trains", [False, True])
+def test_calls_of_one_tensor_are_no_pattern_for_those_of_several(fast, shared, trains):
+    """A call that was prepared for one of the same sizes and strides computes what is given to it."""
+    n = 21 + sum(shared)  # sizes that no other test prepares a call of
+    for order in (shared, (0, 1, 2), shared, (2, 1, 0)):
+        query, key, value = (random(BATCH, HEADS, n, DIM).float() for _ in range(3))
+        given = [(query, key, value)[index].requires_grad_(trains) for index in order]
+        expected = attention(*given, backend="reference")
+        torch.testing.assert_close(attention(*given, backend=fast), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_masks(fast, kinds):
     mask = torch.rand(BATCH, 40) > 0.3
     mask[1, 15:] = False

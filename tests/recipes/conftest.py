@@ -11,7 +11,7 @@ DRAWN = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def _figures_are_drawn_once(request) -> Iterator[None]:
-    """Every report paints its figures, but only the first of a name becomes SVG; tests of pages have all of them."""
+    """Every report paints its figures, but only the first of a name and title becomes SVG; tests of pages have all."""
     if request.module.__name__.endswith("_report"):
         yield
         return
@@ -22,11 +22,11 @@ def _figures_are_drawn_once(request) -> Iterator[None]:
     draw = figures.draw
 
     def draw_once(name, label, width, height, paint):
-        if name in DRAWN:
+        if (name, label) in DRAWN:
             paint(Figure())
         else:
-            DRAWN[name] = draw(name, label, width, height, paint)
-        return DRAWN[name]
+            DRAWN[name, label] = draw(name, label, width, height, paint)
+        return DRAWN[name, label]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(figures, "draw", draw_once)

@@ -185,9 +185,12 @@ class Arguments:
     def places(self, tensors: Sequence[Tensor]) -> list[tuple[int, int, int]] | None:
         """Return where each pointer points: its index, in which of the tensors, and how far from its beginning.
 
-        The result is None if one points into a copy.
+        The result is None if one points into a copy, or if two of the tensors are the same, as query and key may be:
+        other calls of the kind may tell them apart.
         """
         order = {id(tensor): place for place, tensor in enumerate(tensors)}
+        if len(order) < len(tensors):
+            return None
         order |= {id(part): len(tensors) - 1 for part in (self._kept.log_sums, self._kept.rounded_off)}
         if any(id(tensor) not in order for _, tensor in self.pointers):
             return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..fields import Call
-from ..logsums import LogSums, put_nothing
+from ..logsums import LogSums
 from ..operators import Backend, Operators, Results
 from ..precision import without_autocast
 from ..terms import position_values
@@ -75,9 +75,8 @@ class Triton(Backend):
     def forward(self, call: Call) -> Results:
         out, norm = call.new_output(), self.new_kept(call)
         if out.numel() == 0 or call.n_k == 0:
-            lse = call.new_lse()
-            put_nothing(lse)
-            return out.zero_(), norm.fill_(math.inf), lse
+            norm.fill_(math.inf)
+            return out.zero_(), norm, _lse_of(norm) if call.wants_lse else None
         with torch.no_grad(), without_autocast(out.device), _on(out.device):
             dropout_seeds = dropout_seeds_of(call)
             for part, rows in parts_of(call):
