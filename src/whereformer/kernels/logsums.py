@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 LogSums: TypeAlias = Tensor
@@ -13,9 +12,3 @@ LogSums: TypeAlias = Tensor
 Beside a bias of 1e9, one float32 could not tell how many keys share a row's attention. A row that may not attend to
 anything has -inf and 0. Only the second number has a gradient, which is that of both together.
 """
-
-
-def put_nothing(found: LogSums) -> None:
-    """Fill in rows that may not attend to anything."""
-    if found.numel():
-        found[0], found[1] = -torch.inf, 0.0
