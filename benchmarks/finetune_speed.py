@@ -33,10 +33,10 @@ from transformers import (
 
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
+from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.shared import SharedTrainer, shared_loader
-from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.finetune.models import load, load_tokenizer
 from whereformer.studies.finetune.variants import Variant
 

@@ -57,11 +57,11 @@ from whereformer.data.masks import HELD_OUT_RATE, IGNORED, Batches, HeldOut
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.errors import InputError
 from whereformer.files import new_folder
+from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.provenance import write_results
 from whereformer.lab.score import lm_score
 from whereformer.lab.training.metrics import WORD_METRICS
 from whereformer.lab.training.optimizer import build_optimizer
-from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.pretrain.schedule import parsed_lengths
 
 # The funnels' blocks cost as much as the plain encoder's. In pretraining, funnels have one more layer, the decoder.

@@ -35,10 +35,10 @@ from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
 from whereformer.lab.jobs import spread
+from whereformer.lab.loading import load
 from whereformer.lab.options import listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
-from whereformer.studies.analyze.loading import load
 from whereformer.studies.analyze.sources import sources_of
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")

@@ -112,6 +112,15 @@ def test_a_misspelled_word_is_refused_without_the_imports_that_take_seconds(word
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "named"), [(["--out", ""], "--out"), (["--out="], "--out"), (["--out", " "], "--out"), ([""], "probe")]
+)
+def test_an_empty_word_is_no_path(words, named, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert fails(capsys, "probe", *words) == f"whereformer: {named}: got an empty word"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("given", [[], ["nope"]])
 def test_no_command_or_an_unknown_one_is_an_error_that_lists_them(given, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -19,6 +19,7 @@ from tests.studies import finetuning, parallel_text
 from whereformer.cli.flags import METAVARS, flag
 from whereformer.cli.main import COMMANDS, command_class, main
 from whereformer.cli.translate import TranslateRun, TranslateTrain
+from whereformer.lab.recipe import Recipe
 from whereformer.lab.study import Study
 
 resource = pytest.importorskip("resource", reason="this system does not tell how much memory was used")
@@ -33,7 +34,7 @@ BEGINS = {
 """Where some commands begin their work, once all checks are done. Other studies are stopped once their job is made."""
 
 KINDS = {
-    **{name: command_class(name) for name in COMMANDS if name not in ("positions", "translate")},
+    **{name: command_class(name) for name in COMMANDS if name not in ("positions", "run", "translate")},
     "translate train": TranslateTrain,
     "translate run": TranslateRun,
 }
@@ -146,10 +147,11 @@ def outcome(command, given, *more):
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         patched.setattr(torch, "set_num_threads", lambda number: None)
         patched.setattr(BEGINS.get(command, "whereformer.lab.study.do"), begin)
+        patched.setattr("whereformer.lab.run.Run.__enter__", begin)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(said))
-        to = ["--out", str(folder / "out")] if issubclass(KINDS[command], Study) else []
+        to = ["--out", str(folder / "out")] if issubclass(KINDS[command], Study | Recipe) else []
         try:
             main([*command.split(), *given.get(command, []), *to, *more])
         except SystemExit as stop:

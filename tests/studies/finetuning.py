@@ -9,7 +9,7 @@ from pyarrow import parquet
 from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.data.glue import GLUE
 from whereformer.data.tokenizers import fit_tokenizer
-from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.lab.loading import quiet_transformers
 
 NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
 VERBS = ["saw", "met", "heard", "liked"]

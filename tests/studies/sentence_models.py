@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from whereformer.data.tokenizers import fit_tokenizer
-from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.lab.loading import quiet_transformers
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
 MODULES = ("Transformer", "Pooling", "Normalize")

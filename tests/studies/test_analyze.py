@@ -19,8 +19,8 @@ from whereformer.cli.main import main
 from whereformer.data import corpus
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
+from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.progress import Progress
-from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.analyze.results import AnalyzeResults
 from whereformer.studies.analyze.run import AnalyzeJob, analyze_model
 from whereformer.studies.analyze.settings import Analyze

@@ -16,9 +16,9 @@ from tests.studies.finetuning import columns, save_glue, save_model
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue
+from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.progress import Progress
 from whereformer.lab.training.optimizer import build_optimizer
-from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.positions.tisa import Tisa
 from whereformer.studies.finetune import run as finetune
 from whereformer.studies.finetune.models import fresh

@@ -15,7 +15,7 @@ from tests.failing import fails, refusals
 from tests.studies.parallel_text import pairs, train, translated, write
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
-from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.lab.loading import quiet_transformers
 from whereformer.studies.translate import translating
 
 LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=260", "--every=260"]

@@ -25,9 +25,9 @@ from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import subwords
 from whereformer.errors import InputError
+from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.progress import Progress
 from whereformer.lab.training.optimizer import build_schedule
-from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.translate import parallel
 from whereformer.studies.translate.examples import collate, prepare
 from whereformer.studies.translate.model import build_config

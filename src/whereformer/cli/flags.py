@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from textwrap import dedent
 from types import UnionType
@@ -25,7 +25,7 @@ from tyro.constructors import (
 )
 
 from ..errors import InputError
-from ..lab.study import default, flag
+from ..lab.recipe import Recipe, default, flag, is_listed, own_first
 
 PACKAGE = __name__.partition(".")[0]
 FILES = ("pairs", "references", "source", "target", "train", "plugin")
@@ -51,10 +51,16 @@ SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 """Placeholders by type, for all other fields."""
 
 
-def registry() -> ConstructorRegistry:
-    """Return the rules by which tyro shows our dataclasses, which know nothing of tyro."""
+def registry(*, quick: bool = False) -> ConstructorRegistry:
+    """Return the rules by which tyro shows our dataclasses, which know nothing of tyro.
+
+    A recipe becomes a dictionary of its options, since tyro would hide what a recipe says of a bad one.
+
+    Args:
+        quick: whether recipes have the defaults of a quick look.
+    """
     found = ConstructorRegistry()
-    found.struct_rule(_dataclass_rule)
+    found.struct_rule(partial(_dataclass_rule, quick))
     found.primitive_rule(_optional_rule)
     return found
 
@@ -70,7 +76,7 @@ def flags_of(command: Any) -> dict[str, str]:
     """Return a command's flags by field name. ``FLAGS`` has those that don't follow from a field's name."""
     flags: dict[str, str] = {}
     for field in dataclasses.fields(command):
-        value = getattr(command, field.name)
+        value = getattr(command, field.name, None)
         flags |= flags_of(value) if dataclasses.is_dataclass(value) else {field.name: flag(field.name)}
     return flags | getattr(command, "FLAGS", {})
 
@@ -80,30 +86,36 @@ def _replace_names(text: str, flags: dict[str, str]) -> str:
     return re.sub("``?([a-z_]+)``?", lambda found: flags.get(found[1], found[0]), text)
 
 
-def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+def _dataclass_rule(quick: bool, info: StructTypeInfo) -> StructConstructorSpec | None:
     """Describe a dataclass of ours as tyro's own rule does, but with our help texts and placeholders."""
-    if not dataclasses.is_dataclass(info.type) or info.type.__module__.partition(".")[0] != PACKAGE:
+    kind: Any = info.type
+    recipe = _is_recipe(kind)
+    if not recipe and (not dataclasses.is_dataclass(kind) or kind.__module__.partition(".")[0] != PACKAGE):
         return None  # tyro's own dataclasses
-    hints, documentation = get_type_hints(info.type, include_extras=True), _documentation(info.type)
-    flags = {name: flag(name) for name in hints} | getattr(info.type, "FLAGS", {})
-    metavars = METAVARS | getattr(info.type, "METAVARS", {})
-    own = info.type.__annotations__
+    usual = kind.QUICK if recipe and quick else {}
+    hints, documentation = get_type_hints(kind, include_extras=True), _documentation(kind)
+    flags = {name: flag(name) for name in hints} | getattr(kind, "FLAGS", {})
+    metavars = METAVARS | getattr(kind, "METAVARS", {})
+    defaults = {
+        field.name: usual.get(field.name, default(field, tyro.MISSING_NONPROP)) for field in dataclasses.fields(kind)
+    }
     return StructConstructorSpec(
-        info.type,
+        dict if recipe else kind,
         tuple(
             StructFieldSpec(
                 field.name,
-                _with_looks(
-                    hints[field.name], metavars.get(field.name), default(field, tyro.MISSING_NONPROP), flags[field.name]
-                ),
-                default(field, tyro.MISSING_NONPROP),
+                _with_looks(hints[field.name], metavars.get(field.name), defaults[field.name], flags[field.name]),
+                defaults[field.name],
                 # Without a help text, tyro uses the docstring of a group's class.
                 _replace_names(documentation[field.name], flags) if field.name in documentation else None,
             )
-            # Those that the class declares itself come before those that it shares with others.
-            for field in sorted(dataclasses.fields(info.type), key=lambda field: field.name not in own)
+            for field in own_first(kind)
         ),
     )
+
+
+def _is_recipe(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Recipe)
 
 
 def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
@@ -124,6 +136,8 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | U
 def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     """Annotate a field's type with its placeholder and default for --help; the type's own annotations have priority."""
     inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if is_listed(hint):
+        return _with_commas(get_args(inner)[0], metavar)
     # The help text itself says what happens if the option is left out.
     note = "" if default in (None, ()) or isinstance(default, bool) else None
     shown = _metavar(inner, metavar)
@@ -131,6 +145,18 @@ def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
         shown = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else f"[{flag}]" if default is None else flag
         said.append(tyro.conf.Positional)
     return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
+
+
+def _with_commas(kind: type, metavar: str | None) -> Any:
+    """Return the type of several values of a kind that are one word, with commas, on the command line."""
+    spec: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar or "A,B",
+        instance_from_str=lambda words: words[0],  # the recipe reads it
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(f"{x:g}" if kind is float else str(x) for x in value)],
+    )
+    return Annotated[tuple[kind, ...], spec]  # type: ignore[valid-type]
 
 
 def _metavar(kind: Any, named: str | None) -> str | None:

@@ -164,7 +164,7 @@ class Call:
         start, stride, key_start, key_stride = self.affine
         if keys is not None:
             key_start += keys.start * key_stride
-        return replace(self, **changes, affine=(start + rows.start * stride, stride, key_start, key_stride))
+        return replace(self, **changes, affine=[start + rows.start * stride, stride, key_start, key_stride])
 
     def new_output(self) -> Tensor:
         """Allocate the output in the layout that suits the projection after it, and not as a view: autograd lets nobody

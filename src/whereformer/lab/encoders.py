@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from ..models import EncoderConfig
+from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ..models.heads import EncoderWithLMHead
+from ..positions import PositionRangeError
 
 Model = TypeVar("Model", bound=EncoderWithLMHead)
+Value = TypeVar("Value")
 
 BASELINE = "none"
 """The method without positions, whose weights all models start from."""
@@ -53,3 +56,23 @@ def build_model(kind: type[Model], config: EncoderConfig, baseline: EncoderConfi
     missing = model.load_state_dict(backbone, strict=False).missing_keys
     assert all(name.startswith("encoder.position.") for name in missing), missing
     return model
+
+
+def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCausalLM:
+    """Build an untrained language model. With the same seed, all methods start from the weights of BASELINE."""
+    kind = EncoderForCausalLM if config.causal else EncoderForMaskedLM
+    # The names of an encoder's labels are for two of them.
+    fields = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
+    baseline = EncoderConfig.from_dict({**fields, "position": BASELINE, "position_options": {}})
+    return build_model(kind, config, baseline, seed)
+
+
+def at_lengths(lengths: Sequence[int], score: Callable[[int], Value]) -> list[Value | str]:
+    """Return the score at each length, or why there is none: the position method has no positions so far out."""
+    found: list[Value | str] = []
+    for length in lengths:
+        try:
+            found.append(score(length))
+        except PositionRangeError as error:
+            found.append(str(error))
+    return found

@@ -80,6 +80,7 @@ class Sheet:
         named: the index of the column that names the rows.
         sortable: whether readers of a page can sort it.
         kind: a CSS class for the page.
+        folded: whether it is on pages only, where a click opens it.
     """
 
     title: str
@@ -89,6 +90,7 @@ class Sheet:
     named: int = 0
     sortable: bool = False
     kind: str = ""
+    folded: bool = False
 
     @classmethod
     def of(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, ge
 from ..errors import InputError, shown
 from .progress import Progress
 from .ranks import is_main
+from .recipe import default, flag, own_first
 
 if TYPE_CHECKING:
     from .shown import Shown
@@ -74,8 +75,7 @@ def command_line(options: Any, name: str) -> str:
 
 def _words(options: Any, flags: dict[str, str]) -> list[str]:
     words: list[str] = []
-    own = list(type(options).__annotations__)
-    for field in sorted(fields(options), key=lambda field: own.index(field.name) if field.name in own else len(own)):
+    for field in own_first(type(options)):
         value = getattr(options, field.name)
         if is_dataclass(value):
             words += _words(value, flags)
@@ -88,18 +88,6 @@ def _words(options: Any, flags: dict[str, str]) -> list[str]:
             else:  # words without a flag come first, where no flag takes them for its own
                 words = [*map(str, listed), *words]
     return words
-
-
-def flag(name: str) -> str:
-    """Return the flag of a field: ``--max-length`` for ``max_length``."""
-    return f"--{name.replace('_', '-')}"
-
-
-def default(field: Field[Any], without: Any = MISSING) -> Any:
-    """Return a field's default, or ``without`` if it has none."""
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return without if field.default is MISSING else field.default
 
 
 def do(study: Study, progress: Progress) -> tuple[Shown, list[Path]]:

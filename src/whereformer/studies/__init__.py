@@ -16,7 +16,6 @@ STUDIES = {
     "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",
-    "probe": "probe.settings:Probe",
     "translate": "translate.settings:TranslateTrain",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""

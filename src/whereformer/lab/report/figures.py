@@ -119,12 +119,22 @@ def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure
         width, height: in CSS pixels; at this size the figure's text is as large as the page's.
         paint: fills the empty figure that it is given.
     """
+    return _inline(_svg(width, height, paint), name, label)
+
+
+def _svg(width: int, height: int, paint: Callable[[Figure], None]) -> str:
+    """Let ``paint`` fill a figure, and return the SVG file, in the colors that stand for others."""
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(width / 72, height / 72))
         paint(figure)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return _inline(file.getvalue(), name, label)
+    return file.getvalue()
+
+
+def as_file(width: int, height: int, paint: Callable[[Figure], None]) -> str:
+    """Let ``paint`` fill a figure, and return an SVG file of it in the page's light colors, on nothing."""
+    return re.sub(r"#0000\w\w", lambda color: PRINTED.get(color[0], color[0]), _svg(width, height, paint))
 
 
 def printed(stem: str, width: int, height: int, paint: Callable[[Figure], None]) -> dict[str, bytes]:

@@ -33,6 +33,7 @@ from ...errors import InputError, one_line
 from ...files import naming
 from .. import ranks
 from ..jobs import threads
+from ..loading import quiet_transformers
 from ..progress import Progress
 from ..provenance import provenance
 from ..sheet import Sheet
@@ -41,7 +42,7 @@ from .folder import KEPT_CHECKPOINTS, Folder, Kind
 from .results import TrainingPlan, losses_of, score_texts
 from .shared import Batch, Count, SharedTrainer
 from .trackers import tracker
-from .trainer import quiet_transformers, slow_dtype, training_arguments
+from .trainer import slow_dtype, training_arguments
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
 """Scores a batch: takes a model and a batch, and returns a sum and the number of items summed for each score."""

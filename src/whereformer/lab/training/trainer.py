@@ -1,14 +1,11 @@
-"""The arguments of transformers' Trainer, and how its own output is silenced."""
+"""The arguments of transformers' Trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import TrainingArguments
-from transformers import logging as transformers_logging
 
 from .. import ranks
 
@@ -61,18 +58,3 @@ def slow_dtype(dtype: str, device: torch.device) -> list[str]:
     if device.type == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
         return ["note: this processor has no instructions for bfloat16; --dtype float32 is much faster here"]
     return []
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and notes, which would garble ours."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()

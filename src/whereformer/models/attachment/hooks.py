@@ -176,8 +176,8 @@ class Enter:
             forward.calls += 1
             if layer not in self.layers:
                 raise RuntimeError(
-                    "whereformer: layers that share weights ran in another order than when attached, or "
-                    f"{type(module).__name__} attends several times each time it runs"
+                    f"whereformer: {type(module).__name__} attends several times each time it runs, or layers that "
+                    "share weights ran in another order than when attached; no method can tell its passes apart"
                 )
         hidden = args[0] if args else kwargs["hidden_states"]
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.

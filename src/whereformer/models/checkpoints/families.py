@@ -413,3 +413,7 @@ FAMILIES = {
     ),
 }
 """The families by their ``model_type``."""
+
+# RoBERTa with other vocabularies: bge-m3 and multilingual-e5 are the first.
+for _kind, _name in (("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert")):
+    FAMILIES[_kind] = FAMILIES["roberta"]._replace(name=_name)

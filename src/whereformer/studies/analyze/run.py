@@ -20,6 +20,7 @@ from ...analysis.toeplitz import diagonals, from_diagonals, pairs, toeplitz_part
 from ...data import corpus
 from ...errors import InputError
 from ...lab.jobs import threads
+from ...lab.loading import load, named_errors, tokenizer_of
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.study import command_line
@@ -28,7 +29,6 @@ from ...models.checkpoints.files import find_config, find_weights, read_tensors
 from ...models.checkpoints.loading import check_weights
 from ...models.checkpoints.sources import KINDS, source_of
 from ...positions import PositionRangeError
-from .loading import load, named_errors, tokenizer_of
 from .results import AnalyzeResults
 from .settings import Analyze
 from .sources import ModelSource

@@ -96,7 +96,7 @@ def keep_model(model: EncoderWithLMHead, out: Path, settings: CompareSettings, p
         InputError: if the disk is full.
     """
     # Imported here because it imports transformers' Trainer, which takes a second.
-    from ...lab.training.trainer import quiet_transformers
+    from ...lab.loading import quiet_transformers
 
     model.config.sparse_prediction = False
     with quiet_transformers(), new_folder(model_folder(out, position, seed)) as partial:

@@ -14,10 +14,10 @@ from ...data.encode import TokenizerChoice, open_or_encode
 from ...data.masks import HELD_OUT_RATE, HeldOut
 from ...errors import InputError
 from ...lab.encoders import BASELINE
+from ...lab.loading import quiet_transformers
 from ...lab.progress import Progress
 from ...lab.score import Cannot
 from ...lab.sheet import Cell, Column, Sheet
-from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForMaskedLM
 from ...positions import build_position
 from .models import model_folder, model_problem, untrained

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...errors import InputError
+from ...lab.loading import load, tokenizer_of
 from ...models import Encoder
 from ...models.checkpoints.files import check_has_config
 from ...models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
 from ...positions.learned import Learned
-from ..analyze.loading import load, tokenizer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

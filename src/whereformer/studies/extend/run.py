@@ -17,11 +17,11 @@ from ...errors import InputError
 from ...files import new_folder
 from ...lab import manifest
 from ...lab.jobs import threads
+from ...lab.loading import quiet_transformers
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.store import FILE
 from ...lab.training.card import write_changed_card
-from ...lab.training.trainer import quiet_transformers
 from .checkpoint import SentenceEncoder, extended, load_encoder, save_encoder
 from .judge import Judge
 from .results import ExtendResults, ExtendText

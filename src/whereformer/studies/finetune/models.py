@@ -10,12 +10,11 @@ from transformers import AutoTokenizer
 
 from ...errors import InputError
 from ...files import check_regular_in
+from ...lab.loading import named_errors, quiet_transformers
 from ...lab.methods import about_method
-from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForSequenceClassification, load_pretrained
 from ...models.checkpoints.files import find_config
 from ...positions import method_names
-from ..analyze.loading import named_errors
 from .variants import OWN, Variant
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from ...data import glue
 from ...data.glue import Data
 from ...data.rows import Rows, check_tokenizer, tokenized
 from ...errors import InputError
+from ...lab.loading import quiet_transformers
 from ...lab.options import listed
 from ...lab.progress import Progress
-from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderConfig, EncoderForSequenceClassification
 from ...positions import PositionRangeError
 from .models import fingerprint_of, load

@@ -16,11 +16,12 @@ from ...errors import InputError
 from ...lab import ranks
 from ...lab.fingerprint import fingerprint
 from ...lab.jobs import threads
+from ...lab.loading import quiet_transformers
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...lab.shown import Plan
 from ...lab.store import complete, missing
-from ...lab.training.trainer import quiet_transformers, slow_dtype
+from ...lab.training.trainer import slow_dtype
 from .prepare import Checked, Encoded, prepare
 from .report import plan
 from .results import FinetuneResults, KeptCurves, Shown, TunedModel

@@ -9,7 +9,7 @@ import torch
 
 from ...data import batches, subwords
 from ...errors import InputError, shown
-from ...lab.training.trainer import quiet_transformers
+from ...lab.loading import quiet_transformers
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.checkpoints.files import find_config, find_weights, read_header
 from ...models.checkpoints.loading import check_header, check_weights

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
+from transformers import logging as transformers_logging
 
-from ...errors import InputError
-from ...files import check_regular_in
-from ...lab.training.trainer import quiet_transformers
-from ...models import Encoder, load_pretrained
-from ...models.checkpoints.files import find_config
+from ..errors import InputError
+from ..files import check_regular_in
+from ..models import Encoder, load_pretrained
+from ..models.checkpoints.files import find_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,3 +66,18 @@ def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
             # For a missing or broken file the libraries raise all kinds of errors.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
     return None, f"no tokenizer can be read for {path} ({reason})"
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars and notes, which would garble ours."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

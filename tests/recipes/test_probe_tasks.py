@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whereformer.data.masks import IGNORED
-from whereformer.studies.probe import tasks
-from whereformer.studies.probe.tasks import CLS, DEEPEST, DEPTH, FIRST, MASK, OPEN, TASKS, VOCABULARY
-from whereformer.studies.probe.train import HeldOutRows
+from whereformer.recipes import probe
+from whereformer.recipes.probe import CLS, DEEPEST, DEPTH, FIRST, MASK, OPEN, TASKS, VOCABULARY, Rows
 
 HALVES = ("copy", "sort")
 
@@ -148,7 +147,7 @@ def test_the_depth_that_is_guessed_without_positions_is_the_most_likely():
     for row in product((True, False), repeat=8):
         chance, depth, found = 1.0, 0, []
         for opens in row:
-            chance *= (1.0 if opens else 0.0) if depth == 0 else tasks.OPENING if opens else 1 - tasks.OPENING
+            chance *= (1.0 if opens else 0.0) if depth == 0 else probe.OPENING if opens else 1 - probe.OPENING
             depth += 1 if opens else -1
             found.append(min(depth, DEEPEST))
         for opens, answer in zip(row, found, strict=True):
@@ -160,12 +159,12 @@ def test_the_depth_that_is_guessed_without_positions_is_the_most_likely():
 
 
 def test_the_key_needs_no_guess():
-    assert HeldOutRows.of("passkey", 16).guess == 1.0
+    assert Rows.of("passkey", 16).guess == 1.0
 
 
 def test_guesses_by_numbers():
     # The most common of 8 symbols out of 16 has 2.06 of them on average (counted over many rows).
-    assert HeldOutRows.of("copy", 16).guess == pytest.approx(2.06 / 8, abs=0.015)
-    assert HeldOutRows.of("copy", 16).guess == HeldOutRows.of("sort", 16).guess
-    assert HeldOutRows.of("previous", 16).guess < HeldOutRows.of("copy", 16).guess
-    assert 0.4 < HeldOutRows.of("brackets", 16).guess < 0.6
+    assert Rows.of("copy", 16).guess == pytest.approx(2.06 / 8, abs=0.015)
+    assert Rows.of("copy", 16).guess == Rows.of("sort", 16).guess
+    assert Rows.of("previous", 16).guess < Rows.of("copy", 16).guess
+    assert 0.4 < Rows.of("brackets", 16).guess < 0.6

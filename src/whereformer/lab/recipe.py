@@ -1,0 +1,278 @@
+"""A recipe: the options of a study, which are its command line, its Python function, its settings and its record.
+
+A recipe is a frozen dataclass. The docstring below a field is the help text of its flag. Markers in the field's
+annotation say which values it takes, and whether it may differ when a run is continued.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable
+from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from ..errors import InputError, shown
+from .options import MOST_COUNT, MOST_JOBS, MOST_SIZE
+
+if TYPE_CHECKING:
+    from .report.report import Report
+    from .run import Run
+
+
+class Lazy:
+    """A module that is imported on first use, so that ``--help`` need not wait for torch."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+class Free:
+    """Marks an option that may differ when a run is continued, since it decides no number of a record."""
+
+
+class Listed:
+    """Marks several values that are separated by commas on the command line."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Marks a number that lies between two others, ends included; of several numbers, each does."""
+
+    low: float
+    high: float
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise an InputError for another value."""
+        for number in value if isinstance(value, tuple) else (value,):
+            if not self.low <= number <= self.high:
+                expected = f"{self.low:.10g} to {self.high:.10g}"
+                if self.high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
+                    expected = f"at most {self.high}" if number > self.high else f"at least {self.low}"
+                raise InputError(name, f"expected {expected}, got {shown(number)}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Marks several names, each of which is one of these."""
+
+    names: tuple[str, ...]
+
+    def check(self, name: str, value: tuple[str, ...]) -> None:
+        """Raise an InputError for another name."""
+        for chosen in value:
+            if chosen not in self.names:
+                raise InputError(name, f"expected {', '.join(self.names)}, got {shown(chosen)}")
+
+
+Names = Annotated[tuple[str, ...], Listed]
+Numbers = Annotated[tuple[float, ...], Listed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Base class of recipes. A subclass has a NAME, its options, and :meth:`run`."""
+
+    NAME: ClassVar[str]
+    QUICK: ClassVar[dict[str, Any]] = {}
+    """The defaults of options with ``quick``, if there is such an option."""
+    MANY: ClassVar[bool] = False
+    """Whether several processes of a launcher, such as torchrun, can do it together."""
+    SMALL: ClassVar[bool] = False
+    """Whether its models are so small that a second thread hardly helps: then each is trained with one."""
+    MAKES_FILES: ClassVar[bool] = False
+    """Whether its files are what it is for, such as a model, so that the Python function needs the argument ``out``."""
+
+    out: Annotated[Path, Free]
+    """Folder for the results."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
+    """Where to train. "auto" is a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        for name, hint in hints(type(self)).items():
+            value = _as_declared(name, hint, getattr(self, name))
+            object.__setattr__(self, name, value)
+            for marker in get_args(hint)[1:] if get_origin(hint) is Annotated and value is not None else ():
+                if hasattr(marker, "check"):
+                    marker.check(name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Check what concerns several options. It imports no torch.
+
+        Raises:
+            InputError: if they do not fit each other.
+        """
+
+    def resolved(self) -> Self:
+        """Return the recipe with whatever its options stand for, such as all methods for "all". It may import torch.
+
+        Raises:
+            InputError: if an option stands for nothing.
+        """
+        return self
+
+    def run(self, run: Run) -> Report:
+        """Do what the folder lacks, and return the report."""
+        raise NotImplementedError
+
+    def record(self) -> dict[str, Any]:
+        """Return the options that decide a number, as JSON has them."""
+        kinds = hints(type(self))
+        options = {name: value for name, value in asdict(self).items() if Free not in get_args(kinds[name])}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+
+    def command(self) -> str:
+        """Return the command line that gives this recipe, in another folder."""
+        usual = self.QUICK if getattr(self, "quick", False) else {}
+        words = ["whereformer", self.NAME]
+        for field in own_first(type(self)):
+            value = getattr(self, field.name)
+            if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
+                continue
+            parts = value if isinstance(value, tuple) else (value,)
+            texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
+            commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
+            words += [flag(field.name), *([] if value is True else [",".join(texts)] if commas else texts)]
+        return shlex.join(words)
+
+    def start(self, *, quiet: bool = False) -> Report:
+        """Run the recipe in its folder, and write the report there.
+
+        Raises:
+            InputError: if an option is bad, or the folder holds something else.
+        """
+        from .run import Run
+
+        recipe = self.resolved()
+        options = {"recipe": self.NAME, **recipe.record()}
+        jobs = getattr(recipe, "jobs", None)
+        with Run(recipe.out, options, device=recipe.device, jobs=jobs, small=self.SMALL, quiet=quiet) as run:
+            facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
+            report = replace(recipe.run(run), command=recipe.command(), facts=facts)
+            if run.is_main:
+                report.write(recipe.out)
+        return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyRuns(Recipe):
+    """Base class of recipes whose runs are independent of one another."""
+
+    jobs: Annotated[int | None, Range(1, MOST_JOBS), Free] = None
+    """How many runs at a time, each in a process of its own. Default: one for each GPU; of small models on the CPU, one
+    for each core, but at most 8."""
+
+
+def function(kind: type[Recipe]) -> Callable[..., Report]:
+    """Return a recipe as a Python function of its options, by name only.
+
+    Without ``out``, nothing is kept but the report. ``quiet=True`` shows no progress.
+    """
+
+    def call(*, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
+        known = hints(kind)
+        for name in options:
+            if name not in known:
+                close = get_close_matches(name, known, 1)
+                hint = f"; did you mean {close[0]!r}?" if close else f"; expected some of {', '.join(known)}"
+                raise InputError(name, f"{kind.NAME} has no such option{hint}")
+        for field in fields(kind):
+            if field.name not in ("out", *options) and default(field) is MISSING:
+                raise InputError(field.name, f"expected {field.type}, got none")
+        if out is None and kind.MAKES_FILES:
+            raise InputError("out", "expected a folder for the model, got None")
+        usual = kind.QUICK if options.get("quick") else {}
+        with TemporaryDirectory() as scratch:
+            return kind(**{**usual, **options, "out": scratch if out is None else out}).start(quiet=quiet)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            keyword,
+            default=None if field.name == "out" else default(field, inspect.Parameter.empty),
+            annotation=field.type,
+        )
+        for field in fields(kind)
+    ]
+    quiet = inspect.Parameter("quiet", keyword, default=False, annotation="bool")
+    call.__name__ = call.__qualname__ = kind.NAME
+    call.__doc__ = inspect.getdoc(kind)
+    call.__signature__ = inspect.Signature([*parameters, quiet])  # type: ignore[attr-defined]  # a function may have one
+    return call
+
+
+def hints(kind: type[Recipe]) -> dict[str, Any]:
+    """Return the annotation of each option, with its markers."""
+    found = get_type_hints(kind, include_extras=True)
+    return {field.name: found[field.name] for field in fields(kind)}
+
+
+def is_listed(hint: Any) -> bool:
+    """Return whether an option's values are separated by commas."""
+    return Listed in get_args(hint)
+
+
+def flag(name: str) -> str:
+    """Return the flag of a field: ``--max-length`` for ``max_length``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def default(field: Field[Any], without: Any = MISSING) -> Any:
+    """Return a field's default, or ``without`` if it has none."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return without if field.default is MISSING else field.default
+
+
+def own_first(kind: type[Any]) -> list[Field[Any]]:
+    """Return the fields: those that the class declares itself, in its order, then those that it shares with others."""
+    own = list(kind.__annotations__)
+    return sorted(fields(kind), key=lambda field: own.index(field.name) if field.name in own else len(own))
+
+
+def _as_declared(name: str, hint: Any, value: Any) -> Any:
+    """Return a value of the declared type, for which text, a list or a whole number may stand."""
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if value is None and NoneType in options:
+        return None
+    kind = options[0]
+    if get_origin(kind) is tuple:
+        return _several(name, get_args(kind)[0], value, commas=is_listed(hint))
+    if get_origin(kind) is Literal:
+        if value in get_args(kind):
+            return value
+        raise InputError(name, f"expected {', '.join(map(str, get_args(kind)))}, got {shown(value)}")
+    if kind in (Path, str) and isinstance(value, str | Path):
+        return kind(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is kind:
+        return value
+    raise InputError(name, f"expected {kind.__name__}, got {shown(value)}")
+
+
+def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, ...]:
+    """Return distinct values of a type from a sequence, from one, or from text with commas."""
+    parts = value.split(",") if commas and isinstance(value, str) else value
+    parts = parts if isinstance(parts, list | tuple) else [parts]
+    words = [part.strip() if isinstance(part, str) else part for part in parts]
+    if not all(isinstance(word, str | Path) or (kind is float and type(word) in (int, float)) for word in words):
+        raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
+    try:
+        found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
+    except ValueError:
+        raise InputError(name, f"expected numbers, got {shown(value)}") from None
+    if commas and not found:
+        raise InputError(name, "expected at least one, got none")
+    return found

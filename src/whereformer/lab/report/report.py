@@ -1,0 +1,129 @@
+"""A report: sentences, sheets and figures, drawn for a terminal, a notebook, a page and Markdown."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...files import write_atomically
+from ..sheet import Sheet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing.
+
+    Args:
+        title: what it shows.
+        paint: fills an empty figure of matplotlib, with the colors of :mod:`.figures`.
+        caption: how to read it.
+        size: width and height in CSS pixels.
+        folded: whether a click opens it.
+    """
+
+    title: str
+    paint: Callable[[Canvas], None]
+    caption: str = ""
+    size: tuple[int, int] = (640, 320)
+    folded: bool = False
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{re.sub('[^a-z0-9]+', '-', self.title.lower()).strip('-')}.svg"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came out of a recipe.
+
+    Args:
+        title: what was asked.
+        sentences: what the numbers say. The first is the answer.
+        parts: sheets and figures.
+        values: the numbers: what the recipe computed, by key.
+        command: the command line that repeats it.
+        facts: options and machine, by the names of these groups.
+        problem: what a command has to end with although there is a report; empty if there is nothing.
+    """
+
+    title: str
+    sentences: Sequence[str]
+    parts: Sequence[Sheet | Figure] = ()
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    command: str = ""
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def sheets(self) -> list[Sheet]:
+        """The sheets that a terminal and a notebook show."""
+        return [part for part in self.parts if isinstance(part, Sheet) and not part.folded]
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.styled import Styled
+
+        # Strings, not rich's texts: the terminal escapes what strings from outside hold.
+        return Group(*self.sheets, Styled(self.sentences[0], "bold"), *self.sentences[1:])
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        file = io.StringIO()
+        Console(file=file, width=100, markup=False, emoji=False, highlight=False).print(self)
+        return file.getvalue()
+
+    def _repr_html_(self) -> str:
+        from .page import fragment
+
+        return fragment(self.sentences, self.sheets)
+
+    def page(self) -> str:
+        """Return the report as a page, which loads nothing from elsewhere. Equal reports give identical pages."""
+        from .page import TEMPLATES, render
+
+        parts = []
+        for number, part in enumerate(self.parts, 1):
+            drawing = None
+            if isinstance(part, Figure):
+                from .figures import draw
+
+                drawing = draw(f"part-{number}", part.title, *part.size, part.paint)
+            parts.append((f"part-{number}", part, drawing))
+        return render(TEMPLATES / "report.html.j2", report=self, parts=parts, title=self.title)
+
+    def markdown(self) -> str:
+        """Return the report in Markdown. Its figures are files beside it."""
+        first, *others = self.sentences
+        lines = [f"# {self.title}", f"**{first}**", *others]
+        for part in self.parts:
+            lines.append(f"## {part.title}")
+            if isinstance(part, Sheet):
+                lines += ["\n".join(part.markdown()), *part.notes]
+            else:
+                lines += [f"![{part.title}]({part.file})", *([part.caption] if part.caption else [])]
+        command = [f"`{self.command}`"] if self.command else []
+        return "\n\n".join([*lines, *command]) + "\n"
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write the page, the Markdown and its figures to a folder, and return their paths, these first."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {"report.html": self.page(), "report.md": self.markdown()}
+        for part in self.parts:
+            if isinstance(part, Figure):
+                from .figures import as_file
+
+                files[part.file] = as_file(*part.size, part.paint)
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+        return [folder / name for name in files]

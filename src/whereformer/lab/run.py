@@ -1,0 +1,421 @@
+"""A run: the folder of a recipe. What its record has is not done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..errors import InputError, printable, shown
+from ..files import check_regular, write_atomically
+from . import ranks
+from .folder import open_folder
+from .options import find_device
+from .provenance import provenance
+from .terminal import output, say
+
+if TYPE_CHECKING:
+    from .sheet import Sheet
+
+RECORDS = "records.jsonl"
+"""The file of records in a run's folder."""
+MOST_JOBS = 8
+"""The most runs at a time, unless somebody asks for more. Each process needs about half a GiB."""
+THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
+Key = tuple[Any, ...]
+Value = TypeVar("Value")
+
+
+class Run:
+    """The folder of a recipe, locked: its records, its progress, its device and its processes.
+
+    Records are lines of JSON in one file. The first line has the recipe's options. Every other line has the value of a
+    function at a key, the seconds that it took, and a checksum. A line is added by one write and is then on the disk
+    itself. A line that was cut or changed is done again, which is said.
+
+    Args:
+        folder: the folder.
+        options: what decides the values, as JSON has it. A folder with other options is refused.
+        device: "auto", "cpu" or "cuda".
+        jobs: the number of runs at a time; None is the usual one.
+        small: whether models are so small that a second thread hardly helps. Then each is trained with one.
+        quiet: whether to show no progress.
+
+    Raises:
+        InputError: for ``out``, if the folder holds something else.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: Mapping[str, Any],
+        *,
+        device: str = "auto",
+        jobs: int | None = None,
+        small: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.is_main = ranks.is_main()
+        self.quiet = quiet or not self.is_main
+        self.device = find_device(device).type
+        self.options = json.loads(json.dumps({**options, "device": self.device}))
+        self.jobs = jobs or usual_jobs(self.device, small=small)
+        self.threads = torch.get_num_threads()  # of each run
+        if self.device == "cpu":
+            self.threads = 1 if small else max(1, self.threads // self.jobs)
+        self.counts = self.losses = None  # of the keys at work: shared with processes
+        self.slot = self.total = self.done = 0
+        self.labels: list[str] = []
+        self.order: list[str] = []
+        self.values: dict[str, Any] = {}
+        self.lines: dict[str, bytes] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs: the folder and the device, but neither records nor a lock."""
+        names = ("folder", "is_main", "quiet", "device", "threads", "slot")
+        return {name: getattr(self, name) for name in names}
+
+    def __enter__(self) -> Run:
+        with ExitStack() as stack:
+            stack.enter_context(open_folder(self.folder))
+            ranks.join(torch.device(self.device))
+            self.provenance = provenance(self.device)
+            self.console = output(quiet=self.quiet)
+            if self.is_main:
+                self._read()
+            self.values = ranks.from_main(lambda: self.values)
+            stack.enter_context(_Bar(self))
+            self._exits = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        with self._exits:
+            if self.is_main and error is None:  # in the order of the recipe, in whichever order processes were done
+                others = [name for name in self.lines if name not in self.order]
+                self._write([*self.order, *others])
+
+    def _read(self) -> None:
+        """Read the records of an earlier run, or begin new ones."""
+        path = self.folder / RECORDS
+        self.first = _line({"options": self.options, **self.provenance})
+        if not os.path.lexists(path):
+            if (self.folder / "results.json").exists():
+                raise InputError("out", f"{self.folder} holds results of another version; choose another folder")
+            self._write(())
+            return
+        check_regular("out", path)
+        earlier, found, damaged = read_records(path)
+        for name, value in self.options.items():
+            if earlier.get(name) != value:
+                raise InputError(
+                    "out",
+                    f"{self.folder} holds results with {name} {shown(earlier.get(name))}, not {shown(value)}; choose "
+                    "another folder, or use the same settings to continue",
+                )
+        for number in damaged:
+            self.say(f"line {number} of {path} is damaged; what it had is done again")
+        self.values = {name: content["value"] for name, content in found.items()}
+        self.lines = {name: _line(content) for name, content in found.items()}
+        self._write(self.lines)
+
+    def _write(self, names: Iterable[str]) -> None:
+        write_atomically(self.folder / RECORDS, b"".join([self.first, *(self.lines[name] for name in names)]))
+
+    def say(self, text: str | Sheet) -> None:
+        """Print a line or a table, above the progress."""
+        if multiprocessing.parent_process() is None and isinstance(text, str):
+            say(self.console, text)
+        elif multiprocessing.parent_process() is None:
+            self.console.print(text)
+        elif not self.quiet:
+            print(printable(str(text)), flush=True)
+
+    def expect(self, steps: int) -> None:
+        """Tell the steps of all that the recipe does, done or not, for the progress."""
+        self.total = steps
+
+    def step(self, steps: int = 1, loss: float | None = None) -> None:
+        """Tell that steps are done, and perhaps the loss so far."""
+        if self.counts is not None and self.losses is not None:
+            self.counts[self.slot] += steps
+            self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
+
+    def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
+        """Return the value of ``function(run, *arguments)``, which the record keeps.
+
+        Of several processes, the main one calls it.
+        """
+        return ranks.from_main(lambda: self.each([()], function, *arguments, kind=kind, steps=0, jobs=1)[()])
+
+    def each(
+        self,
+        keys: Iterable[Key],
+        function: Callable[..., Value],
+        *shared: Any,
+        kind: type[Value],
+        steps: int = 1,
+        jobs: int | None = None,
+    ) -> dict[Any, Value]:
+        """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
+
+        Args:
+            keys: tuples of JSON.
+            function: what is called, perhaps in another process. Its name is in the record.
+            shared: arguments that are the same for all keys.
+            kind: what it returns: a dataclass whose fields are JSON, or a type of JSON.
+            steps: how many steps a key takes, for the progress.
+            jobs: how many keys at a time; by default as many as the recipe says.
+        """
+        keys = list(keys)
+        names = {key: json.dumps([function.__name__, *key]) for key in keys}
+        missing = [key for key in keys if not self._has(names[key], kind)]
+        if steps and len(missing) < len(keys):
+            others = "; continuing with the others" if missing else ""
+            self.say(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{others}")
+        self.done += steps * (len(keys) - len(missing))
+        self.total = max(self.total, self.done + steps * len(missing))
+        self.labels = [" ".join(map(str, key)) for key in missing]
+        self.counts, self.losses = _numbers(len(missing)), _numbers(len(missing))
+        for key, value, seconds in self._work(missing, function, shared, min(jobs or self.jobs, len(missing))):
+            self._keep(names[key], value, seconds)
+        self.done += steps * len(missing)
+        self.counts = None
+        self.order += [name for name in names.values() if name not in self.order]
+        return {key: _typed(kind, self.values[name]) for key, name in names.items()}
+
+    def _has(self, name: str, kind: Any) -> bool:
+        """Return whether the record has a value of a kind."""
+        if name not in self.values:
+            return False
+        try:
+            _typed(kind, self.values[name])
+        except TypeError as error:
+            self.say(f"the record of {name} is not of this version ({error}); it is done again")
+            return False
+        return True
+
+    def _work(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Iterator[tuple[Key, Any, float]]:
+        """Yield each key with its value and the seconds that it took, in the order in which they are done."""
+        if jobs < 2 or ranks.size() > 1:
+            for self.slot, key in enumerate(keys):
+                with threads(self.threads):
+                    value, seconds = _timed(function, self, shared, key)
+                yield key, value, seconds
+            return
+        # A forked process would inherit locks and threads, and it could not use a GPU.
+        context = multiprocessing.get_context("spawn")
+        begin = (function, self, shared, self.counts, self.losses, context.Value("i", 0))
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
+        with _in_environment(dict.fromkeys(THREADS, str(self.threads))), _no_interrupts():  # when they begin
+            waiting = {pool.submit(_do, slot, key): key for slot, key in enumerate(keys)}
+        try:
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda future: future.exception() is not None):
+                    value, seconds = future.result()
+                    yield waiting.pop(future), value, seconds
+        except BrokenProcessPool:
+            advice = "perhaps for lack of memory; use fewer"
+            raise InputError("jobs", f"one of {jobs} processes ended unexpectedly, {advice}") from None
+        finally:
+            for process in multiprocessing.active_children() if waiting else ():
+                if process.pid is not None:
+                    os.kill(process.pid, signal.SIGINT)  # what trains saves, then stops
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _keep(self, name: str, value: Any, seconds: float) -> None:
+        """Add a value to the record."""
+        plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        self.values[name] = json.loads(json.dumps(plain, allow_nan=False))
+        if not self.is_main:
+            return
+        path = self.folder / RECORDS
+        line = self.lines[name] = _line({"key": name, "value": plain, "seconds": round(seconds, 2)})
+        size = path.stat().st_size
+        try:
+            with path.open("ab", buffering=0) as file:
+                file.write(line)
+                os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, size)
+            raise
+
+
+def usual_jobs(device: str, *, small: bool) -> int:
+    """Return how many runs to do at a time, unless somebody says: one for each GPU, or one on the CPU.
+
+    Small models hardly gain from a second thread. On the CPU there is one of them for each core, but at most MOST_JOBS.
+    """
+    if device == "cuda":
+        return torch.cuda.device_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_JOBS) if small else 1
+
+
+def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
+    """Return the options of a run, its records by name, and the numbers of damaged lines.
+
+    A record's name is the JSON of a list: the function's name, then the parts of the key.
+
+    Raises:
+        InputError: for ``out``, if the file is not the record of a run, or its first line is damaged.
+    """
+    first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
+    content = _content(first)
+    if content is None or "options" not in content:
+        raise InputError("out", f"{path} is not the record of a run; move it away or choose another folder")
+    found, damaged = {}, []
+    for number, line in enumerate(rest, 2):
+        record = _content(line)
+        if record is None:
+            damaged.append(number)
+        else:
+            found[record["key"]] = record
+    return content["options"], found, damaged
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    check = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return json.dumps({**content, "check": check}).encode() + b"\n"
+
+
+def _content(line: bytes) -> dict[str, Any] | None:
+    """Return the content of a line; None if it is not as it was written."""
+    try:
+        content = json.loads(line)
+        content.pop("check")
+        return content if _line(content) == line else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    return kind(**value) if hasattr(kind, "__dataclass_fields__") else value
+
+
+def _timed(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> tuple[Any, float]:
+    started = time.perf_counter()
+    return function(run, *shared, *key), time.perf_counter() - started
+
+
+def _numbers(count: int) -> Any:
+    return multiprocessing.get_context("spawn").RawArray("d", max(1, count))
+
+
+class _Bar(Progress):
+    """A progress bar that looks at the numbers of the keys at work whenever it is drawn."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=run.console,
+            refresh_per_second=2,
+            speed_estimate_period=120,
+            transient=True,
+        )
+        self.task = self.add_task("", total=None)
+
+    def get_renderables(self) -> Iterable[Any]:
+        """Draw the bar."""
+        run = self.run
+        if run.counts is not None and run.losses is not None:
+            last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            done = run.done + sum(run.counts)
+            self.update(self.task, description=printable(text), completed=done, total=run.total or None)
+        yield from super().get_renderables()
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Set torch's number of threads, unless it is None, and restore it afterwards."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _in_environment(variables: dict[str, str]) -> Iterator[None]:
+    """Let processes that begin now have these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Let processes that begin now ignore Ctrl-C, which reaches them too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_this: dict[str, Any] = {}
+"""What this process works with, if it is one of several."""
+
+
+def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, number: Any) -> None:
+    """Begin a process of several."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it works
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if run.device == "cuda":
+        with number.get_lock():
+            torch.cuda.set_device(number.value % torch.cuda.device_count())
+            number.value += 1
+    torch.set_num_threads(run.threads)
+    run.counts, run.losses = counts, losses
+    _this.update(function=function, run=run, shared=shared)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended: nobody is left to take what it computes."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _do(slot: int, key: Key) -> tuple[Any, float]:
+    run = _this["run"]
+    run.slot = slot
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _timed(_this["function"], run, _this["shared"], key)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,344 @@
+"""The training loop: one process or several, on a CPU or GPUs, and from any checkpoint to the same bits.
+
+No step waits for the device. Losses stay there, and are fetched every ``log_every`` steps; that is when NaN is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from ..data.masks import IGNORED
+from ..errors import InputError
+from ..files import move_folder
+from . import ranks
+from .training.optimizer import build_optimizer, build_schedule
+
+MANIFEST = "manifest.json"
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a model is trained.
+
+    Args:
+        steps: the number of steps.
+        rate: the peak of the learning rate.
+        kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
+        optimizer: "adamw", "stable_adamw" or "muon".
+        schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
+        warmup: steps in which the rate rises to its peak; None is a tenth of all.
+        weight_decay: decay of the backbone's matrices.
+        clip: the most that the norm of all gradients may be.
+        accumulate: parts of a batch that are computed one after another, in less memory.
+        bfloat16: whether to compute in it; None is on a GPU.
+        compiled: whether to compile the model, with CUDA graphs.
+        workers: processes that make batches ahead.
+        log_every: steps between looks at the losses.
+    """
+
+    steps: int
+    rate: float
+    kernel_rate: float | None = None
+    optimizer: str = "adamw"
+    schedule: str = "linear"
+    warmup: int | None = None
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    accumulate: int = 1
+    bfloat16: bool | None = None
+    compiled: bool = False
+    workers: int = 0
+    log_every: int = 20
+
+
+@dataclass
+class Trained:
+    """A training so far: its steps, the loss of each, and the held-out scores, each with its step."""
+
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    scores: list[list[Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where and how often a training is saved.
+
+    Args:
+        folder: the folder, for this training alone.
+        every: steps between checkpoints. After Ctrl-C or SIGTERM there is one more.
+        what: JSON that says which training it is; a checkpoint of another one is passed over.
+        say: is told which checkpoints are passed over, and why.
+        keep: how many checkpoints to keep.
+    """
+
+    folder: Path
+    every: int
+    what: Any = None
+    say: Callable[[str], None] = print
+    keep: int = 1
+
+
+class NotFiniteError(InputError):
+    """A loss is not finite. It names ``learning_rate``, and says what to try."""
+
+    @classmethod
+    def after(cls, step: int, rate: float) -> NotFiniteError:
+        """Return the error of a loss after some steps with a peak learning rate."""
+        told = f"the loss is not finite (NaN or inf) after {step} steps; {rate:g} is too high, try {rate / 4:g}"
+        return cls("learning_rate", told)
+
+    @property
+    def problem(self) -> str:
+        """What is not finite, without the advice."""
+        return self.reason.partition(";")[0]
+
+
+def train(
+    model: nn.Module,
+    batches: Callable[[int], Batch],
+    training: Training,
+    *,
+    device: str = "cpu",
+    score: Callable[[nn.Module], Any] | None = None,
+    score_at: Sequence[int] = (),
+    checkpoints: Checkpoints | None = None,
+    on_log: Callable[[int, float], None] = lambda steps, loss: None,
+) -> Trained:
+    """Train a model that returns its loss, the mean over the labels of a batch.
+
+    Args:
+        model: the model; it is moved to the device.
+        batches: returns the batch of each step from 0 on: tensors on the CPU, a row for each example, with "labels".
+            Of several processes, each takes its rows of it.
+        training: how it is trained.
+        device: "cpu" or "cuda".
+        score: computes a held-out score.
+        score_at: the numbers of steps after which it is computed.
+        checkpoints: where to save, and to continue from.
+        on_log: is told how many more steps are done, and the last loss.
+
+    Raises:
+        NotFiniteError: if a loss is not finite.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
+    """
+    state = _State.of(model, training, device)
+    done = Trained() if checkpoints is None else state.load(checkpoints)
+    if done.step:
+        on_log(done.step, done.losses[-1])
+    losses = torch.zeros(training.steps, device=state.device)
+    model.train()
+    with _interrupts() as interrupts:
+        for step, parts in enumerate(_loader(batches, done.step, training, state.device), done.step + 1):
+            losses[step - 1] = state.step(parts, training)
+            saves = checkpoints is not None and step % checkpoints.every == 0
+            scores = score is not None and step in score_at
+            stops = bool(interrupts) and ranks.size() == 1  # several processes agree below
+            if step % training.log_every and step < training.steps and not (saves or scores or stops):
+                continue
+            # From here on, it waits for the device.
+            found = ranks.gather((losses[done.step : step].tolist(), bool(interrupts)))
+            stops = any(interrupted for _, interrupted in found)
+            new = [fmean(each) for each in zip(*(values for values, _ in found), strict=True)]
+            for number, loss in enumerate(new, done.step + 1):
+                if not math.isfinite(loss):
+                    raise NotFiniteError.after(number - 1, training.rate)
+            on_log(step - done.step, new[-1])
+            done.step, done.losses = step, [*done.losses, *new]
+            if score is not None and scores:
+                done.scores.append([step, score(model)])
+                model.train()
+            if checkpoints is not None and (saves or stops) and step < training.steps:
+                state.save(checkpoints, done)
+            if stops:
+                raise KeyboardInterrupt
+    return done
+
+
+@dataclass(frozen=True)
+class _State:
+    """What changes with a step: a model, its optimizer and schedule, and torch's random numbers."""
+
+    model: nn.Module
+    wrapped: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LambdaLR
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: nn.Module, training: Training, name: str) -> _State:
+        device = torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+        model.to(device)
+        optimizer = build_optimizer(
+            model,
+            training.rate,
+            training.kernel_rate,
+            name=training.optimizer,
+            weight_decay=training.weight_decay,
+        )
+        warmup = training.steps // 10 if training.warmup is None else training.warmup
+        scheduler = build_schedule(optimizer, training.schedule, warmup, training.steps)
+        wrapped = model
+        if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
+            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        if training.compiled:
+            wrapped = torch.compile(wrapped, mode="reduce-overhead", dynamic=False)  # type: ignore[assignment]
+        return cls(model, wrapped, optimizer, scheduler, device)
+
+    def step(self, parts: Sequence[tuple[Tensor | None, Batch]], training: Training) -> Tensor:
+        """Take one step on the parts of a batch. Return this process's loss, on the device."""
+        wide = self.device.type == "cpu" if training.bfloat16 is None else not training.bfloat16
+        total = torch.zeros((), device=self.device)
+        for number, (share, part) in enumerate(parts, 1):
+            inputs = {name: each.to(self.device, non_blocking=True) for name, each in part.items()}
+            waits = number < len(parts) and isinstance(self.wrapped, DistributedDataParallel)
+            with self.wrapped.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                with nullcontext() if wide else torch.autocast(self.device.type, torch.bfloat16):
+                    loss = self.wrapped(**inputs).loss
+                if share is not None:
+                    loss = loss * share.to(self.device, non_blocking=True)
+                loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        return total
+
+    def save(self, to: Checkpoints, done: Trained) -> None:
+        """Save a training as a folder, which gets its name when all of it is on the disk."""
+        partial, folder = to.folder / "partial", to.folder / f"step-{done.step:09}"
+        if ranks.is_main():
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        ranks.wait()
+        try:
+            torch.save(_random_numbers(self.device), partial / f"random-{ranks.rank()}.pt")
+            if ranks.is_main():
+                parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+                torch.save(parts, partial / "state.pt")
+            ranks.wait()
+            if ranks.is_main():
+                files = {path.name: _size_and_hash(path) for path in sorted(partial.iterdir())}
+                content = {"what": to.what, "processes": ranks.size(), "done": asdict(done), "files": files}
+                (partial / MANIFEST).write_text(json.dumps(content))
+                move_folder(partial, folder)
+                for older in sorted(to.folder.glob("step-*"))[: -to.keep]:
+                    shutil.rmtree(older)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        ranks.wait()
+
+    def load(self, of: Checkpoints) -> Trained:
+        """Continue from the last whole checkpoint of this training, if there is one."""
+        chosen = ranks.from_main(lambda: _newest(of))
+        if chosen is None:
+            return Trained()
+        folder, done = chosen
+        parts = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
+        for name, part in parts.items():
+            getattr(self, name).load_state_dict(part)
+        numbers = torch.load(folder / f"random-{ranks.rank()}.pt", weights_only=True)
+        torch.set_rng_state(numbers["cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(numbers["cuda"], self.device)
+        return done
+
+
+def _random_numbers(device: torch.device) -> dict[str, Tensor]:
+    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
+
+
+def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
+    """Return the last whole checkpoint of a training, and say which ones are passed over."""
+    for folder in sorted(of.folder.glob("step-*"), reverse=True):
+        try:
+            content = json.loads((folder / MANIFEST).read_bytes())
+            changed = [name for name, wrote in content["files"].items() if _size_and_hash(folder / name) != wrote]
+            if changed:
+                raise ValueError(f"{changed[0]} is not what was written")
+            expected = json.loads(json.dumps({"what": of.what, "processes": ranks.size()}))
+            if any(content[name] != value for name, value in expected.items()):
+                raise ValueError("it is of another training")
+            return folder, Trained(**content["done"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            of.say(f"passing over {folder}: {reason}")
+    return None
+
+
+def _size_and_hash(path: Path) -> list[Any]:
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+@dataclass(frozen=True)
+class _Parts(Dataset[Any]):
+    """The parts of each step's batch for one process, each with its share of the labels.
+
+    The loss of a part is the mean over its labels. Times its share, and with the mean over processes that
+    DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none.
+    """
+
+    batches: Callable[[int], Batch]
+    accumulate: int
+    rank: int
+    ranks: int
+
+    def __getitem__(self, step: int) -> list[tuple[Tensor | None, Batch]]:
+        batch = self.batches(step)
+        if self.ranks * self.accumulate == 1:
+            return [(None, batch)]
+        own = {name: each[self.rank :: self.ranks] for name, each in batch.items()}
+        parts = [{name: each[at :: self.accumulate] for name, each in own.items()} for at in range(self.accumulate)]
+        total = (batch["labels"] != IGNORED).sum()
+        return [((part["labels"] != IGNORED).sum() * self.ranks / total, part) for part in parts]
+
+
+def _loader(batches: Callable[[int], Batch], start: int, training: Training, device: torch.device) -> DataLoader[Any]:
+    """Return the parts of each step from ``start`` on."""
+    return DataLoader(
+        _Parts(batches, training.accumulate, ranks.rank(), ranks.size()),
+        batch_size=None,
+        sampler=range(start, training.steps),
+        num_workers=training.workers,
+        pin_memory=device.type == "cuda",
+        # It draws a seed when its iteration begins. From torch's own generator, that would change what dropout draws
+        # after a checkpoint.
+        generator=torch.Generator(),
+    )
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield a list that is no longer empty after Ctrl-C or SIGTERM."""
+    found: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, lambda number, frame: found.append(number)) for number in numbers]
+    try:
+        yield found
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,19 @@
+"""The recipes behind the commands, one file each. The package's root has a Python function for each of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..lab.recipe import Recipe
+
+RECIPES = {"probe": "probe:Probe"}
+"""Where each recipe is. It is imported on first use, and without torch."""
+
+
+def recipe_class(name: str) -> type[Recipe]:
+    """Return a recipe by the name of its command."""
+    module, _, found = RECIPES[name].partition(":")
+    kind: type[Recipe] = getattr(import_module(f"{__name__}.{module}"), found)
+    return kind

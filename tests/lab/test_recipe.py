@@ -1,0 +1,231 @@
+"""Recipes: their options on the command line and in Python, their record, and their folder."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.failing import fails, largest_file
+from tests.lab.report.pages import Page
+from tests.lab.toy import Toy
+from whereformer.cli.main import main
+from whereformer.errors import InputError
+from whereformer.lab.folder import open_folder
+from whereformer.lab.recipe import function
+from whereformer.lab.run import read_records, usual_jobs
+
+TOY = str(Path(__file__).with_name("toy.py"))
+DOCS = Path(__file__).parents[2] / "docs"
+toy = function(Toy)
+
+
+def values(out):
+    return {name: each["value"] for name, each in read_records(Path(out) / "records.jsonl")[1].items()}
+
+
+def numbers(out):
+    return {name: value["number"] for name, value in values(out).items()}
+
+
+def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys):
+    code = re.search(r"```python\n(.*?)```", (DOCS / "architecture" / "lab.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "count_parameters.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    main(["run", "count_parameters.py", "--positions", "learned,tisa", "--out", "out"])
+    out = capsys.readouterr().out
+    assert re.search(r"learned +32,768", out)
+    assert "tisa has the fewest parameters." in out
+    assert "--hidden-size INT" in help_of(capsys, "run", "count_parameters.py")
+    (tmp_path / "empty_file.py").write_text("")
+    assert "file: expected one recipe in empty_file.py, got 0" in fails(capsys, "run", "empty_file.py")
+    assert "expected a Python file" in fails(capsys, "run", str(DOCS / "index.md"))
+
+
+def help_of(capsys, *words):
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"sizes": 3}, "sizes: toy has no such option; did you mean 'size'?"),
+        ({"xyz": 3}, "xyz: toy has no such option; expected some of"),
+        ({"size": 3.5}, "size: expected int, got 3.5"),
+        ({"size": True}, "size: expected int, got True"),
+        ({"size": 0}, "size: expected at least 1, got 0"),
+        ({"size": 2**20 + 1}, "size: expected at most 1048576, got 1048577"),
+        ({"rates": "0.5,2"}, "rates: expected 0 to 1, got 2.0"),
+        ({"rates": "x"}, "rates: expected numbers, got 'x'"),
+        ({"words": 3}, "words: expected str or several, got 3"),
+        ({"words": ","}, "words: expected at least one, got none"),
+        ({"path": 3}, "path: expected str, got 3"),
+        ({"device": "tpu"}, "device: expected auto, cpu, cuda, got 'tpu'"),
+    ],
+)
+def test_a_bad_option_is_named(given, expected):
+    with pytest.raises(InputError) as error:
+        toy(**given, quiet=True)
+    assert expected in str(error.value)
+
+
+def test_text_lists_and_whole_numbers_stand_for_an_option():
+    recipe = Toy(out="a", words="x, y,x", rates=[1, 0.25], path=Path("b"))
+    assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")
+    assert recipe.command() == "whereformer toy --words x,y --rates 1,0.25 --path b"
+    assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b"}
+    assert Toy(out="a", quick=True, seeds=1).command() == "whereformer toy --quick"
+
+
+def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["run", TOY, "--quick"])
+    assert list(values("runs/quick")) == ['["draw", 0]']
+    main(["run", TOY, "--quick", "--seeds", "2", "--out", "out"])
+    assert len(values("out")) == 2
+    assert "whereformer toy --seeds 2 --quick" in Path("out/report.html").read_text()
+
+
+def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
+    first = toy(out=tmp_path, seeds=1, jobs=1)
+    both = toy(out=str(tmp_path), seeds=2, jobs=1)
+    assert both.values[0,] == first.values[0,]
+    assert "1 of 2 runs are already done; continuing with the others" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"holds results with size 3, not 4; choose another folder, or"):
+        toy(out=tmp_path, size=4)
+    with open_folder(tmp_path), pytest.raises(InputError, match="another command is writing"):
+        toy(out=tmp_path)
+
+
+def test_folders_of_other_versions_and_pipes_are_refused(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(InputError, match="holds results of another version; choose another folder"):
+        toy(out=tmp_path)
+    os.mkfifo(tmp_path / "records.jsonl")
+    with pytest.raises(InputError, match="expected a file, got a named pipe"):
+        toy(out=tmp_path)
+
+
+@pytest.mark.parametrize("change", ["cut", "edited", "line lost", "emptied", "strange"])
+def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
+    toy(out=tmp_path, jobs=1)
+    path, before = tmp_path / "records.jsonl", numbers(tmp_path)
+    first, *lines = path.read_bytes().splitlines(keepends=True)
+    changed = {
+        "cut": lines[1][:-9] + b"\n",
+        "edited": re.sub(rb'"number": (-?\d)', rb'"number": 7', lines[1]),
+        "line lost": b"",
+        "emptied": b"\n",
+        "strange": b"[" * 5000 + b"\n",
+    }
+    assert changed[change] != lines[1]
+    path.write_bytes(first + lines[0] + changed[change] + lines[2])
+    toy(out=tmp_path, jobs=1)
+    told = f"line 3 of {path} is damaged; what it had is done again"
+    assert (told in capsys.readouterr().out) == (change != "line lost")
+    assert numbers(tmp_path) == before
+    path.write_bytes(first[5:] + b"".join(lines))
+    with pytest.raises(InputError, match="is not the record of a run; move it away or choose another folder"):
+        toy(out=tmp_path)
+
+
+def test_a_value_of_another_version_is_done_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Toy, "draw", lambda self, run, seed: {"other": 1})
+    Toy.draw.__name__ = "draw"
+    with pytest.raises(TypeError):
+        toy(out=tmp_path, seeds=1)
+    monkeypatch.undo()
+    assert toy(out=tmp_path, seeds=1).values
+    assert "is not of this version" in capsys.readouterr().out
+
+
+def test_processes_give_the_same_records_in_the_same_order(tmp_path):
+    one, two = (toy(out=tmp_path / str(jobs), jobs=jobs, quiet=True) for jobs in (1, 2))
+    assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
+    assert list(values(tmp_path / "1")) == list(values(tmp_path / "2"))
+    assert {each.process for each in one.values.values()} == {os.getpid()}
+    assert os.getpid() not in {each.process for each in two.values.values()}
+    assert {each.threads for each in two.values.values()} == {1}
+    assert 1 <= usual_jobs("cpu", small=True) <= 8
+    assert usual_jobs("cpu", small=False) == 1
+
+
+def test_a_process_that_dies_is_a_line(tmp_path):
+    with pytest.raises(InputError, match="jobs: one of 2 processes ended unexpectedly"):
+        toy(out=tmp_path, jobs=2, fails="kill", quiet=True)
+
+
+def alive(pid):
+    try:
+        # A process that has ended but is not yet waited for is a zombie.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ctrl_c_and_kill_end_all_processes_and_keep_what_is_done(number, tmp_path):
+    words = [sys.executable, "-m", "whereformer", "run", TOY, "--out", str(tmp_path), "--jobs", "2", "--fails", "wait"]
+    command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    path, until = tmp_path / "records.jsonl", time.time() + 120
+    while (not path.exists() or path.read_bytes().count(b"\n") < 3) and time.time() < until:
+        time.sleep(0.1)
+    children = [
+        int(child)
+        for task in Path(f"/proc/{command.pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    assert len(children) >= 2
+    command.send_signal(number)
+    _, err = command.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert command.returncode == 130
+        assert err == "whereformer: interrupted; finished work is kept, and the same command continues\n"
+    until = time.time() + 20
+    while any(map(alive, children)) and time.time() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+    assert list(values(tmp_path)) == ['["draw", 0]', '["draw", 2]']
+    toy(out=tmp_path, jobs=1, quiet=True)
+    assert list(values(tmp_path)) == ['["draw", 0]', '["draw", 1]', '["draw", 2]']
+
+
+def test_a_full_disk_is_a_line_and_what_is_recorded_is_kept(tmp_path, capsys):
+    main(["run", TOY, "--out", str(tmp_path), "--jobs", "1", "--seeds", "1"])
+    with largest_file((tmp_path / "records.jsonl").stat().st_size + 20):
+        line = fails(capsys, "run", TOY, "--out", str(tmp_path), "--jobs", "1")
+    assert line.startswith(f"whereformer: cannot write {tmp_path}")
+    assert line.endswith("make room, then run the same command again")
+    assert list(values(tmp_path)) == ['["draw", 0]']
+
+
+def test_a_page_has_sentences_tables_figures_options_and_machine(tmp_path):
+    report = toy(out=tmp_path, seeds=1, jobs=1, quiet=True)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page == report.page()
+    Page(page).check_self_contained()
+    Page(page).check_references()
+    for text in (
+        "Noise &lt;is&gt; noise.",
+        '<h2 id="part-1">Noise</h2>',
+        "It rises.",
+        "var(--hue-0)",
+        "words",
+        "torch",
+    ):
+        assert text in page
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "![A line](a-line.svg)" in markdown
+    svg = (tmp_path / "a-line.svg").read_text(encoding="utf-8")
+    assert "#0072b2" in svg
+    assert "#0000a0" not in svg
+    assert json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["machine"]["torch"]

@@ -1,0 +1,215 @@
+"""The training loop: the same bits after every interruption, one process or several, and no wait for the device."""
+
+import math
+import os
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import multiprocessing
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.failing import largest_file
+from whereformer.data.masks import Batches
+from whereformer.lab import ranks
+from whereformer.lab.encoders import build, small_config
+from whereformer.lab.train import Checkpoints, NotFiniteError, Training, train
+from whereformer.models import EncoderConfig
+
+STEPS = 12
+STREAM = torch.randint(5, 64, (20_000,), generator=torch.Generator().manual_seed(0))
+
+
+def model(position="tisa", dropout=0.1):
+    config = small_config(
+        vocab_size=64,
+        hidden_size=16,
+        num_attention_heads=2,
+        intermediate_size=16,
+        blocks="2",
+        position=position,
+        max_position_embeddings=16,
+    )
+    config = EncoderConfig.from_dict({**config.to_dict(), "hidden_dropout_prob": dropout})
+    return build(config, 0).requires_grad_(True)
+
+
+def batches(step):
+    inputs, labels = Batches(STREAM, 8, 16, 0.4, 64, 0)[step]
+    labels[0, : step % 8] = -100  # so that processes have different numbers of labels
+    return {"input_ids": inputs, "labels": labels}
+
+
+def plan(**options):
+    return Training(**{"steps": STEPS, "rate": 5e-3, "log_every": 5, **options})
+
+
+def weights(model):
+    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "stable_adamw", "muon"])
+@pytest.mark.parametrize("schedule", ["linear", "wsd"])
+def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_path):
+    training = plan(optimizer=optimizer, schedule=schedule, log_every=1)
+    to = Checkpoints(tmp_path, 4, {"seed": 0})
+    scores = {"score": lambda model: model.head.decoder.bias.sum().item(), "score_at": (3, 10)}
+    whole = model()
+    expected = train(whole, batches, training, **scores)
+
+    def stop(steps, loss):
+        seen.append(steps)
+        if sum(seen) == 9:
+            raise StopError
+
+    seen = []
+    with pytest.raises(StopError):
+        train(model(), batches, training, checkpoints=to, on_log=stop, **scores)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000008"]
+    (tmp_path / "partial").mkdir()  # of a kill while it was written
+    told, again = [], model()
+    found = train(again, batches, training, checkpoints=to, on_log=lambda steps, loss: told.append(steps), **scores)
+    assert found == expected
+    assert told[0] == 8
+    assert equal(weights(again), weights(whole))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(number, tmp_path):
+    to, handlers = Checkpoints(tmp_path, 100), signal.getsignal(number)
+
+    def send(step):
+        if step == 6:
+            os.kill(os.getpid(), number)
+        return batches(step)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(model(), send, plan(), checkpoints=to)
+    assert signal.getsignal(number) is handlers
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]
+    assert train(model(), batches, plan(), checkpoints=to) == train(model(), batches, plan())
+
+
+@pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other", "processes"])
+def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(damage, tmp_path):
+    told = []
+    to = Checkpoints(tmp_path, 4, {"seed": 0}, told.append, keep=2)
+    expected = train(model(), batches, plan(), checkpoints=to)
+    newest = tmp_path / "step-000000008"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000004", newest.name]
+    if damage == "flip":
+        content = bytearray((newest / "state.pt").read_bytes())
+        content[len(content) // 2] ^= 1
+        (newest / "state.pt").write_bytes(content)
+    elif damage == "delete":
+        (newest / "random-0.pt").unlink()
+    else:
+        manifest = (newest / "manifest.json").read_text()
+        changes = {"other": ('"seed": 0', '"seed": 1'), "processes": ('"processes": 1', '"processes": 2')}
+        (newest / "manifest.json").write_text(manifest.replace(*changes.get(damage, (manifest, manifest[:-9]))))
+    assert train(model(), batches, plan(), checkpoints=to) == expected
+    assert len(told) == 1
+    assert told[0].startswith(f"passing over {newest}: ")
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(tmp_path):
+    to = Checkpoints(tmp_path, 4)
+    with largest_file(2000), pytest.raises((OSError, RuntimeError)):
+        train(model(), batches, plan(), checkpoints=to)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_that_is_no_number_is_found_at_its_step(tmp_path):
+    broken = model()
+
+    def bad(step):
+        if step == 6:
+            torch.nn.init.constant_(broken.encoder.embeddings.word.weight, math.nan)
+        return batches(step)
+
+    with pytest.raises(NotFiniteError) as error:
+        train(broken, bad, plan(), checkpoints=Checkpoints(tmp_path, 8))
+    told = "learning_rate: the loss is not finite (NaN or inf) after 6 steps; 0.005 is too high, try 0.00125"
+    assert str(error.value) == told
+    assert error.value.problem == "the loss is not finite (NaN or inf) after 6 steps"
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_of_a_batch_take_the_step_of_all_of_it():
+    whole, parted = model(dropout=0.0), model(dropout=0.0)
+    one = train(whole, batches, plan()).losses
+    two = train(parted, batches, plan(accumulate=2)).losses
+    assert two == pytest.approx(one, rel=1e-4)
+    for name, weight in weights(whole).items():
+        torch.testing.assert_close(parted.state_dict()[name], weight, atol=1e-3, rtol=1e-3)
+
+
+def test_workers_give_the_same_batches():
+    assert train(model(), batches, plan(steps=4, workers=1)) == train(model(), batches, plan(steps=4))
+
+
+def together(rank, folder, port):
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
+    ranks.join(torch.device("cpu"))
+    to, mine = Checkpoints(Path(folder), 4), model(dropout=0.0)
+    done = train(mine, batches, plan(), checkpoints=to)
+    assert ranks.gather(done.losses) == [done.losses] * 2
+    again = model(dropout=0.0)
+    assert train(again, batches, plan(), checkpoints=to) == done  # from step 8
+    assert equal(weights(again), weights(mine))
+    if rank == 0:
+        torch.save((done.losses, weights(mine)), Path(folder, "found.pt"))
+    ranks.leave()
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    multiprocessing.spawn(together, (str(tmp_path), port), nprocs=2)
+    losses, found = torch.load(tmp_path / "found.pt")
+    alone = model(dropout=0.0)
+    assert train(alone, batches, plan()).losses == pytest.approx(losses, rel=1e-4)
+    for name, weight in weights(alone).items():
+        torch.testing.assert_close(found[name], weight, atol=1e-3, rtol=1e-3)
+    shutil.rmtree(tmp_path)
+
+
+class Waits(TorchDispatchMode):
+    """Counts, by step, the calls of ``.item()``, ``float(tensor)`` and ``bool(tensor)``."""
+
+    def __init__(self):
+        super().__init__()
+        self.step, self.found = 0, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ == "_local_scalar_dense":
+            self.found[self.step] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("position", ["none", "rope", "tisa", "shaw", "learned"])
+def test_no_step_waits_for_the_device(position):
+    mode, drawn = Waits(), [batches(step) for step in range(STEPS)]
+
+    def batch(step):
+        mode.step = step + 1
+        return drawn[step]
+
+    with mode:
+        train(model(position), batch, plan())
+    assert set(mode.found) <= {0, 5, 10, 12}, mode.found

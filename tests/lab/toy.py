@@ -1,0 +1,68 @@
+"""A recipe that tests run in processes of their own: it draws a number for each seed."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import torch
+
+from whereformer.lab.recipe import Free, ManyRuns, Names, Numbers, Range
+from whereformer.lab.report.figures import HUES
+from whereformer.lab.report.report import Figure, Report
+from whereformer.lab.run import Run
+from whereformer.lab.sheet import Sheet
+
+
+@dataclass(frozen=True)
+class Drawn:
+    number: float
+    threads: int
+    process: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(ManyRuns):
+    """How large is noise?"""
+
+    NAME = "toy"
+    SMALL = True
+    QUICK: ClassVar = {"seeds": 1, "out": Path("runs/quick")}
+    seeds: Annotated[int, Range(1, 100), Free] = 3
+    """How many numbers."""
+    quick: Annotated[bool, Free] = False
+    """Fewer."""
+    size: Annotated[int, Range(1, 2**20)] = 3
+    """Numbers in a mean."""
+    words: Names = ("a", "b")
+    """Words."""
+    rates: Annotated[Numbers, Range(0, 1)] = (0.5,)
+    """Rates."""
+    path: str | Path | None = None
+    """A path."""
+    fails: Annotated[str, Free] = ""
+    """What happens at seed 1."""
+
+    def run(self, run: Run) -> Report:
+        found = run.each([(seed,) for seed in range(self.seeds)], self.draw, kind=Drawn)
+        rows = [(str(seed), f"{drawn.number:.3f}") for (seed,), drawn in found.items()]
+        return Report("How large?", ["Noise <is> noise."], [Sheet.of("Noise", ["seed", "value"], rows), FIGURE], found)
+
+    def draw(self, run: Run, seed: int) -> Drawn:
+        if seed == 1 and self.fails == "kill":
+            os._exit(1)
+        if seed == 1 and self.fails == "wait":
+            time.sleep(600)
+        run.step(1, 0.5)
+        torch.manual_seed(seed)
+        return Drawn(float(torch.randn(self.size).mean()), torch.get_num_threads(), os.getpid())
+
+
+def paint(canvas):
+    canvas.add_subplot().plot([1, 2], [3, 4], color=HUES[0])
+
+
+FIGURE = Figure("A line", paint, "It rises.")

@@ -1,0 +1,244 @@
+"""Probes end to end, at sizes that take seconds, and what their numbers say."""
+
+import json
+
+import pytest
+import torch
+
+import whereformer
+from tests.failing import fails, refusals
+from tests.lab.report.pages import Page
+from whereformer.cli.main import main
+from whereformer.lab.run import read_records
+from whereformer.lab.sheet import Cell
+from whereformer.recipes import probe
+from whereformer.recipes.probe import ERRORS, Judged, Outcome, Probe, Rows, judge, most
+
+SHORT = {"length": 8, "steps": 3}
+GUESS = 0.2
+CANNOT = "no positions there"
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    """Judge on fewer rows than usual."""
+    monkeypatch.setattr(probe, "JUDGED_ROWS", 64)
+
+
+def records(out):
+    """The values of a folder's trainings, by seed, task and method."""
+    found = read_records(out / "records.jsonl")[1]
+    return {tuple(json.loads(name)[1:]): content["value"] for name, content in found.items()}
+
+
+def run(out, *words, positions="none,learned,tisa", tasks="previous,passkey"):
+    short = ["--length", "8", "--steps", "3", "--jobs", "1"]
+    main(["probe", "--out", str(out), "--positions", positions, "--tasks", tasks, *short, *words])
+    return records(out)
+
+
+def scores(task, position, steps, length=8, seed=0):
+    class Device:
+        device, step, say = "cpu", staticmethod(lambda *_: None), print
+
+    recipe = Probe(length=length, steps=steps)
+    return recipe.train(Device(), seed, task, position).scores
+
+
+def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
+    found = run(tmp_path)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
+    assert list(found) == [(0, task, name) for task in ("previous", "passkey") for name in ("none", "learned", "tisa")]
+    assert "covers positions 0 to 8" in found[0, "previous", "learned"]["scores"][1]
+    assert out.count("cannot") == 4 + 1  # and what it means
+    assert "at 8 symbols" in out
+    assert "This is one seed" in out
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    Page(page).check_self_contained()
+    Page(page).check_references()
+    assert "whereformer probe --positions none,learned,tisa --tasks previous,passkey" in page
+    assert "d a c b" in page
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "## Accuracy at 8 symbols, as trained" in markdown
+    assert "| guessing |" in markdown
+
+
+def test_the_function_does_what_the_command_does(tmp_path):
+    by_command = run(tmp_path)
+    report = whereformer.probe(positions=["none", "learned", "tisa"], tasks="previous,passkey", jobs=1, **SHORT)
+    assert by_command == {key: {"scores": each.scores, "failed": ""} for key, each in report.values.items()}
+    assert "Accuracy at 8 symbols" in str(report)
+    assert "<table" in report._repr_html_()
+    assert {path.name for path in report.write(tmp_path / "saved")} == {"report.html", "report.md"}
+
+
+def test_methods_start_from_the_same_backbone():
+    recipe = Probe(length=8, steps=1)
+    backbone = recipe.build("none", 5).state_dict()
+    for name in ("learned", "tisa", "tupe+t5"):
+        state = recipe.build(name, 5).state_dict()
+        assert all(torch.equal(state[key], weight) for key, weight in backbone.items())
+    other = recipe.build("none", 6).state_dict()
+    assert any(not torch.equal(other[key], weight) for key, weight in backbone.items())
+
+
+def test_rope_finds_the_previous_token_and_none_can_only_guess():
+    with_rope, without = (scores("previous", name, 80) for name in ("rope", "none"))
+    accuracy, ahead, error = with_rope[0]
+    assert accuracy > 0.95
+    assert ahead > ERRORS * error
+    assert all(ahead <= ERRORS * error for _, ahead, error in without)
+
+
+def test_what_needs_no_position_none_can_do():
+    assert scores("passkey", "none", 60)[0][0] > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["copy", "previous"])
+@pytest.mark.parametrize("position", ["none", "rope", "shaw", "tisa", "learned"])
+def test_the_default_training_is_enough(task, position):
+    accuracy, ahead, error = scores(task, position, 500, 16)[0]
+    assert (ahead <= ERRORS * error) if position == "none" else (accuracy > 0.95)
+
+
+def test_equal_seeds_give_equal_numbers_and_others_do_not():
+    one, same, other = (scores("copy", "rope", 4, seed=seed) for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_more_methods_tasks_and_seeds_join_what_is_there(tmp_path, capsys):
+    first = run(tmp_path, positions="tisa", tasks="copy")
+    more = run(tmp_path, "--seeds=2", positions="rope,tisa", tasks="sort,copy")
+    assert len(more) == 8
+    assert more.items() >= first.items()
+    out = capsys.readouterr().out
+    assert "1 of 8 runs are already done; continuing with the others" in out
+    assert "each of 2 seeds" in out
+
+
+def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    real = Probe.build
+
+    def broken(self, position, seed):
+        model = real(self, position, seed)
+        if position == "learned":
+            torch.nn.init.constant_(model.encoder.embeddings.word.weight, float("nan"))
+        return model
+
+    monkeypatch.setattr(Probe, "build", broken)
+    found = run(tmp_path, tasks="passkey")
+    problem = "the loss is not finite (NaN or inf) after 0 steps"
+    assert capsys.readouterr().out.count(f"passkey, learned, seed 0: failed, {problem}") == 1
+    assert found[0, "passkey", "learned"] == {"scores": [], "failed": problem}
+    assert found[0, "passkey", "tisa"]["scores"]
+    assert f'title="{problem}">failed' in (tmp_path / "report.html").read_text()
+
+
+def test_an_output_that_is_no_number_is_no_score():
+    model = Probe(length=8).build("none", 0).eval()
+    torch.nn.init.constant_(model.head.decoder.bias, float("nan"))
+    assert judge(model, "copy", 8) == "the output is not finite (NaN or inf) at this length"
+
+
+def test_the_score_and_its_error_by_hand():
+    rows = Rows.of("previous", 8)
+
+    class Oracle(torch.nn.Module):
+        """Right in every other row."""
+
+        device = "cpu"
+
+        def forward(self, inputs, labels):
+            labels = torch.where(torch.arange(len(labels))[:, None] % 2 == 0, labels, labels - 1)[labels != -100]
+            self.logits = torch.nn.functional.one_hot(labels, 20).float()
+            return self
+
+    accuracy, ahead, error = judge(Oracle(), "previous", 8)
+    assert accuracy == pytest.approx(0.5)
+    assert ahead == pytest.approx(0.5 - rows.guess)
+    # Each row has 7 questions, so its gap is 1 or 0, minus its share of right guesses.
+    right = (torch.arange(len(rows.inputs)) % 2 == 0).double()
+    gaps = right - rows.guessed.double().sum(1) / 7
+    assert error == pytest.approx(float(gaps.std()) / len(gaps) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    refusals("""
+        --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
+        --positions ' , ' => --positions: expected at least one, got none
+        --tasks copi => --tasks: expected copy, previous, match, reverse, sort, brackets, passkey, got 'copi'
+        --tasks , => --tasks: expected at least one, got none
+        --tasks match --length 6 => --length: expected at least 8 for the task match, got 6
+        --length 2 => --length: expected 4 to 512, got 2
+        --length 15 => --length: expected an even number, because some rows have two halves, got 15
+        --steps 0 => --steps: expected at least 1, got 0
+        --seeds 0 => --seeds: expected 1 to 10000, got 0
+        --seed -1 => --seed: expected 0 to 4294967295, got -1
+        --jobs 0 => --jobs: expected 1 to 1024, got 0
+    """),
+)
+def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
+    assert expected in fails(capsys, "probe", "--out", str(tmp_path / "out"), *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def outcome(accuracy, longer=GUESS, error=0.01):
+    """A model with an accuracy at the first length, and another or a reason at the second."""
+    longer = longer if isinstance(longer, str) else [longer, longer - GUESS, error]
+    return Outcome([[accuracy, accuracy - GUESS, error], longer])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "text", "detail"),
+    [
+        ([0.95], "95.0%*", ""),
+        ([1.0, 0.96], "98.0%*", "96%\N{EN DASH}100%"),
+        ([0.94], "94.0%", ""),
+        ([1.0, 0.3], "65.0%", "30%\N{EN DASH}100%"),
+        ([0.25], "25.0%", ""),
+        ([0.239], "(23.9%)", ""),
+        ([0.2, 0.23], "(21.5%)", "20%\N{EN DASH}23%"),
+        ([1.0, 0.2], "60.0%?", "20%\N{EN DASH}100%"),
+    ],
+)
+def test_the_marks_of_a_cell(accuracies, text, detail):
+    found = Judged.of([outcome(accuracy) for accuracy in accuracies], 0)
+    assert (found.cell.text, found.cell.detail, found.solved) == (text, detail, text.endswith("*"))
+    assert found.cell.style.startswith("background: #")
+
+
+def test_cells_without_a_number():
+    failed, cannot = Judged.of([outcome(1.0), Outcome([], "it broke")], 0), Judged.of([outcome(1.0, CANNOT)], 1)
+    assert failed == (Cell("failed", title="it broke"), False, False)
+    assert cannot == (Cell("cannot", title=CANNOT), False, False)
+
+
+def says(*, index=0, advice="; train longer", **tasks):
+    names = next(iter(tasks.values()))
+    judged = {name: [Judged.of([methods[name]], index) for methods in tasks.values()] for name in names}
+    return most(judged, len(tasks), 16, advice)
+
+
+def test_who_solves_the_most():
+    both = {"rope": outcome(1.0), "tisa": outcome(0.97), "none": outcome(0.2)}
+    assert says(copy=both, sort=both) == "rope and tisa solve both tasks at 16 symbols."
+    assert says(copy=both, sort=both, index=1, advice="") == "No method solves a task at 16 symbols."
+    some = {"rope": outcome(0.3), "tisa": outcome(0.3), "none": outcome(1.0)}
+    one = {"rope": outcome(1.0), "tisa": outcome(0.3), "none": outcome(0.3)}
+    assert says(copy=one, sort={**both, "tisa": outcome(0.3)}) == "rope solves both tasks at 16 symbols."
+    assert says(copy=one, sort={**some, "none": outcome(0.3)}) == "rope solves the most tasks at 16 symbols, 1 of 2."
+    assert says(copy={"rope": outcome(0.3)}) == "No method solves a task at 16 symbols; train longer."
+
+
+def test_what_luck_with_the_rows_may_explain_is_no_difference():
+    close = {"rope": outcome(0.951), "tisa": outcome(0.949), "none": outcome(0.5)}
+    assert says(copy=close) == "rope solves the task at 16 symbols; tisa may solve as many."
+    assert says(copy={**close, "tisa": outcome(0.90)}) == "rope solves the task at 16 symbols."
+
+
+def test_equal_methods_are_not_the_best():
+    solved, not_solved = dict.fromkeys(("rope", "tisa"), outcome(1.0)), dict.fromkeys(("rope", "tisa"), outcome(0.3))
+    assert says(copy=solved, sort=not_solved) == "rope and tisa solve 1 of 2 tasks at 16 symbols."
