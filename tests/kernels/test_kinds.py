@@ -64,6 +64,7 @@ def table(*size):
 TERMS = {
     "none": list,
     "bias": lambda: [OffsetBias(rows(HEADS, 9), -4)],
+    "what the kernel reads in a copy": lambda: [OffsetBias(rows(9, HEADS).mT, -4)],
     "part of a table": lambda: [OffsetBias(table(HEADS, 9), -4)],
     "more than the offsets that occur": lambda: [OffsetBias(rows(HEADS, 200), -120)],
     "vectors": lambda: [OffsetKeys(rows(1, 9, DIM), -4), OffsetValues(rows(HEADS, 9, DIM), -4)],
@@ -88,11 +89,6 @@ def test_inputs_that_are_copied_are_not_remembered():
     check(lambda: (rows(), rows(), rows(), [DistanceDecay(rows(1, HEADS, N), rows(1, HEADS, N))] * 2), kinds=0)
     joined = lambda: [OffsetKeys(rows(1, 9, 2), -4, 1, rows(1, HEADS, N, 2)), OffsetKeys(rows(1, 9, DIM), -4)]  # noqa: E731
     check(lambda: (rows(), rows(), rows(), joined()), kinds=0)
-
-
-def test_a_table_that_is_no_row_in_memory():
-    """Its kind is remembered, but the kernel reads a copy."""
-    check(lambda: (rows(), rows(), rows(), [OffsetBias(rows(9, HEADS).mT, -4)]))
 
 
 def test_shaws_tables_beside_bfloat16():

@@ -143,9 +143,6 @@ class Blockwise(Backend):
 
     name = "blockwise"
 
-    def why_not(self, call: Call, device: torch.device) -> None:
-        """It takes every call."""
-
     def new_kept(self, call: Call) -> Tensor:
         return call.value.new_empty(0)
 

@@ -14,7 +14,7 @@ from .fields import Call
 from .precision import autocast_dtype
 from .torch_private import derivatives, forward_mode
 from .tracing import is_plain
-from .triton import available
+from .triton import launch as triton
 
 FEW_QUERIES = 8
 """For fewer queries, the compiled kernel spends more time on packing all keys than on attention."""
@@ -81,7 +81,12 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "only the reference has forward-mode and second derivatives"
     not_native = native.backend.why_not(call, device)
     if not call.has_terms and call.query is not None and _is_ordinary(call):
-        if call.query_documents is not None and not on_cpu and not taken and available.why_not(call, device) is None:
+        if (
+            call.query_documents is not None
+            and not on_cpu
+            and not taken
+            and triton.backend.why_not(call, device) is None
+        ):
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
         if not_native is not None or not _is_eager(call):
@@ -92,7 +97,7 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "torch.func takes derivatives of the reference only"
     if not_native is None:
         return "native", "on the CPU the compiled kernel is fastest, in O(n) memory"
-    if not on_cpu and available.why_not(call, device) is None:
+    if not on_cpu and triton.backend.why_not(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     slow = "some queries at a time in plain PyTorch, in O(n) memory"
     return "blockwise", f"{slow}; the compiled kernel would be faster, but it {not_native}" if on_cpu else slow
@@ -111,6 +116,6 @@ def _is_eager(call: Call) -> bool:
 
 def _why_not(backend: str, call: Call, device: torch.device) -> str | None:
     """Return why a backend cannot take the call on that device, and which can; None if it can."""
-    check = {"triton": available.why_not, "native": native.backend.why_not}.get(backend)
-    reason = None if check is None else check(call, device)
+    known = {"triton": triton.backend, "native": native.backend}.get(backend)
+    reason = None if known is None else known.why_not(call, device)
     return None if reason is None else f"{backend!r} {reason}; use backend='blockwise'"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -141,7 +142,7 @@ def _source_of(part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[T
         return None
     (whole,) = given
     if whole.dim() < part.dim():
-        view: Callable[[Tensor], Tensor] = _as_column
+        view: Callable[[Tensor], Tensor] = methodcaller("unsqueeze", -1)  # levels are columns
     else:
         step = max(whole.stride(1), 1) * part.element_size()
         start = min(max((part.data_ptr() - whole.data_ptr()) // step, 0), whole.shape[1] - part.shape[1])
@@ -149,7 +150,3 @@ def _source_of(part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[T
     found = view(whole)
     same = (found.data_ptr(), found.shape, found.stride()) == (part.data_ptr(), part.shape, part.stride())
     return (whole, view) if same else None
-
-
-def _as_column(levels: Tensor) -> Tensor:
-    return levels.unsqueeze(-1)

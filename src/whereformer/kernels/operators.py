@@ -37,12 +37,15 @@ class Backend:
     """
 
     name: str
+    inputs: tuple[str, ...] = GRADIENTS
+    """Those of ``GRADIENTS`` that it knows; calls with others are refused."""
     records = False
     """Whether it returns such functions."""
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         """Return why it cannot take the call on that device; None if it can."""
-        raise NotImplementedError
+        others = [name for name in GRADIENTS if name not in self.inputs and getattr(call, name) is not None]
+        return f"knows no {others[0]}" if others else None
 
     def adapted(self, call: Call) -> Call:
         """Return the same call as the backend takes it; differentiable."""

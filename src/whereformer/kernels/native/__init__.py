@@ -15,7 +15,18 @@ from torch import Tensor
 
 from ..fields import Call, rows_axis
 from ..operators import Backend, Operators, Results
-from .arguments import DTYPES, SEED, TABLES, THREADS, Arguments, Backward, Kept, parts_of_backward, parts_of_forward
+from .arguments import (
+    DTYPES,
+    INPUTS,
+    SEED,
+    TABLES,
+    THREADS,
+    Arguments,
+    Backward,
+    Kept,
+    parts_of_backward,
+    parts_of_forward,
+)
 from .library import compute, level_for
 from .library import why_not as why_no_library
 
@@ -30,8 +41,7 @@ def _is_empty(call: Call) -> bool:
 class Native(Backend):
     """What is kept are the parts of :class:`Kept`."""
 
-    name = "native"
-    records = True
+    name, inputs, records = "native", INPUTS, True
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         if (reason := why_no_library()) is not None:
@@ -41,7 +51,7 @@ class Native(Backend):
         if call.value.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             return f"needs {names}, got {str(call.value.dtype).removeprefix('torch.')}"
-        return None
+        return super().why_not(call, device)
 
     def new_kept(self, call: Call) -> Tensor:
         return Kept.of(call).whole

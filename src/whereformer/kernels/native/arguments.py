@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..fields import GRADIENTS, Call
+from ..fields import Call
 from ..terms import position_values
 from .library import compute
 
@@ -22,6 +22,12 @@ BYTES, THREADS, SEED = 0, 2, 40
 
 TABLES = ("bias", "key_table", "query_table", "value_table")
 """The inputs that are tables over offsets."""
+
+INPUTS = (
+    *("query", "key", "value", *TABLES, "key_table_factors", "query_table_factors"),
+    *("query_factors", "key_factors", "query_levels", "key_levels", "dense"),
+)
+"""All inputs that have gradients, in their order in the struct."""
 
 WHOLE = ("query", "key", "value", "dense")
 """The inputs whose gradients have strides of their own; those of others are in one piece."""
@@ -147,7 +153,7 @@ class Arguments:
         assert len(self.data) == SEED
         self._numbers(0 if call.seed is None else int(call.seed))
         first = dict(zip(TABLES, call.first, strict=True))
-        for name in GRADIENTS:
+        for name in INPUTS:
             tensor: Tensor | None = getattr(call, name)
             if name in TABLES:
                 self._table(tensor, first[name])
@@ -162,7 +168,7 @@ class Arguments:
         self._pointer(kept.rounded_off)
         self._tensor(None if backward is None else backward.d_output)
         self._contiguous(None if backward is None else backward.d_log_sums)
-        for name in GRADIENTS:
+        for name in INPUTS:
             tensor = None if backward is None else backward.gradients.get(name)
             if name in ("key", "value"):
                 tensor = None if tensor is None else tensor.flatten(0, 1)  # row parts times batch

@@ -60,7 +60,7 @@ class Triton(Backend):
     records = True
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
-        return available.why_not(call, device)
+        return available.why_not(call, device) or super().why_not(call, device)
 
     def adapted(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
