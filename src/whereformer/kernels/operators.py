@@ -128,7 +128,8 @@ class Plan:
     ) -> list[Tensor]:
         """Return the gradients of tensors that need one; ``kept`` is the output and what else the forward kept."""
         given = (d_output, *kept) if d_lse is None else (d_output, d_lse, *kept)
-        key = (*needs, *map(layout_of, given), torch.are_deterministic_algorithms_enabled())
+        layouts = layout_of(d_output), True if d_lse is None else layout_of(d_lse), *[each.stride() for each in kept]
+        key = (*needs, *layouts, torch.are_deterministic_algorithms_enabled())
         again = None if None in key else self._backwards.values.get(key)
         if again is not None:
             return again(*tensors, *given)
