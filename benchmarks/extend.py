@@ -37,8 +37,8 @@ from whereformer.data.read import open_table
 from whereformer.errors import InputError
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.metrics import METRICS
-from whereformer.studies.extend.checkpoint import SentenceEncoder, extended, load_encoder
-from whereformer.studies.extend.training import chunk_means
+from whereformer.recipes.extend import chunk_means
+from whereformer.recipes.sentence_encoders import SentenceEncoder, extended, load_encoder
 
 AS_IS, INTERPOLATED, REPEATED = "as it is", "interpolated", "repeated, untrained"
 EACH = "a vector for each chunk"

@@ -34,11 +34,10 @@ from transformers import (
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
 from whereformer.lab.loading import quiet_transformers
+from whereformer.lab.pretrained import load, load_tokenizer
 from whereformer.lab.provenance import write_results
+from whereformer.lab.train import Training, train
 from whereformer.lab.training.optimizer import build_optimizer
-from whereformer.lab.training.shared import SharedTrainer, shared_loader
-from whereformer.studies.finetune.models import load, load_tokenizer
-from whereformer.studies.finetune.variants import Variant
 
 PEER = "transformers"
 
@@ -98,9 +97,9 @@ class Speed:
         (data,) = glue.load_glue([self.task], self.data)
         tokenizer = load_tokenizer(self.model, None)
         classes = None if data.task.classes is None else len(data.task.classes)
-        variant = Variant("", self.position, self.kernels if "tisa" in self.position.split("+") else None)
+        kernels = self.kernels if "tisa" in self.position.split("+") else None
         with quiet_transformers():
-            models = {name: load(self.model, variant, classes) for name in ("ours", "ours, packed")}
+            models = {name: load(self.model, self.position, kernels, classes) for name in ("ours", "ours, packed")}
             for name in (PEER, f"{PEER}, by length"):
                 models[name] = AutoModelForSequenceClassification.from_pretrained(
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
@@ -108,19 +107,21 @@ class Speed:
         encoded = rows.tokenized(data.train, tokenizer, 512, models["ours"].config, regression=classes is None)
         drawn = list(batches.shuffled(encoded.lengths, self.batch_size, self.steps * self.rounds, 0))
         plain = [
-            {"input_ids": row["ids"], "labels": row["label"], "length": len(row["ids"])}
-            | ({"token_type_ids": row["types"]} if "types" in row else {})
-            for row in (encoded[number] for number in range(len(encoded)))
+            {"input_ids": list(ids), "labels": label, "length": len(ids)}
+            | ({"token_type_ids": list(types)} if encoded.typed else {})
+            for (ids, types), label in zip(encoded.rows, encoded.labels, strict=True)
         ]
-        optimizers = {name: build_optimizer(model, 3e-5) for name, model in models.items()}
+        optimizers = {name: build_optimizer(model, 3e-5) for name, model in models.items() if name.startswith(PEER)}
         costs: dict[str, list[float]] = {name: [] for name in models}
         order = random.Random(0)
         for turn in range(self.rounds):
             for name in order.sample(list(models), len(models)):
                 mine = drawn[turn * self.steps : (turn + 1) * self.steps]
-                costs[name].append(
-                    self._time(name, models[name], optimizers[name], mine, encoded, plain, tokenizer, turn)
-                )
+                if name.startswith(PEER):
+                    cost = self._time_peer(name, models[name], optimizers[name], plain, tokenizer, turn)
+                else:
+                    cost = self._time_ours(models[name], mine, encoded, packed="packed" in name)
+                costs[name].append(cost)
         ratios = {
             name: [mine / theirs for mine, theirs in zip(costs[name], costs[PEER], strict=True)][1:] for name in costs
         }
@@ -137,25 +138,35 @@ class Speed:
         write_results(self.out / "results.json", results)
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
-    def _time(
+    def _time_ours(self, model: Any, drawn: list[list[int]], encoded: rows.Rows, *, packed: bool) -> float:
+        """Return CPU seconds of our loop per token of text, over some steps."""
+        started: list[float] = []
+
+        def batch(step: int) -> dict[str, torch.Tensor]:
+            started.append(time.process_time())
+            return encoded.padded(drawn[step])
+
+        plan = Training(steps=self.steps, rate=3e-5, warmup=0)
+        train(model, batch, plan, collate=rows.packed if packed else None)
+        tokens = sum(encoded.lengths[number] for numbers in drawn for number in numbers)
+        return (time.process_time() - started[0]) / tokens
+
+    def _time_peer(
         self,
         name: str,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        mine: list[list[int]],
-        encoded: rows.Rows,
         plain: list[dict[str, Any]],
         tokenizer: Any,
         turn: int,
     ) -> float:
-        """Return CPU seconds per token of text, over some steps."""
+        """Return CPU seconds of transformers' Trainer per token of text, over some steps."""
         arguments = TrainingArguments(
             output_dir=str(self.out),
             max_steps=self.steps,
             per_device_train_batch_size=self.batch_size,
             train_sampling_strategy="group_by_length" if "length" in name else "random",
             length_column_name="length",
-            remove_unused_columns=name.startswith(PEER),
             seed=turn,
             use_cpu=True,
             save_strategy="no",
@@ -166,18 +177,15 @@ class Speed:
         )
         clock = Clock()
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        options: dict[str, Any] = {"model": model, "args": arguments, "callbacks": [clock]}
-        options["optimizers"] = (optimizer, schedule)
-        if name.startswith(PEER):
-            counting = Counting(DataCollatorWithPadding(tokenizer), "input_ids")
-            trainer = Trainer(train_dataset=plain, data_collator=counting, **options)
-        else:
-            counting = Counting(encoded.packed if "packed" in name else encoded.padded, "ids")
-            trainer = SharedTrainer(
-                training=shared_loader(encoded, mine, counting),
-                count=lambda batch: {"loss": len(batch["labels"])},
-                **options,
-            )
+        counting = Counting(DataCollatorWithPadding(tokenizer), "input_ids")
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=plain,
+            data_collator=counting,
+            callbacks=[clock],
+            optimizers=(optimizer, schedule),
+        )
         trainer.remove_callback(PrinterCallback)
         with quiet_transformers():
             trainer.train()

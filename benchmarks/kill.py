@@ -55,6 +55,7 @@ import whereformer
 from whereformer.cli.main import execute, main
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
+from whereformer.lab.run import read_records
 
 TIMES = {"seconds", "cpu_seconds", "speed", "date", "commit", "sha256"}
 """Entries of results that differ between two runs of the same command."""
@@ -334,8 +335,11 @@ def without_times(value: Any) -> Any:
 
 
 def results_of(out: Path) -> Any:
-    """Read a run's results.json; None if there is none or it is broken."""
+    """Read a run's results.json or, of a recipe, its records; None if there is none or it is broken."""
     try:
+        if (out / "records.jsonl").exists():
+            _, found, _ = read_records(out / "records.jsonl")
+            return {"records": {name: each["value"] for name, each in found.items()}}
         return json.loads((out / "results.json").read_bytes())
     except (OSError, ValueError):
         return None
@@ -348,6 +352,8 @@ def work(out: Path) -> int:
         return 0
     if "step" in results:
         return int(results["step"])
+    if "records" in results:
+        return len(results["records"])
     return sum(count_runs(each) for each in results["runs"].values())
 
 
@@ -449,7 +455,8 @@ def damage(command: Command, whole: dict[str, Any], chance: random.Random) -> Ou
     if code == 2 and len(error_lines(output)) == 1:
         # As the line says: what it names is moved away.
         how = "refused, then moved away"
-        (command.out / "results.json").unlink(missing_ok=True)
+        for name in ("results.json", "records.jsonl"):
+            (command.out / name).unlink(missing_ok=True)
         code, output = command.finish()
     equal = code == 0 and bits(command.out) == whole
     what = f"{kind} {file.relative_to(command.out)}{' of a run without its model' if unfinished else ''}"
@@ -460,7 +467,7 @@ def worth(path: Path, out: Path) -> bool:
     """Return whether a file is one that a command reads again; reports and curves are only for people."""
     return (
         path.name != ".lock"
-        and path.suffix not in (".html", ".md")
+        and path.suffix not in (".html", ".md", ".svg")
         and "tensorboard" not in path.relative_to(out).parts
     )
 
@@ -490,7 +497,7 @@ def damaged(file: Path, kind: str, places: list[Path], chance: random.Random) ->
     else:
         # Another digit, as a person would write it.
         digits = [place for place, byte in enumerate(content) if byte in b"0123456789"]
-        if file.suffix != ".json" or not digits:
+        if file.suffix not in (".json", ".jsonl") or not digits:
             return False
         place = chance.choice(digits)
         new = content[:place] + str((int(chr(content[place])) + 1) % 10).encode() + content[place + 1 :]

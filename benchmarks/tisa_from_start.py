@@ -39,7 +39,8 @@ from whereformer.lab.loading import load
 from whereformer.lab.options import listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
-from whereformer.studies.analyze.sources import sources_of
+from whereformer.lab.run import read_records, threads
+from whereformer.recipes.analyze import sources_of
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}
@@ -114,7 +115,7 @@ class FromStart:
         """Return the held-out loss and the score in each task of one model, which is trained first if need be."""
         name, seed = model
         folder = self._folder(name, seed)
-        shared: dict[str, Any] = {"dtype": self.dtype, "threads": 1, "quiet": True}
+        shared: dict[str, Any] = {"dtype": self.dtype, "quiet": True}
         if not (folder / "model" / "config.json").exists():
             whereformer.pretrain(
                 data=self.data,
@@ -131,22 +132,24 @@ class FromStart:
                 mask_rate=self.mask_rate,
                 every=self.steps // CHECKPOINTS,
                 keep=CHECKPOINTS,
+                threads=1,
                 **shared,
             )
-        whereformer.finetune(
-            model=str(folder / "model"),
-            out=folder / "glue",
-            data=self.glue,
-            task=tasks,
-            position="own",
-            seeds=1,
-            seed=seed,
-            epochs=self.epochs,
-            train_rows=self.train_rows,
-            learning_rate=self.finetune_learning_rate,
-            max_length=self.longest,
-            **shared,
-        )
+        with threads(1):
+            whereformer.finetune(
+                model=str(folder / "model"),
+                out=folder / "glue",
+                data=self.glue,
+                task=tasks,
+                position="own",
+                seeds=1,
+                seed=seed,
+                epochs=self.epochs,
+                train_rows=self.train_rows,
+                learning_rate=self.finetune_learning_rate,
+                max_length=self.longest,
+                **shared,
+            )
         facts = self._facts(name, seed, tasks)
         return facts["held_out"][-1]["loss"], facts["glue"]
 
@@ -162,11 +165,9 @@ class FromStart:
         """Return what both commands wrote of one model, and how close its embeddings were to Toeplitz."""
         folder = self._folder(name, seed)
         trained = json.loads((folder / "results.json").read_text())
-        tuned = json.loads((folder / "glue" / "results.json").read_text())["runs"]
-        scores = {}
-        for task in tasks:
-            (runs,) = tuned[task].values()
-            scores[task] = runs[str(seed)]["scores"][""][METRICS[task]]
+        _, records, _ = read_records(folder / "glue" / "records.jsonl")
+        tuned = {name: record["value"] for name, record in records.items()}
+        scores = {task: tuned[json.dumps(["tune", task, "own", seed])]["scores"][""][METRICS[task]] for task in tasks}
         return {
             "seed": seed,
             "commit": trained["commit"],

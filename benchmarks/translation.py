@@ -29,15 +29,15 @@ from translation_speed import BASELINE, VARIANTS
 
 import whereformer
 from whereformer.cli.main import execute
+from whereformer.data.parallel import ParallelData, pair_files
 from whereformer.errors import InputError
 from whereformer.lab.jobs import spread, threads
 from whereformer.lab.json_files import write_json
 from whereformer.lab.options import find_device, listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
-from whereformer.studies.translate.pairs import pair_files
-from whereformer.studies.translate.settings import ParallelData
-from whereformer.studies.translate.translating import load, translate_lines
+from whereformer.lab.run import read_records
+from whereformer.recipes.translating import load, translate_lines
 
 LANGUAGES = {"de": "German", "fr": "French"}
 METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
@@ -145,8 +145,9 @@ class Translation:
                     if not (folder / "scores.json").exists():
                         continue
                     scores = json.loads((folder / "scores.json").read_text())
-                    training = json.loads((folder / "results.json").read_text())
-                    results |= {fact: training[fact] for fact in ("date", "commit", "machine", "versions")}
+                    first, *_ = (folder / "records.jsonl").read_text().splitlines()
+                    training = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
+                    results |= {fact: json.loads(first)[fact] for fact in ("date", "commit", "machine", "versions")}
                     results["epochs"] = training["epochs"]
                     results["signature"] = scores["bleu_signature"]
                     methods[name] |= {key: training[key] for key in ("parameters", "positional_parameters")}
@@ -154,7 +155,7 @@ class Translation:
                         "bleu": scores["bleu"],
                         "chrf": scores["chrf"],
                         "held_out_loss": training["averaged"]["loss"],
-                        "held_out_losses": [(each["step"], each["loss"]) for each in training["held_out"]],
+                        "held_out_losses": [(step, each["loss"]) for step, each in training["scores"]],
                         "bleu_by_words": scores["bleu_by_words"],
                     }
             if done := {name: found for name, found in methods.items() if found["seeds"]}:

@@ -25,12 +25,12 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position_names
 from whereformer.cli.main import execute
+from whereformer.data.parallel import collate
 from whereformer.errors import InputError
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.models.inputs import CACHE
-from whereformer.studies.translate.examples import collate
 
 BASELINE = "sinusoidal"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

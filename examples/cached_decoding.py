@@ -1,14 +1,14 @@
 """Decodes one token at a time with a cache of keys and values, with the same results as for the whole sequence at once.
 
 Positions are values: a new query starts where the cache ends, so most position methods need no code for caching. Those
-that read all keys (``position.reads_keys``, such as fox) need a cache of keys as they are before ``act``.
+that read all keys (``position.reads_keys``, such as fox) need a cache of keys as they are before ``apply_hooks``.
 """
 
 import time
 
 import torch
 
-from whereformer import Place, Positions, attention, build_position
+from whereformer import Positions, Site, attention, build_position
 
 LENGTH, HEADS, WIDTH = 256, 4, 16
 
@@ -25,10 +25,10 @@ if __name__ == "__main__":
             new, known = Positions(first, 1, last - first), Positions(0, 1, last)
             tokens = (each[:, :, first:last] for each in (query, key, value))
             # New queries and keys are rotated at their own positions, and the terms are those of all keys.
-            place = Place(new, known)
-            turned, *pair, terms = position.act(hidden[:, first:last], *tokens, place, new=Place(new, new))
+            site = Site(new, known, causal=True, new_keys=new)
+            turned, *pair, terms = position.apply_hooks(hidden[:, first:last], *tokens, site)
             cache[:] = [torch.cat(both, 2) for both in zip(cache, pair, strict=True)] if cache else pair
-            return attention(turned, *cache, terms, causal=True, **place.options(turned))
+            return attention(turned, *cache, terms, **site.options(turned))
 
         with torch.no_grad():
             whole = decode(0, LENGTH, [])

@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import multiprocessing
 
 from whereformer.cli.main import main
+from whereformer.lab import train as training
 from whereformer.lab.training.shared import SharedTrainer
 
 
 def recorded(command, file):
     """Run a command, and save the loss of each step and the trained parameters of each training that it does."""
-    real, trained = SharedTrainer.train, []
+    real, real_loop, trained = SharedTrainer.train, training.train, []
 
     def train(self, *arguments, **options):
         found = real(self, *arguments, **options)
@@ -26,9 +27,16 @@ def recorded(command, file):
         losses.append([log["loss"] for log in self.state.log_history if "loss" in log])
         return found
 
+    def loop(model, *arguments, **options):
+        done = real_loop(model, *arguments, **options)
+        trained.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+        losses.append(done.losses)
+        return done
+
     losses = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SharedTrainer, "train", train)
+        patched.setattr(training, "train", loop)
         main(command)
     file.with_suffix(".json").write_text(json.dumps(losses))
     save_file({f"{run}.{name}": x for run, each in enumerate(trained) for name, x in each.items()}, file)

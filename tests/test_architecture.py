@@ -36,14 +36,14 @@ LIBRARIES = {
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
     "lab": {"torch", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
-    "recipes": {"torch", *DRAWING},
-    "studies": {"torch", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
+    "recipes": {"torch", "sacrebleu", *DRAWING, *HUGGING_FACE},
+    "studies": {"torch", "scipy", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", "tyro", *HUGGING_FACE},
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 
 
-KNOW_DATA = {"encoders", "fit", "loading", "score", "train", "training"}
+KNOW_DATA = {"encoders", "fit", "loading", "pretrained", "score", "train", "training"}
 """Parts of the lab that know data, or transformers. Data knows the rest of it."""
 
 

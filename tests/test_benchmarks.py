@@ -20,7 +20,8 @@ from tests.every import EVERY
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab import provenance
 
-from .studies import parallel_text, sentence_models
+from .recipes import sentence_models
+from .studies import parallel_text
 from .studies.finetuning import save_glue
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"

@@ -28,8 +28,8 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 """In the unit in which the system tells how much memory was used."""
 
 BEGINS = {
-    **dict.fromkeys(("pretrain", "translate train"), "whereformer.lab.training.long_run.train"),
-    "translate run": "whereformer.studies.translate.translating.load",
+    "pretrain": "whereformer.lab.training.long_run.train",
+    "translate run": "whereformer.recipes.translating.load",
 }
 """Where some commands begin their work, once all checks are done. Other studies are stopped once their job is made."""
 
@@ -100,7 +100,7 @@ class Begun(SystemExit):
         pretrain --learning-rate 1e308 => --learning-rate: expected at most 1e+06, got 1e+308
         translate train --source a --target b --threads 1048576 => --threads: expected 1 to 1024, got 1048576
         analyze x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000
-        finetune --model x --task rte --kernels {10**9} => --kernels: expected numbers from 0 to 1024 separated by
+        finetune --model x --task rte --kernels {10**9} => --kernels: expected 0 to 1024, got 1000000000
     """),
 )
 def test_the_error_says_what_would_fit(arguments, expected, tmp_path, capsys, monkeypatch):

@@ -15,7 +15,7 @@ import whereformer.analysis
 import whereformer.models
 from whereformer import OffsetBias, OffsetKeys, build_position, position_names
 from whereformer.positions import method_class
-from whereformer.positions.base import Place, Position
+from whereformer.positions.base import Position, Site
 
 from . import shapes
 from .source import modules
@@ -81,11 +81,11 @@ def test_a_term_of_another_shape_is_found():
 
 def test_a_hook_that_returns_another_shape_is_found():
     class Wrong(Position):
-        def rotate(self, query, key, value, place):
+        def rotate(self, query, key, value, site):
             return query.mT, key, value
 
     position, query = build_position(Wrong, hidden_size=8, num_heads=2), torch.zeros(1, 2, 3, 4)
     known = shapes.shapes_of(Position.rotate, vars(sys.modules[Position.__module__]))
     at = whereformer.Positions(0, 1, 3)
     with pytest.raises(AssertionError, match="return: expected"):
-        shapes.checked(Wrong.rotate, known)(position, query, query, query, Place(at, at))
+        shapes.checked(Wrong.rotate, known)(position, query, query, query, Site(at, at))

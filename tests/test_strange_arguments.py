@@ -61,7 +61,7 @@ CALLS = {
     "attention_varlen": {**ROWS, "cu_seqlens_q": lambda: torch.tensor([0, 2, N], dtype=torch.int32)},
     "merge_attention": {"outputs": lambda: [heads(N, D)] * 2, "lses": lambda: [heads(N)] * 2},
     "Positions": {"start": lambda: 0, "stride": lambda: 1, "length": lambda: N},
-    "Place": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
+    "Site": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
     "DenseBias": {"scores": lambda: heads(N, N)},
     "DistanceDecay": {"query_levels": lambda: heads(N), "key_levels": lambda: heads(N)},
     "OffsetBias": TABLE,
@@ -119,7 +119,7 @@ def study_options():
 
 
 @pytest.mark.parametrize(("name", "option"), study_options())
-def test_a_strange_option_of_a_study_is_refused_by_name(name, option, saved, tmp_path, monkeypatch):
+def test_a_strange_option_of_a_study_is_refused_by_name(name, option, tmp_path, monkeypatch):
     class CheckedError(Exception):
         pass
 
@@ -128,7 +128,6 @@ def test_a_strange_option_of_a_study_is_refused_by_name(name, option, saved, tmp
         raise CheckedError
 
     monkeypatch.setattr(study, "do", check)
-    given = {"model": str(saved)} if name in ("extend", "finetune") else {}
     for value in STRANGE:
         with contextlib.suppress(InputError, CheckedError):
-            getattr(whereformer, name)(**{**given, option: value}, out=tmp_path / "out", quiet=True)
+            getattr(whereformer, name)(**{option: value}, out=tmp_path / "out", quiet=True)

@@ -1,5 +1,6 @@
 """Any method takes the place of any other in the code that README and guides show: order, padding and layers count."""
 
+import dataclasses
 import inspect
 import re
 import warnings
@@ -28,9 +29,9 @@ def blocks(page):
     return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
-def place_of(n, layer=0):
+def site_of(n, layer=0):
     at = whereformer.Positions(0, 1, n)
-    return whereformer.Place(at, at, layer)
+    return whereformer.Site(at, at, layer)
 
 
 @pytest.fixture
@@ -90,8 +91,8 @@ def test_a_guides_model_with_any_method(name, model):
     real[:, 9:] = False
     first, second = built(ids, real), built(ids.where(real, ids.flip(0) + 1), real)
     torch.testing.assert_close(first[:, :9], second[:, :9], msg="padding")
-    hidden = built.position.embed(built.words(ids), place_of(12).queries)
-    first, second = (built.layers[0](hidden, built.position, place_of(12, layer)) for layer in (0, 1))
+    hidden = built.position.embed(built.words(ids), site_of(12).queries)
+    first, second = (built.layers[0](hidden, built.position, site_of(12, layer)) for layer in (0, 1))
     sizes = [
         sum(
             each.numel()
@@ -108,12 +109,12 @@ def test_a_method_that_acts_on_embeddings_is_told_once_if_it_cannot():
     hidden = torch.randn(1, 12, 64)
     given = hidden, *torch.randn(3, 1, 4, 12, 16)
     with pytest.warns(UserWarning, match=r"embed has not been called.*position\.embed\(hidden, positions\)") as told:
-        position.attend(*given, place_of(12))
+        position.attend(*given, site_of(12))
     assert [warning.filename for warning in told] == [__file__]
-    position.attend(*given, place_of(12, 1))
+    position.attend(*given, site_of(12, 1))
     embedded = whereformer.build_position("learned", hidden_size=64, num_heads=4)
-    embedded.embed(hidden, place_of(12).queries)
-    embedded.attend(*given, place_of(12))
+    embedded.embed(hidden, site_of(12).queries)
+    embedded.attend(*given, site_of(12))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -125,56 +126,58 @@ def test_a_method_says_where_it_acts(name):
     assert position.acts_on <= set(ACTS_ON)
 
 
-def test_attend_refuses_what_belongs_to_the_place_and_layers_that_are_not_there():
+def test_attend_refuses_what_belongs_to_the_site_and_layers_that_are_not_there():
     position = whereformer.build_position("tisa", hidden_size=64, num_heads=4)
     given = torch.randn(1, 12, 64), *torch.randn(3, 1, 4, 12, 16)
-    with pytest.raises(TypeError, match=r"key_mask: attend takes it from place; give Place\(\.\.\., key_mask=\.\.\.\)"):
-        position.attend(*given, place_of(12), key_mask=torch.ones(1, 12, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"key_mask: attend takes it from site; give Site\(\.\.\., key_mask=\.\.\.\)"):
+        position.attend(*given, site_of(12), key_mask=torch.ones(1, 12, dtype=torch.bool))
     with pytest.raises(TypeError, match="is_causal: attention has no such argument; give causal=True"):
-        position.attend(*given, place_of(12), is_causal=True)
+        position.attend(*given, site_of(12), is_causal=True)
     rope = whereformer.build_position("rope", hidden_size=64, num_heads=4)
     with pytest.raises(InputError, match="query: Rope acts on query and key: expected tensors, got None"):
-        rope.attend(given[0], None, None, given[3], place_of(12))
-    with pytest.raises(InputError, match=r"place\.layer: .* 1 layers, got layer 1.*num_layers"):
-        position.attend(*given, place_of(12, 1))
+        rope.attend(given[0], None, None, given[3], site_of(12))
+    with pytest.raises(InputError, match=r"site\.layer: .* 1 layers, got layer 1.*num_layers"):
+        position.attend(*given, site_of(12, 1))
 
 
-def test_act_checks_what_a_method_would_take_in_silence():
+def test_apply_hooks_checks_what_a_method_would_take_in_silence():
     given = torch.randn(1, 12, 64), *torch.randn(3, 1, 4, 12, 16)
     rope, fox, logn = (
         whereformer.build_position(name, hidden_size=64, num_heads=4) for name in ("rope", "fox", "logn")
     )
-    with pytest.raises(TypeError, match="place: expected a Place, got Positions"):
-        rope.act(*given, place_of(12).queries)
-    with pytest.raises(TypeError, match="place: expected a Place, got Positions"):
-        rope.attend(*given, place_of(12).queries)
+    with pytest.raises(TypeError, match="site: expected a Site, got Positions"):
+        rope.apply_hooks(*given, site_of(12).queries)
+    with pytest.raises(TypeError, match="site: expected a Site, got Positions"):
+        rope.attend(*given, site_of(12).queries)
     with pytest.raises(
         TypeError, match="hidden: expected a tensor, the input of the queries' projection, got NoneType"
     ):
-        rope.attend(None, *given[1:], place_of(12))
+        rope.attend(None, *given[1:], site_of(12))
     for name, options in (("inkling", {}), ("synthesizer", {"variant": "dense"})):
         reads = whereformer.build_position(name, hidden_size=64, num_heads=4, **options)
         with pytest.raises(InputError, match=r"hidden: expected \(batch, n_q, hidden_size 64\), got \(1, 12, 32\)"):
-            reads.attend(given[0][..., :32], *given[1:], place_of(12))
+            reads.attend(given[0][..., :32], *given[1:], site_of(12))
     with pytest.raises(InputError, match=r"query: the method was built for 4 heads of width 16, got \(1, 2, 12, 16\)"):
-        rope.attend(given[0], *(each[:, :2] for each in given[1:]), place_of(12))
-    with pytest.raises(InputError, match="new: Fox reads all keys: cache them as they are, and act on all of them"):
-        fox.act(*given, place_of(12), new=place_of(1))
+        rope.attend(given[0], *(each[:, :2] for each in given[1:]), site_of(12))
+    with pytest.raises(
+        InputError, match=r"site\.new_keys: Fox reads all keys: cache them as they are, and act on all of them"
+    ):
+        fox.apply_hooks(*given, dataclasses.replace(site_of(12), new_keys=site_of(1).keys))
     with pytest.raises(
         InputError, match="causal: the method counts keys on both sides; give build_position causal=True"
     ):
-        logn.attend(*given, place_of(12), causal=True)
+        logn.attend(*given, dataclasses.replace(site_of(12), causal=True))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_keys_and_values_may_have_fewer_heads(name, drawn):
     position = whereformer.build_position(name, hidden_size=64, num_heads=4).double()
     words = torch.randn(2, 12, 64, dtype=torch.float64)
-    hidden = position.embed(words, place_of(12).queries)
+    hidden = position.embed(words, site_of(12).queries)
     query, key, value = torch.randn(3, 2, 4, 12, 16, dtype=torch.float64)
     few = [each[:, :2] for each in (key, value)]
     many = [each.repeat_interleave(2, 1) for each in few]
-    found, wanted = (position.attend(hidden, query, *each, place_of(12)) for each in (few, many))
+    found, wanted = (position.attend(hidden, query, *each, site_of(12)) for each in (few, many))
     torch.testing.assert_close(found, wanted)
 
 
@@ -198,22 +201,10 @@ def test_signatures_show_every_option():
     shown = set(inspect.signature(whereformer.attention).parameters)
     assert set(inspect.signature(whereformer.explain).parameters) == shown
     assert set(inspect.signature(whereformer.attention_weights).parameters) == shown - {"return_lse", "backend"}
-    of_place = {"query_positions", "key_positions", "key_mask", "scale"}
+    of_site = {"query_positions", "key_positions", "key_mask", "causal", "window", "scale"}
+    of_site |= {"query_documents", "key_documents"}
     attend = set(inspect.signature(whereformer.positions.Position.attend).parameters)
-    assert attend == (shown - of_place) | {"self", "hidden", "place"}
-
-
-def test_hooks_of_modules_see_every_call_of_a_method():
-    config = whereformer.EncoderConfig(
-        vocab_size=10, hidden_size=8, num_attention_heads=2, intermediate_size=8, blocks="2", position="learned+tisa"
-    )
-    model = whereformer.EncoderForMaskedLM(config).eval()
-    called = []
-    for name, part in model.encoder.position.named_modules():
-        part.register_forward_pre_hook(lambda _, given, name=name: called.append((name, given[0])))
-    model(torch.tensor([[1, 2, 3]]))
-    assert [hook for name, hook in called if name == ""] == ["embed", "prepare", "prepare_for", "act", "act"]
-    assert {("parts.0", "embed"), ("parts.1", "terms")} <= set(called)
+    assert attend == (shown - of_site) | {"self", "hidden", "site"}
 
 
 @pytest.mark.parametrize("name", [*METHODS, "learned+rope+tisa", "fox+logn", "tisa/shaw"])
@@ -226,9 +217,7 @@ def test_accelerate_moves_a_methods_parameters_in_and_out(name):
     ids = torch.randint(10, (1, 9))
     with torch.no_grad():
         wanted = model(ids).logits
-        # FLOATER's solver reads the weights of two linear layers and never calls them.
-        given = {"execution_device": torch.device("cpu"), "preload_module_classes": ["Floater"]}
-        accelerate.cpu_offload(model, **given)
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
         assert all(each.device.type == "meta" for each in model.encoder.position.parameters())
         torch.testing.assert_close(model(ids).logits, wanted)
 

@@ -43,7 +43,7 @@ class Triangle(OffsetFunction):
     def reset_parameters(self):
         torch.nn.init.ones_(self.slope)
 
-    def reach(self, *, layer=0, shared=None):
+    def reach(self, *, layer=0, prepared=None):
         return self.width
 
     def curve(self, offsets, *, layer=0):
@@ -73,13 +73,13 @@ class Longer(Position):
 
 
 class Single(Position):
-    def rotate(self, query, key, value, place):
+    def rotate(self, query, key, value, site):
         return query.float(), key, value
 
 
 class Lists(Tisa):
-    def terms(self, hidden, place):
-        return list(super().terms(hidden, place))
+    def terms(self, hidden, site):
+        return list(super().terms(hidden, site))
 
 
 class Inplace(Position):
@@ -88,21 +88,21 @@ class Inplace(Position):
 
 
 class NeedsShared(Rope):
-    def rotate(self, query, key, value, place):
-        query_turns, key_turns = (turns[self.kinds[0]] for turns in place.shared)
+    def rotate(self, query, key, value, site):
+        query_turns, key_turns = (turns[self.kinds[0]] for turns in site.shared)
         return rotated(query, query_turns, self.layout), rotated(key, key_turns, self.layout), value
 
 
 class OtherAlone(Position):
-    def prepare_for(self, queries, keys, prepared=None):
+    def prepare_for(self, site, prepared=None):
         return 2.0
 
-    def rotate(self, query, key, value, place):
-        return query * (place.shared or 1.0), key, value
+    def rotate(self, query, key, value, site):
+        return query * (site.shared or 1.0), key, value
 
 
 class Noisy(Position):
-    def rotate(self, query, key, value, place):
+    def rotate(self, query, key, value, site):
         return query + torch.randn_like(query), key, value
 
 
@@ -113,8 +113,8 @@ class Unused(Learned):
 
 
 class Detached(Tisa):
-    def curve(self, offsets, *, layer=0):
-        return super().curve(offsets, layer=layer).detach()
+    def _curves(self, offsets, *parameters):
+        return super()._curves(offsets, *parameters).detach()
 
 
 class Forgets(Learned):
@@ -139,9 +139,9 @@ class FromTheLength(Learned):
 
 
 class AffineOnly(Alibi):
-    def terms(self, hidden, place):
-        offsets = torch.arange(1 - place.keys.length, place.keys.length)
-        return (OffsetBias(self.curve(offsets), 1 - place.keys.length),)
+    def terms(self, hidden, site):
+        offsets = torch.arange(1 - site.keys.length, site.keys.length)
+        return (OffsetBias(self.curve(offsets), 1 - site.keys.length),)
 
 
 class WrongRange(Learned):
@@ -153,17 +153,20 @@ class Drifts(OffsetFunction):
     def curve(self, offsets, *, layer=0):
         return -torch.as_tensor(offsets, dtype=torch.float64).abs().expand(2, -1)
 
-    def terms(self, hidden, place):
-        queries = position_values(place.queries, hidden.device)
-        offsets = offsets_between(queries, position_values(place.keys, hidden.device))
+    def terms(self, hidden, site):
+        queries = position_values(site.queries, hidden.device)
+        offsets = offsets_between(queries, position_values(site.keys, hidden.device))
         scores = -offsets.abs() / (queries.abs().unsqueeze(-1) + 1)
         scores = scores.to(torch.float64).unsqueeze(-3).expand(*scores.shape[:-2], 2, *scores.shape[-2:])
         return (DenseBias(scores if scores.dim() == 4 else scores.unsqueeze(0)),)
 
 
 class OtherCurve(Triangle):
-    def terms_at(self, place, device):
-        (term,) = super().terms_at(place, device)
+    def curves(self, offsets):
+        return [2 * curve for curve in super().curves(offsets)]
+
+    def terms_at(self, site, prepared=None):
+        (term,) = super().terms_at(site, prepared)
         if isinstance(term, OffsetBias):
             return (OffsetBias(term.table * 2, term.first),)
         return (DenseBias(term.scores * 2),)
@@ -176,10 +179,10 @@ class HalfPositions(Rope):
 
 
 class Looks(Alibi):
-    def terms(self, hidden, place):
+    def terms(self, hidden, site):
         if hidden.sum().item() == math.inf:
             raise RuntimeError
-        return super().terms(hidden, place)
+        return super().terms(hidden, site)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,7 @@ class Looks(Alibi):
         (Lists, "Hooks return what they should", "terms returned a list, expected a tuple"),
         (Inplace, "Hooks leave their input as it is", "hidden states in place"),
         (NeedsShared, "What layers share may be left out", "TypeError"),
-        (OtherAlone, "What layers share may be left out", "with place.shared and without: differs by"),
+        (OtherAlone, "What layers share may be left out", "with site.shared and without: differs by"),
         (Noisy, "", "differ"),
         (Unused, "Every parameter has a finite gradient", "spare has no gradient in any layer"),
         (Detached, "Every parameter has a finite gradient", "amplitude has no gradient"),

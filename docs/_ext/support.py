@@ -14,7 +14,7 @@ from tables import as_table
 from torch.export import Dim
 from torch.onnx import OnnxExporterError
 
-from whereformer import EncoderConfig, EncoderForMaskedLM, Place, Positions, build_position, explain, position_names
+from whereformer import EncoderConfig, EncoderForMaskedLM, Positions, Site, build_position, explain, position_names
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
 from whereformer.positions import method_class
@@ -68,8 +68,8 @@ def call_of(position, length, explicit=False):
     hidden = torch.randn(1, length, 32, requires_grad=True)
     query, key, value = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
     embedded = position.embed(hidden, at)
-    place = Place(at, at, shared=position.prepare_for(at, at, position.prepare()))
-    return (embedded, query, key, value, place), (hidden, query, key, value, *position.parameters())
+    site = position.share(Site(at, at))
+    return (embedded, query, key, value, site), (hidden, query, key, value, *position.parameters())
 
 
 def kept(position, length, explicit):
@@ -114,7 +114,7 @@ def repeats(position):
 def backends(position):
     """The backends of "auto" on the CPU and on a GPU."""
     given, _ = call_of(position, 128)
-    query, key, value, terms = position.act(*given)
+    query, key, value, terms = position.apply_hooks(*given)
     options = given[-1].options(query)
     call = make_call(query, key, value, terms, **options)
     return explain(query, key, value, terms, **options).backend, choose(call, "auto", torch.device("cuda"))

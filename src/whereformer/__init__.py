@@ -50,21 +50,17 @@ if TYPE_CHECKING:
         load_pretrained,
         to_transformers,
     )
-    from .positions import Place, PositionRangeError, build_position, position_names
-    from .studies.analyze.results import AnalyzeResults
+    from .positions import PositionRangeError, Site, build_position, position_names
     from .studies.compare.results import CompareResults
-    from .studies.extend.results import ExtendResults
-    from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
-    from .studies.translate.results import TranslationResults
 
-    analyze: Callable[..., AnalyzeResults]
+    analyze: Callable[..., Report]
     compare: Callable[..., CompareResults]
-    extend: Callable[..., ExtendResults]
-    finetune: Callable[..., FinetuneResults]
+    extend: Callable[..., Report]
+    finetune: Callable[..., Report]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., Report]
-    translate: Callable[..., TranslationResults]
+    translate: Callable[..., Report]
 
 __version__ = "0.1.0"
 
@@ -86,11 +82,11 @@ __all__ = [
     "OffsetKeys",
     "OffsetQueries",
     "OffsetValues",
-    "Place",
     "PositionRangeError",
     "Positions",
     "Seq2SeqConfig",
     "Seq2SeqForConditionalGeneration",
+    "Site",
     "analyze",
     "attach",
     "attention",
@@ -125,7 +121,7 @@ _TERMS = {
     *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetQueries", "OffsetValues"),
     "Positions",
 }
-_POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
+_POSITIONS = {"PositionRangeError", "Site", "build_position", "position_names"}
 _STUDIES = {"analyze", "compare", "extend", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),

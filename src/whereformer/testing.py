@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .kernels import Positions, PositionsLike, Term, attention
-from .positions import Place, Position, PositionRangeError, build_position
+from .positions import Position, PositionRangeError, Site, build_position
 from .positions.base import OffsetFunction
 
 __all__ = ["check_position"]
@@ -72,6 +73,8 @@ def spread(position: Position) -> None:
         torch.nn.init.uniform_(parameter, 0.3, 1.0).data.mul_(sign)
 
 
+_OF_SITE = {field.name for field in fields(Site)}
+
 _PROJECTIONS = torch.randn(3, WIDTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 4
 
 
@@ -110,9 +113,9 @@ def attend(
         for hidden, weight in zip((queries, keys, keys), weights, strict=True)
     ]
     query, key, value = projected
-    shared = position.prepare_for(queries_at, keys_at, position.prepare())
-    place = Place(queries_at, keys_at, layer, shared, options.pop("key_mask", None), options.pop("scale", None))
-    out = position.attend(queries, query, key, value, place, **options)
+    of_site = {name: options.pop(name) for name in _OF_SITE & options.keys()}
+    site = position.share(Site(queries_at, keys_at, layer, **of_site))
+    out = position.attend(queries, query, key, value, site, **options)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -151,14 +154,14 @@ def _tensors(terms: tuple[Term, ...]) -> list[Tensor]:
     return [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, Tensor)]
 
 
-def _hooks(position: Position, words: Tensor, heads: Tensor, place: Place) -> list[Tensor]:
+def _hooks(position: Position, words: Tensor, heads: Tensor, site: Site) -> list[Tensor]:
     """Return everything that a method's hooks return for a layer."""
     query, key, value = heads
-    found = [position.embed(words, place.keys)]
-    found += _tensors(position.terms(words, place))
+    found = [position.embed(words, site.keys)]
+    found += _tensors(position.terms(words, site))
     if position.content:
-        found += _tensors(position.content_terms(query, key, place))
-        found += position.rotate(query, key, value, place)
+        found += _tensors(position.content_terms(query, key, site))
+        found += position.rotate(query, key, value, site)
     return found
 
 
@@ -190,11 +193,11 @@ def _keeps_shapes(case: _Case) -> None:
             f"embed returned {tuple(hidden.shape)} in {hidden.dtype}, expected {tuple(words.shape)} in {dtype}",
         )
         query, key, value = heads[0][:, :, -3:], heads[1], heads[2]
-        place = Place(query_at, at, 1, position.prepare_for(query_at, at, position.prepare()))
-        terms = {"terms": position.terms(hidden[:, -3:], place)}
+        site = position.share(Site(query_at, at, 1))
+        terms = {"terms": position.terms(hidden[:, -3:], site)}
         if position.content:
-            terms["content_terms"] = position.content_terms(query, key, place)
-            rotated = position.rotate(query, key, value, place)
+            terms["content_terms"] = position.content_terms(query, key, site)
+            rotated = position.rotate(query, key, value, site)
             for name, old, new in zip(("query", "key", "value"), (query, key, value), rotated, strict=True):
                 _demand(
                     new.shape == old.shape and new.dtype == dtype,
@@ -213,7 +216,7 @@ def _leaves_its_input(case: _Case) -> None:
     """Hooks leave their input as it is."""
     position, words, heads, at = case.build(), _words(7), _heads(7), Positions(0, 1, 7)
     before = words.clone(), heads.clone()
-    _hooks(position, words, heads, Place(at, at, 1, position.prepare_for(at, at)))
+    _hooks(position, words, heads, position.share(Site(at, at, 1)))
     _demand(torch.equal(words, before[0]), "a hook changed the hidden states in place")
     _demand(torch.equal(heads, before[1]), "a hook changed query, key or value in place")
 
@@ -222,11 +225,12 @@ def _needs_nothing_shared(case: _Case) -> None:
     """What layers share may be left out."""
     position, words, heads, at = case.build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
     for layer in (0, LAYERS - 1):
-        alone = _hooks(position, words, heads, Place(at, at, layer))
+        alone = _hooks(position, words, heads, Site(at, at, layer))
         for prepared in (None, position.prepare()):
-            given = _hooks(position, words, heads, Place(at, at, layer, position.prepare_for(at, at, prepared)))
+            site = Site(at, at, layer)
+            given = _hooks(position, words, heads, replace(site, shared=position.prepare_for(site, prepared)))
             for ours, theirs in zip(given, alone, strict=True):
-                _demand_close(ours, theirs, f"layer {layer} with place.shared and without")
+                _demand_close(ours, theirs, f"layer {layer} with site.shared and without")
 
 
 def _repeats_itself(case: _Case) -> None:
@@ -247,8 +251,8 @@ def _trains(case: _Case) -> None:
     words, heads = _words(8).requires_grad_(), _heads(8)
     total = torch.zeros((), dtype=torch.float64)
     for layer in range(LAYERS):
-        place = Place(at, at, layer, position.prepare_for(at, at, position.prepare()))
-        for tensor in _hooks(position, words, heads, place):
+        site = position.share(Site(at, at, layer))
+        for tensor in _hooks(position, words, heads, site):
             total = total + (tensor * torch.randn(tensor.shape, dtype=torch.float64)).sum()
     named = {name: parameter for name, parameter in position.named_parameters() if parameter.numel()}
     found = torch.autograd.grad(total, list(named.values()), allow_unused=True) if named else ()
@@ -407,7 +411,7 @@ def _has_the_curve_that_it_adds(case: _Case) -> None:
     at = Positions(4, 1, 9)
     offsets = at.values() - at.values().unsqueeze(-1)
     for places in (at, at.values()):
-        (term,) = position.terms(_words(9), Place(places, places, 2))
+        (term,) = position.terms(_words(9), Site(places, places, 2))
         curve = position.curve(offsets.flatten(), layer=2)
         assert curve is not None
         weights = attention(None, None, torch.eye(9).double().expand(1, HEADS, -1, -1), (term,))
@@ -424,11 +428,11 @@ def _is_exact_in_bfloat16(case: _Case) -> None:
     at = Positions(513, 1, 50)
     position, words, heads = case.build(torch.bfloat16).eval(), _words(50).bfloat16(), _heads(50).bfloat16()
     try:
-        found = _hooks(position, words, heads, Place(at, at, 1))
+        found = _hooks(position, words, heads, Site(at, at, 1))
     except PositionRangeError:
         return
     position = position.double()
-    exact_found = _hooks(position, words.double(), heads.double(), Place(at, at, 1))
+    exact_found = _hooks(position, words.double(), heads.double(), Site(at, at, 1))
     for ours, theirs in zip(found, exact_found, strict=True):
         # A table may end where the precision does, and numbers that overflow can't be compared.
         if ours.shape == theirs.shape and theirs.isfinite().all():

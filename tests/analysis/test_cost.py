@@ -185,18 +185,18 @@ class Projected(Position):
     def prepare(self):
         return self.table @ self.square
 
-    def prepare_for(self, queries, keys, prepared=None):
+    def prepare_for(self, site, prepared=None):
         prepared = self.prepare() if prepared is None else prepared
         heads = (self.model.num_heads, self.model.head_dim)
-        rows = [prepared[at.values(prepared.device).clamp(min=0)] @ self.square for at in (queries, keys)]
+        rows = [prepared[at.values(prepared.device).clamp(min=0)] @ self.square for at in (site.queries, site.keys)]
         return FactorPair(*(each.unflatten(-1, heads).transpose(0, 1).unsqueeze(0) for each in rows))
 
-    def rotate(self, query, key, value, place):
+    def rotate(self, query, key, value, site):
         width = self.model.head_dim
         return query @ self.square[:width, :width], key, value
 
-    def terms(self, hidden, place):
-        return (place.shared,)
+    def terms(self, hidden, site):
+        return (site.shared,)
 
 
 @pytest.mark.parametrize("changes", [{}, {"blocks": "2-2x2-1"}, {"blocks": "2-2", "decoder_layers": "2"}], ids=str)

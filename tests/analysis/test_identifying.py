@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from whereformer import Place, Positions, build_position
+from whereformer import Positions, Site, build_position
 from whereformer.analysis import identify
 from whereformer.errors import InputError
 from whereformer.positions import name_of
@@ -146,7 +146,7 @@ def test_one_of_several_methods():
 def test_a_method_without_content_explains_a_function_alone():
     method = make("synthesizer", variant="random", content="none")
     at = Positions(0, 1, 12)
-    own = method.terms(torch.zeros(1, 12, 16), Place(at, at))[0].scores.detach().double()
+    own = method.terms(torch.zeros(1, 12, 16), Site(at, at))[0].scores.detach().double()
     assert identify(lambda query, key: own, method, length=12).method == "synthesizer"
     assert identify(lambda query, key: own + query @ key.mT, method, length=12).method is None
 

@@ -51,8 +51,8 @@ class Planted(Position):
         super().__init__(model)
         self.scores = scores
 
-    def terms(self, hidden, place):
-        together = isinstance(place.queries, torch.Tensor) and place.queries.unique().numel() == 1
+    def terms(self, hidden, site):
+        together = isinstance(site.queries, torch.Tensor) and site.queries.unique().numel() == 1
         return (DenseBias(self.scores.unsqueeze(0) * (not together)),)
 
 

@@ -14,8 +14,7 @@ from pyarrow import parquet
 from tests.studies.finetuning import columns, save_glue
 from whereformer.data import glue
 from whereformer.errors import InputError
-from whereformer.studies.finetune.prepare import load_tasks
-from whereformer.studies.finetune.settings import DataSettings
+from whereformer.recipes.finetune import Finetune
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +22,13 @@ def folder(tmp_path_factory):
     return save_glue(tmp_path_factory.mktemp("glue"), *glue.GLUE, subsets=("validation_mismatched",))
 
 
-def load(**settings):
-    options = DataSettings(**settings)
-    options.check_data()
-    return load_tasks(options)
+def load(**options):
+    """Load what the options of a fine-tuning name."""
+    recipe = Finetune(model="none", **options)
+    if recipe.train is None:
+        return glue.load_glue(recipe.task, recipe.data, recipe.train_rows)
+    own = recipe.train, recipe.validation, recipe.text, recipe.label
+    return [glue.load_own(*own, regression=recipe.regression, train_rows=recipe.train_rows)]
 
 
 def fails(match, **settings):
@@ -41,10 +43,8 @@ def test_every_task_has_its_columns_and_metrics(folder):
     assert found["mrpc"].task.metrics == found["qqp"].task.metrics == ("f1", "accuracy")
     assert found["stsb"].task.metrics == ("pearson", "spearman")
     assert list(found["mnli"].judged) == ["matched", "mismatched"]
-    assert found["mnli"].facts.rows == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
-    assert {name: data.facts.subsets for name, data in found.items() if data.facts.subsets} == {
-        "mnli": ["validation_mismatched"]
-    }
+    assert found["mnli"].counts == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
+    assert {name: data.parts for name, data in found.items() if data.parts} == {"mnli": ["validation_mismatched"]}
     expected = columns(glue.GLUE["qnli"], 24)
     assert list(found["qnli"].train.texts) == list(zip(expected["question"], expected["sentence"], strict=True))
     assert found["qnli"].train.labels == expected["label"]
@@ -56,9 +56,8 @@ def test_some_rows_are_the_same_ones_every_time(folder):
     assert len(list(part.train.texts)) == len(part.train.labels) == 5
     assert set(part.train.texts) <= set(whole.train.texts)
     assert part.judged == whole.judged
-    assert part.facts.subsets == ["train"]
-    assert part.facts.fingerprint != whole.facts.fingerprint
-    assert load(task="cola", data=folder, train_rows=1000)[0].facts == whole.facts
+    assert part.parts == ["train"]
+    assert load(task="cola", data=folder, train_rows=1000)[0] == whole
 
 
 def test_the_hub(monkeypatch, folder, tmp_path):
@@ -76,7 +75,7 @@ def test_the_hub(monkeypatch, folder, tmp_path):
     (here,) = load(task="stsb", data=folder)
     assert data.train.labels == here.train.labels
     assert [*data.train.texts] == [*here.train.texts]
-    assert data.facts == replace(here.facts, source="nyu-mll/glue")
+    assert data == replace(here, source="nyu-mll/glue")
 
     def unreachable(*arguments, **options):
         raise ConnectionError("no network\nat all")

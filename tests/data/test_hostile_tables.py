@@ -8,10 +8,9 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, glue
 from whereformer.data import read as tables
+from whereformer.data.parallel import ParallelData, pair_files
 from whereformer.errors import InputError, one_line
 from whereformer.lab.progress import Progress
-from whereformer.studies.translate.pairs import pair_files
-from whereformer.studies.translate.settings import ParallelData
 
 READ = {
     "a NUL": b"a,b,label\nx\0,y,0\nz,w,1\n",
@@ -45,9 +44,9 @@ REFUSED = {
 
 def readers(file, good):
     return [
-        glue.OwnTask(file, good, ("a", "b"), "label", regression=False).load,
-        glue.OwnTask(file, good, ("a", "b"), "label", regression=True).load,
-        glue.OwnTask(good, file, ("a", "b"), "label", regression=False).load,
+        lambda: glue.load_own(file, good, ("a", "b"), "label", regression=False),
+        lambda: glue.load_own(file, good, ("a", "b"), "label", regression=True),
+        lambda: glue.load_own(good, file, ("a", "b"), "label", regression=False),
     ]
 
 
@@ -100,7 +99,7 @@ def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
             file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
         expected = r"row 1, 'text': expected at most 1,000 characters in a cell, got 1,001"
         with pytest.raises(InputError, match=f"^train: .*{expected}"):
-            glue.OwnTask(file, file, ("text",), "label", regression=False).load()
+            glue.load_own(file, file, ("text",), "label", regression=False)
     with pytest.raises(InputError, match=f"^data: .*{expected}"):
         corpus.load_documents([tmp_path / "t.parquet"])
 
@@ -117,7 +116,7 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
     for field, read in (
         ("data", lambda: corpus.load_documents([file])),
         ("data", lambda: corpus.load_documents([file], "text")),
-        ("train", glue.OwnTask(file, file, ("text",), "label", regression=False).load),
+        ("train", lambda: glue.load_own(file, file, ("text",), "label", regression=False)),
         ("data", lambda: glue.load_glue(["cola"], folder.parent)),
         ("data", lambda: [*pair_files(ParallelData(data=(file,), columns="text,x"), Progress())]),
     ):
@@ -133,8 +132,8 @@ def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
     for field, read in (
         ("data", lambda: corpus.Text([name])),
         ("data", lambda: corpus.Text([f"{name}*"])),
-        ("train", glue.OwnTask(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False).load),
-        ("train", glue.OwnTask(good, good, (name,), "label", regression=False).load),
+        ("train", lambda: glue.load_own(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False)),
+        ("train", lambda: glue.load_own(good, good, (name,), "label", regression=False)),
         ("column", lambda: corpus.load_documents([lines], name)),
         ("columns", lambda: [*pair_files(ParallelData(data=(good,), columns=f"{name},b"), Progress())]),
     ):

@@ -7,7 +7,6 @@ import torch
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from tests.data.told import Told
 from tests.studies.finetuning import save_model
 from whereformer import EncoderConfig, EncoderForSequenceClassification
 from whereformer.data import rows
@@ -37,38 +36,39 @@ def test_pairs_are_tokenized_as_their_tokenizer_does(tokenizer, monkeypatch):
     pairs = [(f"the cat saw dog {n}", " ".join(["again"] * (n % 9))) for n in range(50)]
     typed = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    split, told = Split(pairs, [len(b) for _, b in pairs]), Told()
-    found = rows.tokenized(split, typed, 14, EncoderConfig(), regression=True, progress=told)
+    split = Split(pairs, [len(b) for _, b in pairs])
+    found = rows.tokenized(split, typed, 14, EncoderConfig(), regression=True)
     sides = [[*side] for side in zip(*pairs, strict=True)]
     expected = typed(*sides, truncation=True, max_length=14)
-    assert [row["ids"] for row in found] == expected["input_ids"]
-    assert [row["types"] for row in found] == expected["token_type_ids"]
-    assert {kind for row in found for kind in row["types"]} == {0, 1}
+    assert [list(ids) for ids, _ in found.rows] == expected["input_ids"]
+    assert [list(types) for _, types in found.rows] == expected["token_type_ids"]
+    assert {kind for _, types in found.rows for kind in types} == {0, 1}
     assert found.labels == [len(b) for _, b in pairs]
     assert 0 < found.cut == sum(len(row) > 14 for row in typed(*sides)["input_ids"])
-    assert told.characters == 50
 
 
 def test_padded_and_packed_batches(encoded):
     found = encoded()
-    batch = [found[row] for row in (0, 1)]
-    padded, packed = found.padded(batch), found.packed(batch)
+    padded = found.padded([0, 1])
+    packed = rows.packed(padded)
     long, short = found.lengths[:2]
+    (first, _), (second, _) = found.rows[:2]
     assert padded["input_ids"].shape == (2, long)
     assert padded["attention_mask"].tolist() == [[1] * long, [1] * short + [0] * (long - short)]
-    assert packed["input_ids"][0].tolist() == batch[0]["ids"] + batch[1]["ids"]
+    assert packed["input_ids"][0].tolist() == [*first, *second]
     assert packed["position_ids"][0].tolist() == [*range(long), *range(short)]
     assert packed["document_ids"][0].tolist() == [0] * long + [1] * short
     assert padded["labels"].tolist() == packed["labels"].tolist() == [0, 1]
-    assert "attention_mask" not in found.padded(batch[:1])
-    assert found.padded(batch)["labels"].dtype == torch.int64
-    assert encoded(regression=True).padded(batch[:1])["input_ids"].shape == (1, long)
+    assert "attention_mask" not in found.padded([0])
+    assert rows.packed(found.padded([0]))["document_ids"].tolist() == [[0] * long]
+    assert padded["labels"].dtype == torch.int64
+    assert encoded(regression=True).padded([0])["labels"].dtype == torch.float32
 
 
 def test_a_funnel_drops_only_padding(encoded, tokenizer):
     found = encoded()
     funnel = replace(found, end=3)
-    batch = funnel.padded([funnel[0]])
+    batch = funnel.padded([0])
     assert batch["attention_mask"].tolist() == [[1] * found.lengths[0] + [0] * 3]
     blocks = EncoderConfig(blocks="1-1-1")
     found = rows.tokenized(Split([("the cat",)], [0]), tokenizer, 9, blocks, regression=False)
@@ -78,14 +78,13 @@ def test_a_funnel_drops_only_padding(encoded, tokenizer):
 @pytest.mark.parametrize("position", ["learned", "learned+tisa", "rope"])
 def test_packed_is_padded(encoded, position):
     found = encoded()
-    batch = [found[row] for row in range(4)]
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=200, hidden_size=16, num_attention_heads=2, blocks="2", position=position, num_labels=2
     )
     model = EncoderForSequenceClassification(config).eval()
     results = []
-    for inputs in (found.padded(batch), found.packed(batch)):
+    for inputs in (padded := found.padded(range(4)), rows.packed(padded)):
         model.zero_grad()
         output = model(**inputs)
         output.loss.backward()
@@ -99,17 +98,25 @@ def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
     found = encoded(max_length=6)
     assert found.cut == 2
     assert max(found.lengths) == 6
-    assert all(row["ids"][-1] == tokenizer.sep_token_id for row in found)
+    assert all(ids[-1] == tokenizer.sep_token_id for ids, _ in found.rows)
 
 
 def test_rows_are_the_same_however_many_are_tokenized_at_a_time(encoded, monkeypatch):
     whole, cut = encoded(), encoded(max_length=6)
     monkeypatch.setattr(rows, "LOT", 3)
     for before, found in ((whole, encoded()), (cut, encoded(max_length=6))):
-        assert list(found) == list(before)
-        assert (found.cut, found.lengths) == (before.cut, before.lengths)
-    with pytest.raises(IndexError):
-        whole[4]
+        assert found == before
+
+
+def test_the_fingerprint_is_of_all_tokens_and_labels_and_of_the_weights(encoded):
+    def fingerprint(found, weights="w"):
+        return rows.TaskRows(None, encoded(), {"": found}).fingerprint(weights)
+
+    whole = encoded()
+    assert fingerprint(whole) == fingerprint(encoded())
+    others = [encoded(max_length=6), encoded(regression=True), replace(whole, labels=[1, 1, 1, 0])]
+    prints = [fingerprint(whole), fingerprint(whole, "other"), *map(fingerprint, others)]
+    assert len(set(prints)) == len(prints)
 
 
 def test_token_types_that_the_model_lacks_are_left_out():
@@ -122,12 +129,11 @@ def test_token_types_that_the_model_lacks_are_left_out():
     def encoded(config):
         return rows.tokenized(Split([("a", "b")], [0]), Typed(), None, config, regression=False)
 
-    for kinds, types in ((2, [[0, 0, 1]]), (1, [None]), (0, [None])):
-        found = encoded(EncoderConfig(type_vocab_size=kinds))
-        assert [row.get("types") for row in found] == types
-    typed = encoded(EncoderConfig())
-    for collate in (typed.padded, typed.packed):
-        assert collate([typed[0]])["token_type_ids"].tolist() == [[0, 0, 1]]
+    for kinds in (2, 1, 0):
+        batch = encoded(EncoderConfig(type_vocab_size=kinds)).padded([0])
+        assert ("token_type_ids" in batch) == (kinds == 2)
+    batch = encoded(EncoderConfig()).padded([0])
+    assert batch["token_type_ids"].tolist() == rows.packed(batch)["token_type_ids"].tolist() == [[0, 0, 1]]
 
 
 def test_a_tokenizer_has_to_fit(tokenizer):

@@ -7,18 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.damage import damages
-from tests.lab.report import test_finetune_report
+from tests.lab.test_results import WHOLE, Whole
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.training.folder import Folder
-from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     file = tmp_path_factory.mktemp("results") / "results.json"
-    test_finetune_report.two_tasks().write(file)
+    WHOLE.write(file)
     return json.loads(file.read_text())
 
 
@@ -29,7 +28,7 @@ def test_damaged_results_are_refused(written, tmp_path_factory, data):
     content = data.draw(damages(written).filter(lambda content: content != written))
     file.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"^out: .*results\.json is not a complete result of this command"):
-        FinetuneResults.load(file)
+        Whole.load(file)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[1]", "", "\0"])

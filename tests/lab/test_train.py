@@ -76,7 +76,7 @@ def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_p
     seen = []
     with pytest.raises(StopError):
         train(model(), batches, training, checkpoints=to, on_log=stop, **scores)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000008"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-8"]
     (tmp_path / "partial").mkdir()  # of a kill while it was written
     told, again = [], model()
     found = train(again, batches, training, checkpoints=to, on_log=lambda steps, loss: told.append(steps), **scores)
@@ -97,17 +97,17 @@ def test_a_signal_saves_and_stops(number, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(model(), send, plan(), checkpoints=to)
     assert signal.getsignal(number) is handlers
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-7"]
     assert train(model(), batches, plan(), checkpoints=to) == train(model(), batches, plan())
 
 
-@pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other", "processes"])
+@pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other"])
 def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(damage, tmp_path):
     told = []
     to = Checkpoints(tmp_path, 4, {"seed": 0}, told.append, keep=2)
     expected = train(model(), batches, plan(), checkpoints=to)
-    newest = tmp_path / "step-000000008"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000004", newest.name]
+    newest = tmp_path / "checkpoint-8"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", newest.name]
     if damage == "flip":
         content = bytearray((newest / "state.pt").read_bytes())
         content[len(content) // 2] ^= 1
@@ -116,11 +116,23 @@ def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(dama
         (newest / "random-0.pt").unlink()
     else:
         manifest = (newest / "manifest.json").read_text()
-        changes = {"other": ('"seed": 0', '"seed": 1'), "processes": ('"processes": 1', '"processes": 2')}
+        changes = {"other": ('"seed": 0', '"seed": 1')}
         (newest / "manifest.json").write_text(manifest.replace(*changes.get(damage, (manifest, manifest[:-9]))))
     assert train(model(), batches, plan(), checkpoints=to) == expected
-    assert len(told) == 1
     assert told[0].startswith(f"passing over {newest}: ")
+    assert told[1:] == ["continuing after step 4 of 12"]
+
+
+def test_another_number_of_processes_continues_with_random_numbers_of_its_own(tmp_path):
+    to = Checkpoints(tmp_path, 8, also=lambda folder: (folder / "more.txt").write_text("more"))
+    expected = train(model(), batches, plan(), checkpoints=to)
+    manifest = tmp_path / "checkpoint-8" / "manifest.json"
+    assert "more.txt" in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace('"processes": 1', '"processes": 2'))
+    found = train(model(), batches, plan(), checkpoints=to)
+    assert found.losses[:8] == expected.losses[:8]
+    assert found.losses[8:] == pytest.approx(expected.losses[8:], rel=0.05)
+    assert found.losses[8:] != expected.losses[8:]
 
 
 def test_a_full_disk_leaves_no_half_checkpoint(tmp_path):
@@ -153,6 +165,14 @@ def test_parts_of_a_batch_take_the_step_of_all_of_it():
     assert two == pytest.approx(one, rel=1e-4)
     for name, weight in weights(whole).items():
         torch.testing.assert_close(parted.state_dict()[name], weight, atol=1e-3, rtol=1e-3)
+
+
+def test_a_part_without_a_row_does_not_count():
+    def two_rows(step):
+        return {name: each[5:7] for name, each in batches(step).items()}
+
+    one = train(model(dropout=0.0), two_rows, plan()).losses
+    assert train(model(dropout=0.0), two_rows, plan(accumulate=3)).losses == pytest.approx(one, rel=1e-4)
 
 
 def test_workers_give_the_same_batches():

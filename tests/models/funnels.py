@@ -3,7 +3,7 @@
 import torch
 
 from tests.models.test_encoder import small_config
-from whereformer import DenseBias, Place, attention
+from whereformer import DenseBias, Site, attention
 
 # Their first token may stand before the first position, where these have no row.
 OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5"}
@@ -86,15 +86,15 @@ def attend(model, layer, queries, keys, here, there):
     """A layer's attention from the tokens ``here`` to those ``there``: (positions, mask, types) each."""
     position, module = model.position, model.layers[model.passes[layer]].attention
     heads, places = model.config.num_attention_heads, (here[0], there[0])
-    place = Place(*places, layer, key_mask=there[1])
-    terms = position.terms(queries, place)
+    site = Site(*places, layer, key_mask=there[1])
+    terms = position.terms(queries, site)
     query, key, value = None, None, split(module.value(keys), heads)
     if position.content:
         query, key = split(module.query(queries), heads), split(module.key(keys), heads)
-        terms += position.content_terms(query, key, place)
+        terms += position.content_terms(query, key, site)
         if module.segments is not None and here[2] is not None:
             terms += (DenseBias(segment_scores(module.segments, query, here[2], there[2])),)
-        query, key, value = position.rotate(query, key, value, place)
+        query, key, value = position.rotate(query, key, value, site)
     options = {"query_positions": here[0], "key_positions": there[0], "key_mask": there[1], "backend": "reference"}
     return module.out(attention(query, key, value, terms, **options).transpose(1, 2).flatten(2))
 
@@ -118,7 +118,7 @@ def written_out(model, input_ids, attention_mask, token_type_ids):
     """The hidden states of an encoder in evaluation mode, as the definition says."""
     config, length = model.config, input_ids.shape[1]
     types = token_type_ids if config.segments == "attention" else None
-    place = positions_of(config, length, 0), attention_mask.bool(), types
+    site = positions_of(config, length, 0), attention_mask.bool(), types
     words = model.embeddings.word(input_ids)
     states = [model.embeddings(words, token_type_ids, model.position, place[0])]
     layer, poolings, start = 0, 0, place
@@ -128,17 +128,17 @@ def written_out(model, input_ids, attention_mask, token_type_ids):
             poolings += 1
             pooled = pool(states[-1], groups, MODES[config.pooling])
             below = place
-            place = (
+            site = (
                 positions_of(config, len(groups), poolings),
                 pool(below[1], groups, MODES[config.mask_pooling]),
                 None if types is None else pool(below[2], groups, MODES["first"]),
             )
             whole = config.pool_query_only
-            keys, there = (states[-1], below) if whole else (pooled, place)
-            states.append(run_layer(model, layer, pooled, keys, place, there))
+            keys, there = (states[-1], below) if whole else (pooled, site)
+            states.append(run_layer(model, layer, pooled, keys, site, there))
             layer += 1
         while layer < layers.stop:
-            states.append(run_layer(model, layer, states[-1], states[-1], place, place))
+            states.append(run_layer(model, layer, states[-1], states[-1], site, site))
             layer += 1
         if block == 0:
             first = states[-1]

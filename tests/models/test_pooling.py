@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from tests.models.funnels import MODES, funnel_config, pool, segment_scores, windows
-from whereformer import EncoderConfig, Positions
+from whereformer import EncoderConfig, Positions, Site
 from whereformer.models.layers import SegmentScores
-from whereformer.models.pooling import Tokens, unpool
+from whereformer.models.pooling import unpool
 
 WAYS = [
     {"separate_cls": True, "truncate_seq": True},
@@ -34,12 +34,14 @@ def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
     hidden, real, types = torch.randn(2, length, 3), torch.rand(2, length) < 0.5, torch.randint(0, 3, (2, length))
     torch.testing.assert_close(pooling.hidden(hidden), pool(hidden, groups, MODES[mode]))
     at = torch.rand(2, length).cumsum(1)
-    pooled = pooling.sequence(Tokens(at, real, types))
-    assert torch.equal(pooled.positions, pool(at, groups, MODES["first"]))
+    pooled = pooling.site(Site(at, at, key_mask=real, key_segments=types))
+    assert pooled.queries is pooled.keys
+    assert torch.equal(pooled.keys, pool(at, groups, MODES["first"]))
     assert torch.equal(pooled.key_mask, pool(real, groups, MODES[mask]))
-    assert torch.equal(pooled.segments, pool(types, groups, MODES["first"]))
+    assert pooled.query_segments is pooled.key_segments
+    assert torch.equal(pooled.key_segments, pool(types, groups, MODES["first"]))
     # One row of positions for the whole batch stays one.
-    assert torch.equal(pooling.sequence(Tokens(at[0])).positions, pooled.positions[0])
+    assert torch.equal(pooling.site(Site(at[0], at[0])).keys, pooled.keys[0])
 
 
 @every_way
@@ -47,17 +49,17 @@ def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
 def test_affine_positions_are_those_of_the_first_tokens_but_for_cls(way, length, times):
     config = funnel_config(**way)
     pooling = config.make_pooling()
-    affine, explicit = Tokens(Positions(0, 1, length)), Tokens(torch.arange(length))
+    affine, explicit = Positions(0, 1, length), torch.arange(length)
     for _ in range(times):
-        if not pooling.applies_to(affine.positions.length):
+        if not pooling.applies_to(affine.length):
             break
-        affine, explicit = pooling.sequence(affine), pooling.sequence(explicit)
+        affine, explicit = (pooling.site(Site(at, at)).keys for at in (affine, explicit))
     first = 1 if config.separate_cls else 0
-    found = affine.positions.values()
-    assert torch.equal(found[first:], explicit.positions[first:])
+    found = affine.values()
+    assert torch.equal(found[first:], explicit[first:])
     # [CLS] is as far from the next token as tokens are from each other; where positions are given it stays.
-    assert found[0] == (1 - affine.positions.stride if config.separate_cls else 0)
-    assert explicit.positions[0] == 0
+    assert found[0] == (1 - affine.stride if config.separate_cls else 0)
+    assert explicit[0] == 0
 
 
 @every_way
@@ -98,8 +100,8 @@ def test_scores_of_types_are_their_definition(separate, kinds):
         torch.nn.init.normal_(parameter)
     query = torch.randn(2, 2, 5, 4, dtype=torch.float64)
     query_types, key_types = torch.randint(0, max(kinds, 3), (2, 5)), torch.randint(0, max(kinds, 3), (2, 7))
-    queries, keys = (Tokens(Positions(0, 1, types.shape[1]), segments=types) for types in (query_types, key_types))
-    term = module(query, queries, keys)
+    site = Site(Positions(0, 1, 5), Positions(0, 1, 7), query_segments=query_types, key_segments=key_types)
+    term = module(query, site)
     scores = term.query_factors @ term.key_factors.mT
     expected = segment_scores(module, query, query_types, key_types)
     torch.testing.assert_close(scores, expected)

@@ -15,12 +15,12 @@ from whereformer import (
     Positions,
     Seq2SeqConfig,
     Seq2SeqForConditionalGeneration,
+    Site,
     build_position,
     position_names,
 )
 from whereformer.models.inputs import CACHE
-from whereformer.models.layers import Attention, AttentionContext, Earlier
-from whereformer.models.pooling import Tokens
+from whereformer.models.layers import Attention
 
 from .checkpointing import checkpoint_activations
 from .peers import of_both_stacks
@@ -159,9 +159,8 @@ def test_the_attention_module_equals_shaws(case):
         clip=case.config["clip"],
     )
     install(position, keys=golden["rel_k"].unsqueeze(0), values=golden["rel_v"].unsqueeze(0))
-    sequence = Tokens(Positions(0, 1, golden["x"].shape[1]))
-    context = AttentionContext(position, sequence, sequence, None, case.config["causal"])
-    out, _ = module(golden["x"], golden["x"], 0, context)
+    at = Positions(0, 1, golden["x"].shape[1])
+    out, _ = module(golden["x"], golden["x"], position, Site(at, at, causal=case.config["causal"]))
     check(out, golden["out"], 1e-11)
     if not case.config["causal"]:
         return
@@ -169,10 +168,9 @@ def test_the_attention_module_equals_shaws(case):
     cache, steps = DynamicCache(), []
     for index in range(golden["x"].shape[1]):
         new = Positions(index, 1, 1)
-        keys, earlier = Tokens(Positions(0, 1, index + 1)), Earlier(cache, new, None)
-        context = AttentionContext(position, Tokens(new), keys, None, causal=True, earlier=earlier)
+        site = Site(new, Positions(0, 1, index + 1), causal=True, new_keys=new)
         x = golden["x"][:, index : index + 1]
-        steps.append(module(x, x, 0, context)[0])
+        steps.append(module(x, x, position, site, cache)[0])
     check(torch.cat(steps, 1), golden["out"], 1e-11)
 
 

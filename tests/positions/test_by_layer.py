@@ -5,7 +5,7 @@ import torch
 from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Model
 
 from tests.positions.stack import HEADS, WIDTH, embeddings
-from whereformer import Encoder, EncoderConfig, Place, Positions, attach, build_position, detach, load_pretrained
+from whereformer import Encoder, EncoderConfig, Positions, Site, attach, build_position, detach, load_pretrained
 from whereformer.analysis.reading import layers_with_position, position_scores
 from whereformer.positions import ByLayer, Position, layer_pattern, method_names, own_name, register
 from whereformer.testing import attend, check_position, spread
@@ -169,8 +169,8 @@ def test_an_encoder_has_the_pattern():
     alone.load_state_dict(mixed.state_dict(), strict=False)
     hidden = mixed(ids, output_hidden_states=True).hidden_states
     at = Positions(0, 1, 9)
-    assert not mixed.position.terms(hidden[1], Place(at, at, 1))
-    assert mixed.position.terms(hidden[1], Place(at, at, 2))
+    assert not mixed.position.terms(hidden[1], Site(at, at, 1))
+    assert mixed.position.terms(hidden[1], Site(at, at, 2))
     spread(mixed.position)
     assert (mixed(ids)[0] - alone(ids)[0]).abs().max() > 1e-3
     mixed.position.parts[0].amplitude.data.zero_()

@@ -23,9 +23,9 @@ from tests.positions.stack import (
 )
 from whereformer import (
     OffsetBias,
-    Place,
     PositionRangeError,
     Positions,
+    Site,
     build_position,
     position_names,
     positions,
@@ -148,12 +148,12 @@ def read_out(term, at):
 
 def hooks(position, at, hidden, heads):
     """Everything a method gives for one layer, as a list of tensors."""
-    place = Place(at, at, 1, position.prepare_for(at, at))
-    terms = position.terms(hidden, place)
+    site = position.share(Site(at, at, 1))
+    terms = position.terms(hidden, site)
     # A table may end where it no longer changes by more than rounding, which depends on the precision.
     terms = [read_out(term, at) if isinstance(term, OffsetBias) else term for term in terms]
     tensors = [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, torch.Tensor)]
-    return [position.embed(hidden, at), *position.rotate(*heads, place), *tensors]
+    return [position.embed(hidden, at), *position.rotate(*heads, site), *tensors]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -172,8 +172,8 @@ def test_half_precision_tells_far_positions_apart(method, dtype):
 
 def test_fire_in_half_precision_does_not_round_its_threshold():
     position, at = build("fire", dtype=torch.bfloat16, initial_threshold=777.0), Positions(0, 1, 9)
-    [term] = position.terms(torch.zeros(1, 9, WIDTH), Place(at, at))
-    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), Place(at, at))
+    [term] = position.terms(torch.zeros(1, 9, WIDTH), Site(at, at))
+    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), Site(at, at))
     torch.testing.assert_close(term.scores.double(), exact.scores, rtol=1e-6, atol=1e-6)
 
 
@@ -311,7 +311,7 @@ def test_curve_is_what_the_terms_add(method):
     at = Positions(4, 1, 5), Positions(0, 1, 9)
     offsets = torch.arange(9) - torch.arange(4, 9).unsqueeze(-1)
     for query_positions, key_positions in (at, (at[0].values(), at[1].values())):
-        terms = position.terms(embeddings(5), Place(query_positions, key_positions, 2))
+        terms = position.terms(embeddings(5), Site(query_positions, key_positions, 2))
         curve = position.curve(offsets.flatten(), layer=2).unflatten(-1, (n_q, n_k))
         assert_close(scores(terms, n_q, n_k).view_as(curve), curve)
 
@@ -560,7 +560,7 @@ class Loudness(Position):
         super().__init__(model)
         self.gain = torch.nn.Parameter(torch.tensor(start))
 
-    def rotate(self, query, key, value, place):
+    def rotate(self, query, key, value, site):
         return query * self.gain, key, value
 
 

@@ -6,7 +6,7 @@ from transformers import DebertaV2Config
 from transformers.models.deberta_v2 import modeling_deberta_v2 as theirs
 
 from tests.positions.stack import HEADS, LAYERS, WIDTH, build
-from whereformer import OffsetKeys, OffsetQueries, Place, Positions, attention, attention_weights, build_position
+from whereformer import OffsetKeys, OffsetQueries, Positions, Site, attention, attention_weights, build_position
 from whereformer.positions.deberta import table_row
 
 INNER = HEADS * (WIDTH // HEADS)
@@ -70,9 +70,9 @@ def test_attention_and_gradients_are_those_of_deberta_v2(buckets, distance, kind
         split(project(hidden)) for project in (original.query_proj, original.key_proj, original.value_proj)
     )
     at = Positions(0, 1, n)
-    place = Place(at, at, layer, position.prepare_for(at, at))
-    terms = position.terms(hidden, place) + position.content_terms(query, key, place)
-    call = *position.rotate(query, key, value, place), terms
+    site = position.share(Site(at, at, layer))
+    terms = position.terms(hidden, site) + position.content_terms(query, key, site)
+    call = *position.rotate(query, key, value, site), terms
     found = attention(*call, backend="reference").transpose(1, 2).flatten(2)
     torch.testing.assert_close(attention_weights(*call), weights, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
@@ -105,10 +105,10 @@ def test_the_formula_with_queries_and_keys_anywhere():
     assert position.key_weight.shape == (2, INNER, WIDTH)
     queries, keys = torch.tensor([[3, 7, -4], [0, 0, 30]]), torch.tensor([5, 2, 11, 0])
     query, key = torch.randn(2, HEADS, 3, 8).double(), torch.randn(2, HEADS, 4, 8).double()
-    place = Place(queries, keys, LAYERS - 2)
-    terms = position.terms(torch.zeros(0), place) + position.content_terms(query, key, place)
+    site = Site(queries, keys, LAYERS - 2)
+    terms = position.terms(torch.zeros(0), site) + position.content_terms(query, key, site)
     value = torch.randn(2, HEADS, 4, 8).double()
-    call = *position.rotate(query, key, value, place), terms
+    call = *position.rotate(query, key, value, site), terms
     found = attention_weights(*call, query_positions=queries, key_positions=keys)
     query_rows = position.table @ position.query_weight[1].T + position.query_bias[1]
     key_rows, query_rows = (
@@ -139,12 +139,12 @@ def test_clipped_rows_are_those_of_the_authors(buckets, distance):
 
 def test_only_the_rows_that_occur_are_projected():
     position = build("deberta")
-    rows = position.prepare_for(Positions(0, 1, 10), Positions(0, 1, 10))
+    rows = position.prepare_for(Site(Positions(0, 1, 10), Positions(0, 1, 10)))
     assert (rows.first, rows.low, rows.high) == (-9, 256 - 9, 256 + 9)
 
 
 def test_no_term_has_a_number_for_each_pair():
     position = build_position("deberta", hidden_size=16, num_heads=2)
     at = Positions(0, 1, 5)
-    assert [type(term) for term in position.terms(torch.zeros(1, 5, 16), Place(at, at))] == [OffsetKeys, OffsetQueries]
+    assert [type(term) for term in position.terms(torch.zeros(1, 5, 16), Site(at, at))] == [OffsetKeys, OffsetQueries]
     assert not position.reads_keys

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from tests.positions.stack import HEADS, LAYERS, WIDTH, spread
-from whereformer import Place, Positions, attention, build_position
+from whereformer import Positions, Site, attention, build_position
 from whereformer.positions.enformer import features
 
 HEAD_DIM = WIDTH // HEADS
@@ -57,15 +57,15 @@ def test_attention_is_that_of_the_authors(n):
     )
     vectors = (basis(n, 2) @ position.kernel.detach()[layer]).unflatten(-1, (HEADS, -1)).transpose(0, 1)
     scores = (query * scale + content) @ key.mT + shifted((query * scale + relative) @ vectors.mT)
-    place = Place(at, at, layer)
-    terms = position.terms(torch.zeros(2, n, WIDTH, dtype=torch.float64), place)
-    out = attention(*position.rotate(query, key, value, place), terms)
+    site = Site(at, at, layer)
+    terms = position.terms(torch.zeros(2, n, WIDTH, dtype=torch.float64), site)
+    out = attention(*position.rotate(query, key, value, site), terms)
     torch.testing.assert_close(out, scores.softmax(-1) @ value, rtol=1e-10, atol=1e-10)
 
 
 def test_far_offsets_look_alike():
     position = build_position("enformer", hidden_size=WIDTH, num_heads=HEADS, length=4)
-    terms = position.terms(torch.zeros(1, 1, WIDTH), Place(Positions(0, 1, 1), Positions(0, 1, 100)))
+    terms = position.terms(torch.zeros(1, 1, WIDTH), Site(Positions(0, 1, 1), Positions(0, 1, 100)))
     assert [term.table.shape[1] for term in terms] == [4, 4]
     assert terms[0].first == 0
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from tests.positions.stack import HEADS, LAYERS, WIDTH, spread
-from whereformer import DistanceDecay, Place, Positions, attention, build_position
+from whereformer import DistanceDecay, Positions, Site, attention, build_position
 
 HEAD_DIM = WIDTH // HEADS
 LAYER = 1
@@ -44,16 +44,16 @@ def test_attention_is_that_of_the_forgetting_transformer(n, causal):
     if causal:
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
     at = Positions(0, 1, n)
-    place = Place(at, at, LAYER)
-    terms = position.content_terms(query, key, place)
+    site = Site(at, at, LAYER)
+    terms = position.content_terms(query, key, site)
     assert [type(term) for term in terms] == [DistanceDecay]
-    found = attention(*position.rotate(query, key, value, place), terms, causal=causal)
+    found = attention(*position.rotate(query, key, value, site), terms, causal=causal)
     torch.testing.assert_close(found, scores.softmax(-1) @ value, rtol=1e-9, atol=1e-9)
 
 
-def levels(position, key, place):
-    n_q = place.queries.length if isinstance(place.queries, Positions) else place.queries.shape[-1]
-    (term,) = position.content_terms(key.new_zeros(len(key), HEADS, n_q, HEAD_DIM), key, place)
+def levels(position, key, site):
+    n_q = site.queries.length if isinstance(site.queries, Positions) else site.queries.shape[-1]
+    (term,) = position.content_terms(key.new_zeros(len(key), HEADS, n_q, HEAD_DIM), key, site)
     return term.query_levels, term.key_levels
 
 
@@ -67,8 +67,8 @@ def test_levels_with_queries_and_keys_anywhere(documents):
     ids = (torch.randint(0, 2, (2, n_q)), torch.randint(0, 2, (2, n_k))) if documents else (None, None)
     mask = torch.rand(2, n_k) < 0.7
     key = torch.randn(2, HEADS, n_k, HEAD_DIM, dtype=torch.float64)
-    place = Place(queries, keys, LAYER, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
-    of_queries, of_keys = levels(position, key, place)
+    site = Site(queries, keys, LAYER, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
+    of_queries, of_keys = levels(position, key, site)
     weight, bias = position.weight.detach()[LAYER], position.bias.detach()[LAYER]
     logs = functional.linear(key.transpose(1, 2).flatten(2), weight, bias).sigmoid().log()
     for b, i, j in torch.cartesian_prod(torch.arange(2), torch.arange(n_q), torch.arange(n_k)).tolist():
@@ -89,11 +89,11 @@ def test_sums_begin_in_each_document():
     key = torch.randn(1, HEADS, sum(lengths), HEAD_DIM)
     at = torch.cat([torch.arange(length) for length in lengths])
     ids = torch.repeat_interleave(torch.tensor([3, 1, 7, 4, 2]), torch.tensor(lengths))[None]
-    packed = levels(position, key, Place(at, at, LAYER, query_documents=ids, key_documents=ids))
+    packed = levels(position, key, Site(at, at, LAYER, query_documents=ids, key_documents=ids))
     position = position.double()
     for own, of_queries, of_keys in zip(*(each.split(lengths, -1) for each in (ids, *packed)), strict=True):
         alone = Positions(0, 1, own.shape[-1])
-        exact = levels(position, key[:, :, ids[0] == own[0, 0]].double(), Place(alone, alone, LAYER))
+        exact = levels(position, key[:, :, ids[0] == own[0, 0]].double(), Site(alone, alone, LAYER))
         for found, expected in zip((of_queries, of_keys), exact, strict=True):
             torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5)
 
@@ -102,11 +102,11 @@ def test_sums_begin_in_each_document():
 def test_gradients_by_numbers(documents):
     position = build()
     at = Positions(0, 1, 4)
-    place = Place(at, at, LAYER, query_documents=documents, key_documents=documents)
+    site = Site(at, at, LAYER, query_documents=documents, key_documents=documents)
     tensors = torch.randn(3, 1, HEADS, 4, HEAD_DIM, dtype=torch.float64).requires_grad_()
 
     def run(query, key, value, *_):
-        return attention(query, key, value, position.content_terms(query, key, place), **place.options(query))
+        return attention(query, key, value, position.content_terms(query, key, site), **site.options(query))
 
     torch.autograd.gradcheck(run, (*tensors.unbind(), position.weight, position.bias))
 
@@ -115,7 +115,7 @@ def test_long_rows_in_half_precision():
     position = build().bfloat16()
     key = torch.randn(1, HEADS, 3000, HEAD_DIM).bfloat16()
     at = Positions(0, 1, 3000)
-    of_queries, of_keys = levels(position, key, Place(at, at, LAYER))
+    of_queries, of_keys = levels(position, key, Site(at, at, LAYER))
     assert of_queries.dtype == torch.float32
-    exact = levels(position.double(), key.double(), Place(at, at, LAYER))[1]
+    exact = levels(position.double(), key.double(), Site(at, at, LAYER))[1]
     assert (of_keys.diff(dim=-1).double() - exact.diff(dim=-1)).abs().max() < 2e-3

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tests.golden import Case, check, check_gradients, groups
 from tests.positions.layers import check_causal, feed_forward, install, linear, merge_heads, norm, prepare, split_heads
-from whereformer import Positions, attention, build_position
+from whereformer import Positions, Site, attention, build_position
 from whereformer.positions.floater import STEP
 
 TRAJECTORIES, ATTENTION, MODELS, _CONVOLUTIONAL = groups("positions/floater", "traj_", "attn_", "model_", "convh_")
@@ -41,7 +41,7 @@ def bundle(initial, flow, n):
         flat = initial.flatten(0, 1)
         queries_keys_values = torch.stack((flat, torch.zeros_like(flat), torch.zeros_like(flat)))
     places = Positions(0, 1, n)
-    trajectory = floater(queries_keys_values, flow).prepare_for(places, places)
+    trajectory = floater(queries_keys_values, flow).prepare_for(Site(places, places))
     return trajectory if len(initial) == 3 else trajectory[:, 0].unflatten(1, initial.shape[:2])
 
 
@@ -67,9 +67,13 @@ def test_velocity_equals_the_original(case):
     position = floater(torch.zeros(3, *initial.shape[1:]), [golden[name] for name in FLOW])
     time = torch.full_like(initial[..., :1], 0.3)
 
-    hidden = torch.relu(functional.linear(torch.cat((initial, time), -1), *position.hidden()))
+    hidden = torch.relu(functional.linear(torch.cat((initial, time), -1), position.hidden.weight, position.hidden.bias))
 
-    check(functional.linear(torch.cat((hidden, time), -1), *position.out()), golden["h0"], TOLERANCE)
+    check(
+        functional.linear(torch.cat((hidden, time), -1), position.out.weight, position.out.bias),
+        golden["h0"],
+        TOLERANCE,
+    )
 
 
 def lengthen(biases, length):
@@ -147,7 +151,7 @@ def test_translation_model_equals_the_original(case):
     n_source, n_target = source.shape[1], target.shape[1]
 
     position = floater(encoder["proj_bias"], flow_of(encoder, "proj_flow"), heads)
-    shared = position.prepare_for(Positions(0, 1, n_source), Positions(0, 1, n_source))
+    shared = position.prepare_for(Site(Positions(0, 1, n_source), Positions(0, 1, n_source)))
     check(shared, golden["enc_bias"], TOLERANCE)
     hidden = embed(source)
     for layer in range(layers):
@@ -171,7 +175,7 @@ def test_translation_model_equals_the_original(case):
         query_flow=flow_of(decoder, "proj_flow_selfattn"),
     )
     places = (Positions(0, 1, n_target), Positions(0, 1, n_source))
-    cross_shared = across.prepare_for(*places)
+    cross_shared = across.prepare_for(Site(*places))
     check(cross_shared[:n_target, :1], own[:, :1], TOLERANCE)
     check(cross_shared[:n_source, 1:], cross, TOLERANCE)
     hidden = embed(target)
@@ -221,7 +225,7 @@ def test_roberta_encoder_equals_the_original(case):
 
     position = floater(golden["proj_bias"], [golden[name] for name in FLOW], heads, solver=config["solver"])
     slots = Positions(0, 1, config["T"])  # unlike the learned positions, these count padding
-    shared = position.prepare_for(slots, slots)
+    shared = position.prepare_for(Site(slots, slots))
     check(shared, golden["bias"], TOLERANCE)
     for layer in range(config["L"]):
         name = f"layers.{layer}"

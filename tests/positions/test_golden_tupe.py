@@ -5,7 +5,7 @@ import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import feed_forward, install, linear, merge_heads, norm, prepare, scores, split_heads
-from whereformer import Place, Positions, attention, build_position
+from whereformer import Positions, Site, attention, build_position
 
 BUCKETS, MODELS = groups("positions/tupe", "bucket_", ("A_", "R_"))
 TOLERANCE = 1e-11
@@ -40,7 +40,7 @@ def tupe(golden, config):
 def bias_of(position, n):
     places = Positions(0, 1, n)
     hidden = torch.zeros(1, n, position.model.hidden_size, dtype=torch.float64)
-    return scores(position.terms(hidden, Place(places, places)), n, n).squeeze(0)
+    return scores(position.terms(hidden, Site(places, places)), n, n).squeeze(0)
 
 
 @pytest.mark.parametrize("case", MODELS)

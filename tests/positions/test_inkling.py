@@ -6,7 +6,7 @@ from transformers import InklingTextConfig
 from transformers.models.inkling import modeling_inkling as theirs
 
 from tests.positions.stack import HEADS, LAYERS, WIDTH, spread
-from whereformer import OffsetKeys, Place, Positions, attention_weights, build_position
+from whereformer import OffsetKeys, Positions, Site, attention_weights, build_position
 
 HEAD_DIM = WIDTH // HEADS
 LAYER = 1
@@ -63,10 +63,10 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
             (module.k_norm, module.k_sconv(module.k_proj(x), None, None)),
         )
     )
-    place = Place(Positions(0, 1, n), Positions(0, 1, n), LAYER)
-    terms = position.terms(x, place)
+    site = Site(Positions(0, 1, n), Positions(0, 1, n), LAYER)
+    terms = position.terms(x, site)
     assert [type(term) for term in terms] == [OffsetKeys]
-    query, key, value = position.rotate(query, key, key, place)
+    query, key, value = position.rotate(query, key, key, site)
     window = (4, 0) if sliding else None
     found = attention_weights(query, key, value, terms, causal=True, scale=1 / HEAD_DIM, window=window)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)  # their norms are in float32
@@ -87,7 +87,7 @@ def test_the_formula(places, causal):
     queries, keys = (torch.atleast_2d(at.values() if isinstance(at, Positions) else at) for at in places)
     hidden = torch.randn(2, queries.shape[-1], WIDTH, dtype=torch.float64)
     position.requires_grad_(False)
-    (term,) = position.terms(hidden, Place(*places, LAYER))
+    (term,) = position.terms(hidden, Site(*places, LAYER))
     mix = position.mix.detach()[LAYER].unflatten(0, (HEADS, 2))
     profiles = position.profiles.detach()[LAYER]
     shape = (2, HEADS, queries.shape[-1], keys.shape[-1])

@@ -13,8 +13,8 @@ from whereformer import (
     EncoderConfig,
     EncoderForCausalLM,
     OffsetKeys,
-    Place,
     Positions,
+    Site,
     attention,
     attention_weights,
     build_position,
@@ -33,18 +33,18 @@ def assert_close(actual, expected, tolerance=1e-12):
 # --- the number of keys
 
 
-def counted(place, causal):
+def counted(site, causal):
     """The pairs that attention would compute, one by one."""
     queries, keys = (
-        torch.atleast_2d(at.values() if isinstance(at, Positions) else at) for at in (place.queries, place.keys)
+        torch.atleast_2d(at.values() if isinstance(at, Positions) else at) for at in (site.queries, site.keys)
     )
     seen = torch.ones(1, queries.shape[-1], keys.shape[-1], dtype=torch.bool)
     if causal:
         seen = seen & (keys[:, None] <= queries[..., None])
-    if place.key_mask is not None:
-        seen = seen & place.key_mask[:, None]
-    if place.query_documents is not None:
-        seen = seen & (place.query_documents[..., None] == place.key_documents[:, None])
+    if site.key_mask is not None:
+        seen = seen & site.key_mask[:, None]
+    if site.query_documents is not None:
+        seen = seen & (site.query_documents[..., None] == site.key_documents[:, None])
     return seen.sum(-1)
 
 
@@ -64,16 +64,16 @@ def test_the_keys_that_a_query_sees_are_counted(kind, documents, masked, causal)
     mask = torch.rand(3, n_k) < 0.6 if masked else None
     # In any order, and some documents without keys
     ids = (torch.randint(0, 4, (3, n_q)) * 5 - 3, torch.randint(0, 3, (3, n_k)) * 5 - 3) if documents else (None, None)
-    place = Place(*places, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
-    found, expected = visible_keys(place, causal=causal, device=torch.device("cpu")), counted(place, causal)
+    site = Site(*places, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
+    found, expected = visible_keys(site, causal=causal, device=torch.device("cpu")), counted(site, causal)
     assert torch.equal(*torch.broadcast_tensors(found, expected))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_keys_are_none(causal):
     for keys in (Positions(0, 1, 0), torch.zeros(2, 0)):
-        place = Place(Positions(0, 1, 3), keys)
-        assert not visible_keys(place, causal=causal, device=torch.device("cpu")).any()
+        site = Site(Positions(0, 1, 3), keys)
+        assert not visible_keys(site, causal=causal, device=torch.device("cpu")).any()
 
 
 # --- the factors
@@ -82,7 +82,7 @@ def test_no_keys_are_none(causal):
 def factors(position, n, layer=0):
     """The factors of a query that sees 1, 2, ... keys, (heads or 1, n)."""
     at = Positions(0, 1, n)
-    return position.query_factor(torch.zeros(1, 2, n, 8, dtype=torch.float64), Place(at, at, layer))[0, ..., 0]
+    return position.query_factor(torch.zeros(1, 2, n, 8, dtype=torch.float64), Site(at, at, layer))[0, ..., 0]
 
 
 def test_ssmax_is_the_softmax_of_the_paper():
@@ -91,7 +91,7 @@ def test_ssmax_is_the_softmax_of_the_paper():
     torch.nn.init.uniform_(position.s, 0.2, 0.6)
     at = Positions(0, 1, 9)
     query, key = torch.randn(2, 3, 2, 9, 8, dtype=torch.float64)
-    rotated, *_ = position.rotate(query, key, key, Place(at, at, 1))
+    rotated, *_ = position.rotate(query, key, key, Site(at, at, 1))
     weights = attention_weights(rotated, key, key, causal=True)
     z = query @ key.mT / 8**0.5
     for row in range(9):
@@ -138,7 +138,7 @@ def test_llama4_is_the_attention_of_transformers():
         for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
     )
     at = Positions(0, 1, 13)
-    query, key, value = position.rotate(query, key, value, Place(at, at))
+    query, key, value = position.rotate(query, key, value, Site(at, at))
     out = attention(query, key, value, causal=True)
     assert_close(theirs.o_proj(out.transpose(1, 2).flatten(-2)), expected, 1e-6)  # their factor is in float32
 
@@ -150,7 +150,7 @@ def test_gradients_by_numbers(options):
     at = Positions(0, 1, 4)
 
     def run(query, key, *parameters):
-        rotated, key, value = position.rotate(query, key, key, Place(at, at))
+        rotated, key, value = position.rotate(query, key, key, Site(at, at))
         return attention(rotated, key, value, causal=True)
 
     torch.autograd.gradcheck(run, (query, key, *position.parameters()))
@@ -160,7 +160,7 @@ def test_half_precision_counts_every_key():
     position = build_position("logn", **SIZES, causal=True, kind="inkling", train_length=2)
     at, everything = Positions(5000, 1, 3), Positions(0, 1, 5003)
     query = torch.ones(1, 2, 3, 8, dtype=torch.bfloat16)
-    factor = position.query_factor(query, Place(at, everything))
+    factor = position.query_factor(query, Site(at, everything))
     assert factor.dtype == torch.float32
     assert (factor.diff(dim=2) > 0).all()
 
@@ -220,13 +220,13 @@ def test_the_factor_reaches_products_with_the_query_and_no_others():
     for other in ("shaw", "transformer_xl"):
         joined = build(f"{other}+logn")
         alone, logn = joined.parts
-        factor = logn.query_factor(query, Place(at, at, 1))
+        factor = logn.query_factor(query, Site(at, at, 1))
         outputs = []
         for position, q in ((joined, query), (alone, query * factor)):
-            place = Place(at, at, 1)
-            terms = position.terms(embeddings(6), place) + position.content_terms(q, key, place)
+            site = Site(at, at, 1)
+            terms = position.terms(embeddings(6), site) + position.content_terms(q, key, site)
             assert any(isinstance(term, OffsetKeys) for term in terms)
-            outputs.append(attention(*position.rotate(q, key, value, place), terms))
+            outputs.append(attention(*position.rotate(q, key, value, site), terms))
         assert_close(*outputs)
 
 

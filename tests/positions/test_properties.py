@@ -16,8 +16,8 @@ from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, METHODS, WIDTH
 from whereformer import (
     DenseBias,
     OffsetBias,
-    Place,
     Positions,
+    Site,
     attention,
     attention_weights,
     build_position,
@@ -156,7 +156,7 @@ def test_rope_keeps_norms_and_values(method, ids, seed):
     torch.manual_seed(seed)
     query, key, value = torch.randn(3, 2, HEADS, len(ids), HEAD_DIM, dtype=torch.float64)
     ids = torch.tensor(ids)
-    turned_query, turned_key, same_value = make(method).rotate(query, key, value, Place(ids, ids))
+    turned_query, turned_key, same_value = make(method).rotate(query, key, value, Site(ids, ids))
     assert_close(turned_query.norm(dim=-1), query.norm(dim=-1))
     assert_close(turned_key.norm(dim=-1), key.norm(dim=-1))
     assert same_value is value
@@ -166,7 +166,7 @@ def test_rope_keeps_norms_and_values(method, ids, seed):
 def test_rope_at_position_zero_is_the_identity(method):
     query, key, value = torch.randn(3, 2, HEADS, 5, HEAD_DIM)
     ids = torch.zeros(5, dtype=torch.long)
-    assert all(map(torch.equal, make(method).rotate(query, key, value, Place(ids, ids)), (query, key, value)))
+    assert all(map(torch.equal, make(method).rotate(query, key, value, Site(ids, ids)), (query, key, value)))
 
 
 @some
@@ -180,7 +180,7 @@ def test_rope_layouts_agree_after_permuting_features(rotary_dim, start, stride, 
     order = torch.tensor([*pairs, *range(rotary_dim, HEAD_DIM)])
     heads, at = torch.randn(3, 2, HEADS, 5, HEAD_DIM, dtype=torch.float64), Positions(start, stride, 5)
     for one, other in zip(
-        half.rotate(*heads, Place(at, at))[:2], interleaved.rotate(*heads[..., order], Place(at, at))[:2], strict=True
+        half.rotate(*heads, Site(at, at))[:2], interleaved.rotate(*heads[..., order], Site(at, at))[:2], strict=True
     ):
         assert_close(other, one[..., order])
 
@@ -191,7 +191,7 @@ def test_rope_turns_each_pair_as_a_complex_number(position, rotary_dim, base, se
     torch.manual_seed(seed)
     query, key, value = torch.randn(3, 1, HEADS, 1, HEAD_DIM, dtype=torch.float64)
     rope = build("rope", layout="interleaved", rotary_dim=rotary_dim, base=base)
-    turned, _, _ = rope.rotate(query, key, value, Place(torch.tensor([position]), torch.tensor([0])))
+    turned, _, _ = rope.rotate(query, key, value, Site(torch.tensor([position]), torch.tensor([0])))
     turns = [cmath.exp(1j * position * base ** (-2 * pair / rotary_dim)) for pair in range(rotary_dim // 2)]
     pairs = query[..., :rotary_dim].unflatten(-1, (-1, 2)).contiguous()
     expected = torch.view_as_complex(pairs) * torch.tensor(turns, dtype=torch.complex128)
@@ -293,7 +293,7 @@ def test_shaw_is_attention_to_keys_and_values_of_their_own_for_every_query(lengt
     position = build("shaw", clip=clip, per_head=per_head)
     query, key, value = torch.randn(3, 1, HEADS, length, HEAD_DIM, dtype=torch.float64)
     at = Positions(0, 1, length)
-    out = attention(query, key, value, position.terms(embeddings(length), Place(at, at, 1)))
+    out = attention(query, key, value, position.terms(embeddings(length), Site(at, at, 1)))
     for i in range(length):
         rows = (torch.arange(length) - i).clamp(-clip, clip) + clip
         seen = key + position.keys[1][..., rows, :], value + position.values[1][..., rows, :]
@@ -320,7 +320,7 @@ def test_fire_equals_the_paper(length, threshold, layer, seed):
     )
     c, trained_threshold = position.scale[layer].item(), abs(position.threshold[layer].item() * threshold)
     at = Positions(0, 1, length)
-    [term] = position.terms(embeddings(length), Place(at, at, layer))
+    [term] = position.terms(embeddings(length), Site(at, at, layer))
     for i in range(length):
         for j in range(i + 1):
             distance = math.log(abs(c * (i - j)) + 1)
@@ -361,7 +361,7 @@ def test_causal_alibi_is_the_authors_bias(n_q, n_k):
     position = build_position("alibi", hidden_size=24, num_heads=12, causal=True)
     value = torch.randn(1, 12, n_k, 2, dtype=torch.float64)
     at = Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)
-    terms = position.terms(torch.zeros(1, n_q, 24), Place(*at))
+    terms = position.terms(torch.zeros(1, n_q, 24), Site(*at))
     where = dict(zip(("query_positions", "key_positions"), at, strict=True))
     theirs = torch.tensor(slopes(12)).view(1, 12, 1, 1) * torch.arange(n_k)
     call = partial(attention, None, None, value, causal=True, **where)
@@ -392,7 +392,7 @@ def test_random_synthesizer_weights_do_not_depend_on_the_input(variant):
     position, at = build("synthesizer", variant=variant), Positions(0, 1, 7)
     value = torch.zeros(2, HEADS, 7, 1, dtype=torch.float64)
     one, other = (
-        attention_weights(None, None, value, position.terms(embeddings(7), Place(at, at, 1))) for _ in range(2)
+        attention_weights(None, None, value, position.terms(embeddings(7), Site(at, at, 1))) for _ in range(2)
     )
     assert torch.equal(one, other)
     assert one.std() > 0.01
@@ -405,7 +405,7 @@ def test_dense_synthesizer_scores_depend_on_the_querys_token_alone(variant):
     changed = words.clone()
     changed[:, 3] += 1
     one, other = (
-        attention_weights(None, None, value, position.terms(hidden, Place(at, at, 1))) for hidden in (words, changed)
+        attention_weights(None, None, value, position.terms(hidden, Site(at, at, 1))) for hidden in (words, changed)
     )
     assert ((one != other).any(-1).any(1) == (torch.arange(7) == 3)).all()
 
@@ -415,7 +415,7 @@ def test_dense_synthesizer_scores_depend_on_the_querys_token_alone(variant):
 def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling, near_size, a, b):
     position = build("synthesizer", variant="factorized_dense", tiling=tiling, near_size=near_size)  # of 24 positions
     hidden, queries, keys = embeddings(5), Positions(3, 2, 5), Positions(0, 1, MAX_LENGTH)
-    [term] = position.terms(hidden, Place(queries, keys, 2))
+    [term] = position.terms(hidden, Site(queries, keys, 2))
     assert (position.near_size, position.far_size) == (a, b)
     near = nn.functional.linear(hidden, position.near[2], position.near_bias[2]).unflatten(-1, (HEADS, a))
     far = nn.functional.linear(hidden, position.far[2], position.far_bias[2]).unflatten(-1, (HEADS, b))
@@ -431,11 +431,11 @@ def test_mixing_in_equal_shares_is_the_mean_of_both_scores(variant):
     nn.init.zeros_(mix.alpha)
     at, hidden = Positions(0, 1, 7), embeddings(7)
     query, key, value = torch.randn(3, 2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
-    halved, _, _ = mix.rotate(query, key, value, Place(at, at))
+    halved, _, _ = mix.rotate(query, key, value, Site(at, at))
     assert_close(halved, query / 2)
     # Twice the mean is the sum: content at twice the scale, and the synthetic term counted twice.
-    doubled = attention(halved, key, value, mix.terms(hidden, Place(at, at)) * 2, scale=2 * HEAD_DIM**-0.5)
-    assert_close(doubled, attention(query, key, value, add.terms(hidden, Place(at, at))))
+    doubled = attention(halved, key, value, mix.terms(hidden, Site(at, at)) * 2, scale=2 * HEAD_DIM**-0.5)
+    assert_close(doubled, attention(query, key, value, add.terms(hidden, Site(at, at))))
 
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
@@ -453,7 +453,7 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
         part = build("synthesizer", variant=variant)
         given = position.state_dict()
         part.load_state_dict({name: given[name] for name in part.state_dict()})
-        parts.append(scores(part.terms(hidden, Place(at, at, 1)), 7, 7))
+        parts.append(scores(part.terms(hidden, Site(at, at, 1)), 7, 7))
     alpha = position.alpha
     if mixture == "softmax":
         shares = torch.cat((torch.zeros(int(content == "mix"), dtype=torch.float64), alpha[1])).softmax(-1)
@@ -462,8 +462,8 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
         share = torch.sigmoid(alpha[1]) if content == "mix" else 1.0
         of_content, shares = (1 - share if content == "mix" else 1.0), [share] * len(variants)
     expected = sum(share * part for share, part in zip(shares, parts, strict=True))
-    assert_close(scores(position.terms(hidden, Place(at, at, 1)), 7, 7), expected)
-    assert_close(position.rotate(query, key, value, Place(at, at, 1))[0], query * of_content)
+    assert_close(scores(position.terms(hidden, Site(at, at, 1)), 7, 7), expected)
+    assert_close(position.rotate(query, key, value, Site(at, at, 1))[0], query * of_content)
 
 
 def test_a_mixture_starts_with_equal_shares():

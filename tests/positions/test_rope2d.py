@@ -9,9 +9,9 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from whereformer import (
     Encoder,
     EncoderConfig,
-    Place,
     PositionRangeError,
     Positions,
+    Site,
     attach,
     build_position,
     position_names,
@@ -27,7 +27,7 @@ def heads(n):
 
 def turned(position, query, key):
     at = Positions(0, 1, query.shape[2])
-    return position.rotate(query, key, key, Place(at, at))[:2]
+    return position.rotate(query, key, key, Site(at, at))[:2]
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
@@ -62,7 +62,7 @@ def test_pixtral():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_scores_depend_on_the_offset_in_rows_and_columns_alone(layout, frequencies, normalize):
     options = {"layout": layout, "frequencies": frequencies, "normalize": normalize}
-    position = build_position("rope2d", **SIZES, prefix=1, **options)
+    position = build_position("rope2d", **SIZES, prefix=1, **options).double()
     query, key = (one[:, :, :1].expand(-1, -1, 1 + ROWS * COLUMNS, -1) for one in heads(1))
     query, key = turned(position, query, key)
     scores = (query @ key.mT)[0, 0, 1:, 1:].unflatten(0, (ROWS, COLUMNS)).unflatten(2, (ROWS, COLUMNS))
@@ -77,7 +77,7 @@ def test_positions_beyond_the_grid_are_refused():
     at = Positions(0, 1, ROWS * COLUMNS + 1)
     query, key = heads(at.length)
     with pytest.raises(PositionRangeError, match=r"^rope2d covers positions 0 to 14 .*, got position 15"):
-        position.rotate(query, key, key, Place(at, at))
+        position.rotate(query, key, key, Site(at, at))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, modeling_rope_utils
 
 from tests.positions.stack import build
-from whereformer import Encoder, EncoderConfig, Place, Positions
+from whereformer import Encoder, EncoderConfig, Positions, Site
 from whereformer.positions.rope_scaling import Scaling
 
 CPU = torch.device("cpu")
@@ -128,11 +128,9 @@ def test_layers_may_be_scaled_in_different_ways():
     query, key = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
     for layer, (base, scaling) in enumerate([(100.0, linear), (20.0, None), (100.0, None), (20.0, linear)]):
         alone = build("rope", base=base, scaling=scaling)
-        expected = alone.rotate(query, key, key, Place(at, at, layer))
-        for shared in (None, mixed.prepare_for(at, at)):
-            for found, wanted in zip(
-                mixed.rotate(query, key, key, Place(at, at, layer, shared)), expected, strict=True
-            ):
+        expected = alone.rotate(query, key, key, Site(at, at, layer))
+        for shared in (None, mixed.prepare_for(Site(at, at))):
+            for found, wanted in zip(mixed.rotate(query, key, key, Site(at, at, layer, shared)), expected, strict=True):
                 assert torch.equal(found, wanted)
 
 
@@ -157,7 +155,7 @@ def test_queries_and_keys_turn_by_these_angles_and_grow_by_the_factor(layout):
     assert scaling.attention_factor == pytest.approx(0.1 * math.log(8) + 1)
     at = Positions(3, 2, 5)
     query, key = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
-    for before, after in zip((query, key), position.rotate(query, key, key, Place(at, at)), strict=False):
+    for before, after in zip((query, key), position.rotate(query, key, key, Site(at, at)), strict=False):
         pairs, turned = (
             each.unflatten(-1, (2, 4)).mT if layout == "half" else each.unflatten(-1, (4, 2))
             for each in (before, after)

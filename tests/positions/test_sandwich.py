@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whereformer import OffsetBias, Place, Positions, build_position
+from whereformer import OffsetBias, Positions, Site, build_position
 
 
 def sinusoids(positions, width):
@@ -17,7 +17,7 @@ def sinusoids(positions, width):
 def test_the_bias_is_the_product_of_position_vectors(heads, width):
     position = build_position("sandwich", hidden_size=4 * heads, num_heads=heads, width=width).double()
     queries, keys = Positions(4, 1, 5), Positions(0, 1, 9)
-    (term,) = position.terms(torch.zeros(1, 5, 4 * heads, dtype=torch.float64), Place(queries, keys))
+    (term,) = position.terms(torch.zeros(1, 5, 4 * heads, dtype=torch.float64), Site(queries, keys))
     assert isinstance(term, OffsetBias)
     products = sinusoids(queries.values().tolist(), width) @ sinusoids(keys.values().tolist(), width).T
     expected = torch.stack([products / (8 * head / heads) for head in range(1, heads + 1)])
@@ -28,8 +28,8 @@ def test_the_bias_is_the_product_of_position_vectors(heads, width):
 def test_all_layers_share_one_term():
     position = build_position("sandwich", hidden_size=8, num_heads=2, num_layers=3)
     at = Positions(0, 1, 6)
-    shared = position.prepare_for(at, at)
-    terms = [position.terms(torch.zeros(1, 6, 8), Place(at, at, layer, shared)) for layer in range(3)]
+    shared = position.prepare_for(Site(at, at))
+    terms = [position.terms(torch.zeros(1, 6, 8), Site(at, at, layer, shared)) for layer in range(3)]
     assert terms[0] is terms[1] is terms[2]
     assert not list(position.parameters())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from whereformer import OffsetBias, Place, Positions, attention, build_position
+from whereformer import OffsetBias, Positions, Site, attention, build_position
 
 SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
 
@@ -17,7 +17,7 @@ def places(length):
 def table(position, length, layer=0):
     at = places(length)
     hidden = torch.zeros(1, length, SIZES["hidden_size"])
-    (term,) = position.terms(hidden, Place(at, at, layer, position.prepare_for(at, at)))
+    (term,) = position.terms(hidden, position.share(Site(at, at, layer)))
     return term
 
 
@@ -78,6 +78,6 @@ def test_attention_is_the_same_as_with_the_whole_table():
     at, hidden = places(200), torch.zeros(1, 200, 12)
     query, key, value = (torch.randn(1, 3, 200, 4) for _ in range(3))
     whole = OffsetBias(position.curve(torch.arange(-199, 200)), -199)
-    short = position.terms(hidden, Place(at, at, shared=position.prepare_for(at, at)))
+    short = position.terms(hidden, position.share(Site(at, at)))
     assert short[0].table.shape[1] < 200
     torch.testing.assert_close(attention(query, key, value, short), attention(query, key, value, (whole,)))

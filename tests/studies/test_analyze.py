@@ -16,15 +16,10 @@ from tests.studies.trainings import TINY_ENCODER
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import toeplitzness
 from whereformer.cli.main import main
-from whereformer.data import corpus
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.lab.loading import quiet_transformers
-from whereformer.lab.progress import Progress
-from whereformer.studies.analyze.results import AnalyzeResults
-from whereformer.studies.analyze.run import AnalyzeJob, analyze_model
-from whereformer.studies.analyze.settings import Analyze
-from whereformer.studies.analyze.sources import ModelSource, sources_of
+from whereformer.recipes.analyze import Analyze, ModelSource, analyze_model, sources_of, text_ids
 
 PAGES = ["the old king saw a horse near the house. the queen went to the market and bought a fish."] * 30
 BERT = {
@@ -62,23 +57,15 @@ def ours(position="learned", **options):
     return Encoder(EncoderConfig(**{**sizes, "position": position, "blocks": "2", "initializer_range": 0.3, **options}))
 
 
-def options(**changes):
-    return Analyze(**{"max_kernels": 2, "tokens": 200, **changes})
+def analyzed(source, pages=None, upto=lambda steps: None, **changes):
+    """The findings on a model, and notes."""
+    with torch.no_grad():
+        options = Analyze(**{"model": source.path, "max_kernels": 2, "tokens": 200, **changes})
+        return analyze_model(source, options, pages, upto, "cpu")
 
 
 def found(path, pages=None, **changes):
-    return analyze_model(ModelSource(path, "it"), options(**changes), pages, Progress())[0]
-
-
-class Steps(Progress):
-    def __init__(self):
-        self.total, self.done = 0, 0
-
-    def start(self, steps):
-        self.total = steps
-
-    def step(self, steps=1, detail=""):
-        self.done += steps
+    return analyzed(ModelSource(path, "it"), pages, **changes)[0]
 
 
 @pytest.mark.parametrize(
@@ -177,12 +164,10 @@ def test_a_head_that_sees_distance_only_is_measured_so(save):
 
 
 def test_text_is_spread_over_the_pages(save, tokenizer):
-    from whereformer.studies.analyze.text import _text_ids
-
     pages = [f"the king saw {'a fish' if index % 2 else 'the horse'} near the market" for index in range(1000)]
-    ids = _text_ids(pages, tokenizer, 500)
+    ids = text_ids(pages, tokenizer, 500)
     assert len(ids) == 500
-    assert len(_text_ids(pages[:2], tokenizer, 500)) < 500
+    assert len(text_ids(pages[:2], tokenizer, 500)) < 500
 
 
 def test_numbers_in_json_are_finite_and_small(save):
@@ -202,21 +187,18 @@ def test_numbers_in_json_are_finite_and_small(save):
     assert data["sizes"]["positions"] == 70
 
 
-def test_progress_is_whole(save, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "default_documents", lambda: PAGES)
-    paths = [save(ours("learned"), "a"), save(ours("tisa"), "b", with_tokenizer=False)]
-    progress = Steps()
-    results = AnalyzeJob(options(), sources_of(paths, None)).run(tmp_path, progress)
-    assert progress.done == progress.total == 200
-    assert [model.name for model in results.models] == ["a", "b"]
-    assert results.models[1].attention is None
-    (note,) = results.notes
+def test_progress_is_told(save):
+    told = []
+    _, notes = analyzed(ModelSource(save(ours("tisa"), with_tokenizer=False), "it"), PAGES, told.append)
+    assert told == sorted(told)
+    assert told[0] == 10
+    (note,) = notes
     assert note.startswith("attention over text is not measured: no tokenizer can be read for ")
 
 
 def test_one_position(save):
     path = save(ours("learned", max_position_embeddings=1))
-    model, notes = analyze_model(ModelSource(path, "it"), options(), PAGES, Progress())
+    model, notes = analyzed(ModelSource(path, "it"), PAGES)
     assert notes == [f"{path}: a single position has no distances, so its Toeplitzness and fits mean nothing"]
     assert model.table.toeplitzness == 1
     assert [head.name for head in model.heads] == ["position-blind"] * 2
@@ -231,9 +213,9 @@ def test_a_run_of_pretraining(tmp_path, text):
     sources = sources_of([str(run)], None)
     assert [source.step for source in sources] == [2, 3, 4]
     assert [source.name for source in sources] == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
-    results = AnalyzeJob(options(data=(text,)), sources).run(run, Progress())
-    models = results.models
-    assert results.notes == []  # the run's tokenizer is that of its checkpoints
+    found = [analyzed(source, PAGES, data=(text,)) for source in sources]
+    models = [model for model, _ in found]
+    assert [notes for _, notes in found] == [[], [], []]  # the run's tokenizer is that of its checkpoints
     assert [model.step for model in models] == [2, 3, 4]
     assert models[0].table.toeplitzness != models[1].table.toeplitzness
 
@@ -247,7 +229,7 @@ def test_folders_of_checkpoints(tmp_path):
     checkpoints(tmp_path / "a", 100, 20)
     checkpoints(tmp_path / "b" / "checkpoints", 20)
     (tmp_path / "a" / "checkpoint-7.txt").touch()
-    expanded = sources_of([str(tmp_path / "a")], [1.0, 2.0])
+    expanded = sources_of([str(tmp_path / "a")], "1, 2")
     assert [(source.name, source.step, source.score) for source in expanded] == [
         ("checkpoint-20", 20, 1.0),
         ("checkpoint-100", 100, 2.0),
@@ -270,80 +252,59 @@ def test_names_tell_models_apart(tmp_path):
 # The command.
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The results that the command draws, in place of drawing them."""
-    calls = []
-
-    def report(results):
-        calls.append(results)
-        return "drawn"
-
-    monkeypatch.setattr(AnalyzeResults, "report", report)
-    monkeypatch.setattr(AnalyzeResults, "more_files", lambda results: {"pictures/heads.svg": "drawn"})
-    return calls
-
-
-def test_the_command(save, drawn, tmp_path, text, capsys):
+def test_the_command(save, tmp_path, text, capsys):
     paths = [save(ours("learned"), "one"), save(ours("learned+tisa"), "two")]
     out = tmp_path / "out"
     arguments = [*paths, "--scores", "80.5,82", "--data", text, "--tokens", "100", "--max-kernels", "3"]
     main(["analyze", *arguments, "--out", str(out)])
-    (results,) = drawn
-    assert [model.score for model in results.models] == [80.5, 82.0]
-    assert results.command[:2] == ["whereformer", "analyze"]
-    assert {"--scores", "--tokens", "--max-kernels", "--data", "--out"} <= set(results.command)
-    assert results.text == text
-    assert results.notes == []
-    data = json.loads((out / "results.json").read_text())
-    assert data["format"] == 1
-    assert data["facts"]["command"] == results.command
-    assert data["facts"]["rules"]["previous token"]
-    assert [model["name"] for model in data["models"]] == ["one", "two"]
+    data = json.loads((out / "findings.json").read_text())
+    assert data["text"] == text
+    assert data["notes"] == []
+    assert data["rules"]["previous token"]
+    assert [(model["name"], model["score"]) for model in data["models"]] == [("one", 80.5), ("two", 82.0)]
     printed = capsys.readouterr().out
     assert all(len(line) <= 100 for line in printed.splitlines() if "wrote" not in line)
     assert "learned+tisa" in printed
     assert f"wrote {out / 'report.html'}" in printed
-    assert f"1 files in {out / 'pictures'}" in printed
+    command = f"whereformer analyze {paths[0]} {paths[1]} --scores 80.5,82 --data {text} --tokens 100 --max-kernels 3"
+    assert command in (out / "report.md").read_text()
+    # The same folder takes another analysis.
+    main(["analyze", paths[0], "--no-text", "--max-kernels", "1", "--out", str(out)])
+    assert len(json.loads((out / "findings.json").read_text())["models"]) == 1
 
 
 @pytest.mark.parametrize(
     ("position", "blocks", "line"),
     [("learned", "2", "0 1 mixed"), pytest.param("tisa", "13", "12 2 ", marks=pytest.mark.slow)],
 )
-def test_one_model_has_a_table_of_its_heads_or_layers(save, drawn, tmp_path, capsys, position, blocks, line):
+def test_one_model_has_a_table_of_its_heads_or_layers(save, tmp_path, capsys, position, blocks, line):
     main(["analyze", save(ours(position, blocks=blocks)), "--no-text", "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert any(" ".join(each.split()).startswith(line) for each in printed.splitlines())
     assert "S=5" in printed
     assert "measured" not in printed
-    (results,) = drawn
-    assert results.text == "none"
 
 
-def test_the_function_does_what_the_command_does(save, drawn, tmp_path):
+def test_the_function_does_what_the_command_does(save, tmp_path):
     path = save(ours("learned"))
     main(["analyze", path, "--no-text", "--max-kernels", "2", "--out", str(tmp_path / "a")])
-    results = whereformer.analyze(model=path, text=False, max_kernels=2, quiet=True)
-    assert results.save(tmp_path / "b")[-1] == tmp_path / "b" / "results.json"
-    by_command, by_function = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
-    assert by_function["models"] == by_command["models"]
-    assert by_function["facts"]["command"][:3] == ["whereformer", "analyze", path]
-    assert "Heads of " in str(results)
-    assert "<table" in results._repr_html_()
+    report = whereformer.analyze(model=path, no_text=True, max_kernels=2, quiet=True)
+    by_command = json.loads((tmp_path / "a" / "findings.json").read_text())
+    assert [model.to_dict() for model in report.values.values()] == by_command["models"]
+    assert report.command == f"whereformer analyze {path} --no-text --max-kernels 2"
+    assert "Heads of " in str(report)
+    assert "<table" in report._repr_html_()
     with pytest.raises(InputError, match="model: expected at least one folder"):
         whereformer.analyze()
-    with pytest.raises(InputError, match="rounded numbers"):
-        AnalyzeResults.load(tmp_path / "b")
 
 
 @pytest.fixture
-def refused(capsys, tmp_path, drawn):
+def refused(capsys, tmp_path):
     """The line with which the command refuses some arguments."""
 
     def refused(*arguments):
         line = fails(capsys, "analyze", *arguments, "--out", str(tmp_path / "out"))
-        assert not (tmp_path / "out" / "results.json").exists()
+        assert not (tmp_path / "out" / "findings.json").exists()
         return line
 
     return refused
@@ -360,11 +321,9 @@ def test_bad_options(save, refused, tmp_path):
     assert "--scores: expected numbers separated by commas, got 'good'" in refused(path, "--scores", "good")
     assert "--scores: expected numbers separated by commas, got 'nan'" in refused(path, "--scores", "nan")
     assert "--no-text: does not read text" in refused(path, "--no-text", "--data", path)
-    assert "MODEL: expected different ones" in refused(path, path)
     assert "MODEL: expected different ones" in refused(path, path + "/")
     assert "got the file" in refused(path + "/config.json")
     assert "--data: no such file" in refused(path, "--data", str(tmp_path / "nothing"))
-    assert "MODEL: expected a folder, or an id on the Hugging Face Hub, got ''" in refused("")
 
 
 def test_more_positions_than_the_model_has(save, refused):
@@ -495,7 +454,7 @@ XLM = transformers.XLMConfig(vocab_size=60, emb_dim=16, n_layers=1, n_heads=2, m
 )
 def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, notes = analyze_model(source, options(), None, Progress())
+    found, notes = analyzed(source)
     rows = table(model).detach().double()
     assert found.length == len(rows) == 12
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
@@ -509,7 +468,7 @@ def test_of_t5_the_curves_are_its_own_biases(save):
     config = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
     model = transformers.T5EncoderModel(config)
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, _ = analyze_model(source, options(length=150), None, Progress())
+    found, _ = analyzed(source, length=150)
     bias = model.encoder.block[0].layer[0].SelfAttention.compute_bias(150, 150)[0].detach()
     assert [head.layer for head in found.heads] == [0, 0]
     for head in found.heads:

@@ -26,7 +26,7 @@ from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
 from whereformer.errors import InputError
 from whereformer.kernels import torch_private
-from whereformer.lab import manifest, options
+from whereformer.lab import manifest, options, trackers
 from whereformer.lab.training import long_run
 from whereformer.lab.training.folder import Folder
 from whereformer.lab.training.long_run import LongTrainer
@@ -682,7 +682,8 @@ def test_nothing_is_reported_to_none(text, tmp_path):
 
 @pytest.mark.parametrize("command", ["pretrain", "translate train", "finetune"])
 def test_a_tracker_that_is_not_installed_is_one_line(command, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    for module in (options, trackers):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     given = {"translate train": ["--data", "x.tsv"], "finetune": ["--model", "x", "--task", "rte"]}.get(command, [])
     message = fails(capsys, *command.split(), *given, "--out", str(tmp_path / "out"), "--report-to=wandb")
     assert "--report-to: wandb is not installed; try `pip install wandb`" in message

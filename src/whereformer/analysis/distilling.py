@@ -67,7 +67,7 @@ def distill_positions(
         ValueError: if the student has another position method, or other layers than the teacher.
     """
     position = student.position
-    if not isinstance(position, Tisa) or position.share_layers:
+    if not isinstance(position, Tisa) or position.one_curve:
         raise InputError("student", "expected position 'tisa' with kernels in every layer, got another method")
     if len(student.passes) != len(teacher.passes):
         raise InputError("student", f"expected the teacher's {len(teacher.passes)} layers, got {len(student.passes)}")

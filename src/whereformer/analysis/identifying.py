@@ -15,7 +15,7 @@ from ..errors import InputError, shown
 from ..kernels.call import make_call
 from ..kernels.reference import attention_scores
 from ..kernels.terms import Positions
-from ..positions import Place, Position, name_of
+from ..positions import Position, Site, name_of
 from ..positions.base import check_value
 from ..positions.rope import LAYOUTS, Rope
 
@@ -250,8 +250,8 @@ class _Sample:
         hidden = self.query.new_zeros(1, len(at), method.model.hidden_size)
         query, key = (self.query, self.key) if self.with_content else (0 * self.query, 0 * self.key)
         try:
-            place = Place(queries, keys, layer, method.prepare_for(queries, keys))
-            changed_query, changed_key, value, terms = method.act(hidden, query, key, key, place)
+            site = Site(queries, keys, layer)
+            changed_query, changed_key, value, terms = method.apply_hooks(hidden, query, key, key, site)
             content, whole = (
                 attention_scores(
                     make_call(changed_query, changed_key, value, each, query_positions=queries, key_positions=keys)
@@ -300,7 +300,7 @@ def _reads_input(method: Position) -> bool:
     at = Positions(0, 1, 2)
     size = (1, at.length, method.model.hidden_size)
     like = next(method.parameters(), torch.empty(0))
-    terms = [method.terms(hidden, Place(at, at)) for hidden in (like.new_zeros(size), like.new_ones(size))]
+    terms = [method.terms(hidden, Site(at, at)) for hidden in (like.new_zeros(size), like.new_ones(size))]
     found = [[each for term in given for each in vars(term).values() if isinstance(each, Tensor)] for given in terms]
     return not all(map(torch.equal, *found))
 

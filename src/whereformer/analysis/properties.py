@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +20,8 @@ from ..kernels import Positions
 from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
-from ..models.layers import AttentionContext, Layer
-from ..positions import Place, Position, PositionRangeError, build_position, layer_pattern
+from ..models.layers import Layer
+from ..positions import Position, PositionRangeError, Site, build_position, layer_pattern
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
@@ -213,8 +213,8 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
         others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
         scores, without = (
-            _scores(real.module(hidden, layer, replace(context, with_weights=True))[1])
-            for hidden, context in ((real.hidden, real.context), (others, same.context))
+            _scores(real.module(hidden, encoder.position, site, None, True)[1])
+            for hidden, site in ((real.hidden, real.site), (others, same.site))
         )
         effect = scores - without
         total = float(effect.square().sum())
@@ -232,7 +232,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
 class _LayerCall(NamedTuple):
     module: Layer
     hidden: Tensor
-    context: AttentionContext
+    site: Site
 
 
 def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[_LayerCall]:
@@ -240,8 +240,8 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
     calls: list[_LayerCall] = []
 
     def note(module: Any, given: tuple[Any, ...]) -> None:
-        hidden, _, context, *_ = given
-        calls.append(_LayerCall(module, hidden, context))
+        hidden, _, site, *_ = given
+        calls.append(_LayerCall(module, hidden, site))
 
     hooks = [layer.register_forward_pre_hook(note) for layer in encoder.layers]
     try:
@@ -280,8 +280,7 @@ def longest_chain(position: Position, length: int) -> Chain:
     at = Positions(0, 1, length)
     with Chain() as chain:
         position.embed(embedded, at)
-        place = Place(at, at, shared=position.prepare_for(at, at))
-        position.attend(hidden, query, key, value, place, backend="reference")
+        position.attend(hidden, query, key, value, Site(at, at), backend="reference")
     return chain
 
 

@@ -21,9 +21,8 @@ from ..kernels import Positions
 from ..kernels.call import make_call
 from ..kernels.reference import attention_scores
 from ..models import Encoder
-from ..models.layers import AttentionContext, Layer
-from ..models.pooling import Tokens
-from ..positions import Position
+from ..models.layers import Layer
+from ..positions import Position, Site
 
 WORDS = 512
 """The number of words, spread evenly over the vocabulary, that represent it in the embeddings."""
@@ -104,13 +103,11 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
             continue
         attention = _layer(encoder, encoder.passes[layer]).attention
         positions = queries[layer]
-        tokens, shared = Tokens(positions), encoder.position.prepare_for(positions, positions)
-        context = AttentionContext(encoder.position, tokens, tokens, shared)
         hidden = states[layer]
         in_input = embedded and layer == 0
         if not in_input:
             hidden = hidden.mean(1, keepdim=True).expand(-1, positions.length, -1)
-        arguments, options = attention.call(hidden, hidden, layer, context)
+        arguments, options = attention.call(hidden, hidden, encoder.position, Site(positions, positions, layer))
         scores, _ = attention_scores(make_call(*arguments, **options))
         scores = scores[0].clone()
         if in_input:
@@ -129,7 +126,7 @@ def _query_positions(encoder: Encoder, length: int) -> list[Positions]:
     found: list[Positions] = []
     for index, layers in enumerate(encoder.blocks):
         if index and encoder.pooling.applies_to(now.length):
-            pooled = encoder.pooling.sequence(Tokens(now)).positions
+            pooled = encoder.pooling.site(Site(now, now)).keys
             assert isinstance(pooled, Positions)
             now = pooled
         found += [now] * len(layers)
@@ -160,9 +157,9 @@ def _mean_states(encoder: Encoder, length: int) -> dict[int, Tensor]:
     states: dict[int, Tensor] = {}
 
     def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
-        queries, _, layer, _ = given
-        if layer:
-            states[layer] = queries.mean((0, 1), keepdim=True)
+        queries, _, _, site, *_ = given
+        if site.layer:
+            states[site.layer] = queries.mean((0, 1), keepdim=True)
 
     hooks = [_layer(encoder, index).attention.register_forward_pre_hook(keep) for index in range(len(encoder.layers))]
     generator = torch.Generator().manual_seed(0)

@@ -136,10 +136,10 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | U
 def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     """Annotate a field's type with its placeholder and default for --help; the type's own annotations have priority."""
     inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if is_listed(hint):
-        return _with_commas(get_args(inner)[0], metavar)
     # The help text itself says what happens if the option is left out.
     note = "" if default in (None, ()) or isinstance(default, bool) else None
+    if is_listed(hint):
+        return Annotated[(_with_commas(get_args(inner)[0], metavar), tyro.conf.arg(help_behavior_hint=note))]
     shown = _metavar(inner, metavar)
     if not flag.startswith("-"):  # a word without a flag
         shown = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else f"[{flag}]" if default is None else flag

@@ -68,7 +68,9 @@ def _parse(given: Sequence[str]) -> tuple[Any, Any]:
         description = inspect.getdoc(kind) if issubclass(kind, Recipe) else None
         found = tyro.cli(kind, description=description, prog=f"whereformer {name}", args=options, **rules)
         found = getattr(found, "command", found)  # of those of translate, the one that was chosen
-        return kind if isinstance(found, dict) else found, found
+        if not isinstance(found, dict):
+            return found, found
+        return kind if issubclass(kind, Recipe) else recipes.recipe_class(name), found
     parsers = []
     for each in COMMANDS:
         kind = command_class(each)
@@ -120,6 +122,8 @@ def run_recipe(recipe: Recipe, console: Terminal) -> None:
 
     report = recipe.start()
     console.print(report, highlight=False)
+    if getattr(recipe, "dry_run", False):
+        return
     say(console, f"wrote {recipe.out / 'report.html'} (open it in a browser) and {recipe.out / 'report.md'}")
     if report.problem:
         raise InputError(None, report.problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -15,7 +16,7 @@ from rich.console import Console
 from ..errors import InputError, printable
 from ..files import check_regular
 from ..lab.options import MOST_THREADS, check_range, find_device
-from ..studies.translate.settings import TranslateTrain
+from ..recipes.translate import Translate as TranslateTrain
 
 WINDOW = 1024
 """Lines that are read before any is translated, so that a batch has lines of similar length."""
@@ -56,7 +57,7 @@ class TranslateRun:
         check_range(self, beams=(1, 1000), length_penalty=(-10, 10), threads=(1, MOST_THREADS))
         from ..data.read import lines_of, read_lines
         from ..lab.jobs import threads
-        from ..studies.translate.translating import load, scores, translate_lines
+        from ..recipes.translating import load, scores, translate_lines
 
         references = None
         if self.references is not None:
@@ -86,7 +87,8 @@ class Translate:
     """Train a translation model on parallel text and translate with it, with any position method."""
 
     command: Annotated[
-        Annotated[TranslateTrain, tyro.conf.subcommand("train")] | Annotated[TranslateRun, tyro.conf.subcommand("run")],
+        Annotated[TranslateTrain, tyro.conf.subcommand("train", description=inspect.getdoc(TranslateTrain))]
+        | Annotated[TranslateRun, tyro.conf.subcommand("run")],
         # No prefix before the names of the options.
         tyro.conf.arg(name=""),
     ]

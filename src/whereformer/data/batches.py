@@ -53,6 +53,40 @@ def shuffled_by_tokens(lengths: Tensor, batch_tokens: int, seed: int) -> Iterato
     return _in_any_order(epoch, len(lengths), seed)
 
 
+class Drawn:
+    """The rows of each step: those of an endless random order, cut by tokens.
+
+    Args:
+        lengths: (rows, 2), the tokens of each row's source and target.
+        tokens: the most tokens of a step on either side, including padding.
+        seed: seed of the order.
+    """
+
+    def __init__(self, lengths: Tensor, tokens: int, seed: int) -> None:
+        self.given = lengths, tokens, seed
+        self.order: Iterator[list[int]] = iter(())
+        self.step = -1  # the last one
+
+    @property
+    def per_epoch(self) -> int:
+        """The steps that read the whole text once; epochs have about the same number."""
+        count, left = 0, len(self.given[0])
+        for rows in shuffled_by_tokens(*self.given):
+            count, left = count + 1, left - len(rows)
+            if not left:
+                break
+        return count
+
+    def __call__(self, step: int) -> list[int]:
+        """Return the rows of a step from 0 on. The step after the last one is found at once."""
+        if self.step < 0 or step <= self.step:
+            self.order, self.step = shuffled_by_tokens(*self.given), -1
+        for _ in range(step - self.step - 1):
+            next(self.order)
+        self.step = step
+        return next(self.order)
+
+
 def by_length_and_tokens(lengths: Tensor, batch_tokens: int) -> list[list[int]]:
     """Return batches that read every row once, shortest first, limited as in :func:`shuffled_by_tokens`."""
     return list(_cut(torch.arange(len(lengths)), lengths, batch_tokens))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
-from ..lab.fingerprint import fingerprint, fingerprint_of_files
 from .hub import downloaded
 from .read import TableFile, open_table
 
@@ -75,30 +74,28 @@ class Split:
 
 
 @dataclass(frozen=True)
-class RowFacts:
-    """Facts about a task's rows.
+class Data:
+    """A task with its rows.
 
     Args:
+        task: the task.
+        train: the rows to train on.
+        judged: those to judge by, by the name that result tables use.
         source: where they come from, for people to read.
-        rows: number of rows in each split.
-        subsets: the splits that contain only part of the official split.
-        fingerprint: a short hash of the files, and of what is read of them.
+        parts: the splits that contain only part of the official split.
     """
-
-    source: str
-    rows: dict[str, int]
-    subsets: list[str]
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Data:
-    """A task with its rows: those to train on, and those to judge by, keyed by the name that result tables use."""
 
     task: Task
     train: Split
     judged: dict[str, Split]
-    facts: RowFacts
+    source: str
+    parts: list[str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of rows of each split."""
+        names = [split for split, _ in self.task.judged]
+        return dict(zip(("train", *names), (len(s.labels) for s in (self.train, *self.judged.values())), strict=True))
 
 
 def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None = None) -> list[Data]:
@@ -137,43 +134,40 @@ def _file(folder: Path, split: str) -> Path:
     raise InputError("data", f"expected {folder / split}.parquet (or {split}_subset.parquet), found neither")
 
 
-@dataclass(frozen=True)
-class OwnTask:
-    """A task in the user's own tables.
+def load_own(
+    train: Path,
+    validation: Path,
+    texts: tuple[str, ...],
+    label: str,
+    *,
+    regression: bool = False,
+    train_rows: int | None = None,
+) -> Data:
+    """Load a task of the user's own tables.
 
     Args:
         train, validation: the table files.
         texts: their text columns, one or two.
         label: their label column, with classes or numbers.
         regression: whether labels are numbers to predict.
+        train_rows: train on a random sample of this number of rows; None uses all.
+
+    Raises:
+        InputError: if a table can't be read, a column is missing, or labels are invalid.
     """
-
-    train: Path
-    validation: Path
-    texts: tuple[str, ...]
-    label: str
-    regression: bool
-
-    def load(self, train_rows: int | None = None) -> Data:
-        """Load the rows. With ``train_rows``, train on a random sample of this number of rows.
-
-        Raises:
-            InputError: if a table can't be read, a column is missing, or labels are invalid.
-        """
-        files = {"train": self.train, "validation": self.validation}
-        tables = {split: open_table(split, file, self.texts) for split, file in files.items()}
-        source = f"{self.train}, {self.validation}"
-        if self.regression:
-            task = Task(self.train.stem, self.texts, None, ("pearson", "spearman"), self.label)
-            return _data(task, tables, source, [], train_rows)
-        labels = _labels(tables["train"], self.texts, self.label)
-        names = {str(value) for value in labels if not _is_missing(value)}
-        # Numbers are sorted by their value, so that 10 comes after 9.
-        classes = tuple(sorted(names, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
-        if len(classes) < 2:
-            raise InputError("label", f"expected at least two classes in {self.train}, got {some_of(classes)}")
-        task = Task(self.train.stem, self.texts, classes, ("accuracy", "matthews"), self.label)
-        return _data(task, tables, source, [], train_rows, named=True)
+    tables = {split: open_table(split, file, texts) for split, file in (("train", train), ("validation", validation))}
+    source = f"{train}, {validation}"
+    if regression:
+        task = Task(train.stem, texts, None, ("pearson", "spearman"), label)
+        return _data(task, tables, source, [], train_rows)
+    labels = _labels(tables["train"], texts, label)
+    names = {str(value) for value in labels if not _is_missing(value)}
+    # Numbers are sorted by their value, so that 10 comes after 9.
+    classes = tuple(sorted(names, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
+    if len(classes) < 2:
+        raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
+    task = Task(train.stem, texts, classes, ("accuracy", "matthews"), label)
+    return _data(task, tables, source, [], train_rows, named=True)
 
 
 def _is_missing(label: Any) -> bool:
@@ -221,7 +215,6 @@ def _data(
 ) -> Data:
     """Read all rows, check them, and keep the labels: with ``named`` the names of classes, else their numbers."""
     splits: dict[str, Split] = {}
-    files = fingerprint_of_files([table.file for table in tables.values()])
     for name, table in tables.items():
         labels = _labels(table, task.texts, task.label)
         if named:
@@ -236,11 +229,8 @@ def _data(
         texts = _texts(table, task.texts)
         _check_labels(labels, task, table, named)
         splits[name] = Split([texts[row] for row in rows], [labels[row] for row in rows])
-    counts = {name: len(split.labels) for name, split in splits.items()}
-    # Scores on a part must not be mistaken for scores on the official split.
-    read = fingerprint([files, *task.texts, task.label, str(task.classes), str(counts)])
-    facts = RowFacts(source, counts, subsets=parts, fingerprint=read)
-    return Data(task, splits["train"], {shown: splits[split] for split, shown in task.judged}, facts)
+    judged = {shown: splits[split] for split, shown in task.judged}
+    return Data(task, splits["train"], judged, source, parts)
 
 
 def _check_labels(labels: Sequence[Any], task: Task, table: TableFile, named: bool) -> None:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ..errors import InputError
-from ..lab.progress import Progress
-from .glue import Split
+from ..positions import PositionRangeError
+from .glue import Data, Split
 from .streams import in_lots
 from .windows import end_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..models import EncoderConfig
+    from ..models import EncoderConfig, EncoderForSequenceClassification
 
 LOT = 1024
 """Number of rows that are tokenized at a time."""
 
 
 @dataclass(frozen=True)
-class Rows(Dataset[dict[str, Any]]):
+class Rows:
     """The tokenized rows of a split.
 
     Args:
@@ -46,42 +46,71 @@ class Rows(Dataset[dict[str, Any]]):
     pad: int
     end: int = 0
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        ids, types = (part.tolist() for part in self.rows[row])
-        return {"ids": ids, "label": self.labels[row], **({"types": types} if self.typed else {})}
-
     @property
     def lengths(self) -> list[int]:
         """Number of tokens of each row."""
         return [len(ids) for ids, _ in self.rows]
 
-    def padded(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Collate rows into a padded batch, (rows, tokens of the longest row plus ``end``)."""
-        width = max(len(row["ids"]) for row in rows) + self.end
-        lengths = torch.tensor([len(row["ids"]) for row in rows])
-        batch = {"input_ids": torch.tensor([row["ids"] + [self.pad] * (width - len(row["ids"])) for row in rows])}
-        if self.typed:
-            batch["token_type_ids"] = torch.tensor([row["types"] + [0] * (width - len(row["types"])) for row in rows])
+    def padded(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """Return the batch of some rows, (rows, tokens of the longest row plus ``end``), and their labels (rows,)."""
+        lengths = torch.tensor([len(self.rows[number][0]) for number in numbers])
+        width = int(lengths.max()) + self.end
+        batch = {}
+        for place, (name, filler) in enumerate({"input_ids": self.pad, "token_type_ids": 0}.items()):
+            if name == "input_ids" or self.typed:
+                parts = [self.rows[number][place].tolist() for number in numbers]
+                batch[name] = torch.tensor([part + [filler] * (width - len(part)) for part in parts])
         if int(lengths.min()) < width:
             batch["attention_mask"] = (torch.arange(width) < lengths.unsqueeze(1)).long()
-        return {**batch, "labels": torch.tensor([row["label"] for row in rows])}
+        return {**batch, "labels": torch.tensor([self.labels[number] for number in numbers])}
 
-    def packed(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Collate rows into a packed batch: one row, (1, all tokens), with position and document ids."""
-        lengths = torch.tensor([len(row["ids"]) for row in rows])
-        batch = {"input_ids": torch.tensor([[token for row in rows for token in row["ids"]]])}
-        if self.typed:
-            batch["token_type_ids"] = torch.tensor([[kind for row in rows for kind in row["types"]]])
-        starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        return {
-            **batch,
-            "position_ids": (torch.arange(int(lengths.sum())) - starts).unsqueeze(0),
-            "document_ids": torch.arange(len(rows)).repeat_interleave(lengths).unsqueeze(0),
-            "labels": torch.tensor([row["label"] for row in rows]),
-        }
+    def update(self, digest: Any) -> None:
+        """Add the tokens and labels of all rows to a hash."""
+        digest.update(repr(self.labels).encode())
+        for ids, types in self.rows:
+            digest.update(len(ids).to_bytes(8, "little") + ids.tobytes() + types.tobytes())
+
+
+def packed(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join the rows of a padded batch into one without padding, (1, all tokens), with position and document ids."""
+    ids = batch["input_ids"]
+    real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
+    rows, places = real.nonzero(as_tuple=True)
+    joined = {name: batch[name][real][None] for name in ("input_ids", "token_type_ids") if name in batch}
+    return {**joined, "position_ids": places[None], "document_ids": rows[None], "labels": batch["labels"]}
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """The tokenized rows of a task: the training split, and each split to judge by."""
+
+    data: Data
+    train: Rows
+    judged: dict[str, Rows]
+
+    @classmethod
+    def of(
+        cls, data: Data, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig
+    ) -> TaskRows:
+        """Tokenize a task's rows, see :func:`tokenized`."""
+        regression = data.task.classes is None
+        train, *judged = (
+            tokenized(split, tokenizer, max_length, config, regression=regression)
+            for split in (data.train, *data.judged.values())
+        )
+        return cls(data, train, dict(zip(data.judged, judged, strict=True)))
+
+    @property
+    def splits(self) -> list[Rows]:
+        """The rows of all splits."""
+        return [self.train, *self.judged.values()]
+
+    def fingerprint(self, weights: str) -> str:
+        """Return a short hash of all tokens and labels, and of the weights of the model that reads them."""
+        digest = hashlib.sha256(weights.encode())
+        for split in self.splits:
+            split.update(digest)
+        return digest.hexdigest()[:16]
 
 
 def tokenized(
@@ -91,7 +120,6 @@ def tokenized(
     config: EncoderConfig,
     *,
     regression: bool,
-    progress: Progress | None = None,
 ) -> Rows:
     """Tokenize the rows of a split, with all processors.
 
@@ -103,7 +131,6 @@ def tokenized(
         max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates none.
         config: the model's configuration: how many token types it has, and whether its poolings drop the end of a row.
         regression: whether labels are numbers to predict.
-        progress: is told the number of rows as they are tokenized.
     """
     # The tokenizer's own limit does not matter: the model checks whether rows fit.
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
@@ -119,12 +146,33 @@ def tokenized(
         types = found.get("token_type_ids") or [[]] * len(ids)
         cut, kinds = cut + sum(longer), max(kinds, *(1 + max(row, default=-1) for row in types))
         rows += [(array("i", one), array("i", other)) for one, other in zip(ids, types, strict=True)]
-        if progress is not None:
-            progress.step(len(ids))
     labels = [float(label) for label in split.labels] if regression else split.labels
     # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
     typed = 0 < kinds <= config.type_vocab_size
     return Rows(rows, typed, labels, cut, tokenizer.pad_token_id, end_padding(config))
+
+
+def check_lengths(model: EncoderForSequenceClassification, tasks: Sequence[TaskRows]) -> None:
+    """Let a model read the longest row of all tasks.
+
+    Raises:
+        InputError: for ``max_length``, if it is too long for the model.
+    """
+    splits = [split for task in tasks for split in task.splits]
+    lengths = [length for split in splits for length in split.lengths]
+    widest = max(splits, key=lambda split: max(split.lengths))
+    longest = widest.padded([widest.lengths.index(max(lengths))])
+    del longest["labels"]
+    try:
+        with torch.no_grad():
+            model(**longest)
+    except PositionRangeError as error:
+        limit = model.config.max_position_embeddings - widest.end
+        raise InputError(
+            "max_length",
+            f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} tokens that the model "
+            f"covers, the longest has {max(lengths)}; set `max_length` {limit} to truncate them ({error})",
+        ) from None
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:

@@ -148,7 +148,7 @@ def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
     start, stop = (max(0, min(end, offset - first)) for offset in (low, high))
     stop = max(start, stop) + 1
     # A single column has the same value at every offset, so put it near the offsets that occur.
-    part = table if stop - start == table.shape[1] else table[:, start:stop]
+    part = table if stop - start == table.shape[1] else table[:, start:stop]  # a slice of all would be an operation
     return part, low if stop == start + 1 else first + start
 
 

@@ -61,6 +61,20 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Between:
+    """Marks a number that lies between two others, without the ends; of several numbers, each does."""
+
+    low: float
+    high: float
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise an InputError for another value."""
+        for number in value if isinstance(value, tuple) else (value,):
+            if not self.low < number < self.high:
+                raise InputError(name, f"expected a number between {self.low:g} and {self.high:g}, got {shown(number)}")
+
+
+@dataclass(frozen=True)
 class Choice:
     """Marks several names, each of which is one of these."""
 
@@ -74,6 +88,7 @@ class Choice:
 
 
 Names = Annotated[tuple[str, ...], Listed]
+Counts = Annotated[tuple[int, ...], Listed]
 Numbers = Annotated[tuple[float, ...], Listed]
 
 
@@ -84,6 +99,8 @@ class Recipe:
     NAME: ClassVar[str]
     QUICK: ClassVar[dict[str, Any]] = {}
     """The defaults of options with ``quick``, if there is such an option."""
+    FLAGS: ClassVar[dict[str, str]] = {}
+    """Options whose flag does not follow from their name, such as a word without a flag."""
     MANY: ClassVar[bool] = False
     """Whether several processes of a launcher, such as torchrun, can do it together."""
     SMALL: ClassVar[bool] = False
@@ -133,7 +150,7 @@ class Recipe:
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
         usual = self.QUICK if getattr(self, "quick", False) else {}
-        words = ["whereformer", self.NAME]
+        words = ["whereformer", *self.NAME.split()]
         for field in own_first(type(self)):
             value = getattr(self, field.name)
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
@@ -141,7 +158,9 @@ class Recipe:
             parts = value if isinstance(value, tuple) else (value,)
             texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
-            words += [flag(field.name), *([] if value is True else [",".join(texts)] if commas else texts)]
+            name = self.FLAGS.get(field.name, flag(field.name))
+            words += [name] if name.startswith("-") else []
+            words += [] if value is True else [",".join(texts)] if commas else texts
         return shlex.join(words)
 
     def start(self, *, quiet: bool = False) -> Report:
@@ -205,7 +224,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
         for field in fields(kind)
     ]
     quiet = inspect.Parameter("quiet", keyword, default=False, annotation="bool")
-    call.__name__ = call.__qualname__ = kind.NAME
+    call.__name__ = call.__qualname__ = kind.NAME.split()[0]
     call.__doc__ = inspect.getdoc(kind)
     call.__signature__ = inspect.Signature([*parameters, quiet])  # type: ignore[attr-defined]  # a function may have one
     return call
@@ -267,12 +286,13 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
-    if not all(isinstance(word, str | Path) or (kind is float and type(word) in (int, float)) for word in words):
+    allowed = {str: (), int: (int,), float: (int, float)}[kind]
+    if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
         raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
     try:
         found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
     except ValueError:
         raise InputError(name, f"expected numbers, got {shown(value)}") from None
-    if commas and not found:
+    if commas and not found and value != ():
         raise InputError(name, "expected at least one, got none")
     return found

@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -121,7 +122,7 @@ class Run:
         check_regular("out", path)
         earlier, found, damaged = read_records(path)
         for name, value in self.options.items():
-            if earlier.get(name) != value:
+            if (found or damaged) and earlier.get(name) != value:
                 raise InputError(
                     "out",
                     f"{self.folder} holds results with {name} {shown(earlier.get(name))}, not {shown(value)}; choose "
@@ -149,11 +150,25 @@ class Run:
         """Tell the steps of all that the recipe does, done or not, for the progress."""
         self.total = steps
 
+    def kept(self, function: Callable[..., Value]) -> dict[Key, Any]:
+        """Return what the record has of a function: its values, as JSON, by key."""
+        names = ((json.loads(name), value) for name, value in self.values.items())
+        return {tuple(key): value for (called, *key), value in names if called == function.__name__}
+
     def step(self, steps: int = 1, loss: float | None = None) -> None:
         """Tell that steps are done, and perhaps the loss so far."""
         if self.counts is not None and self.losses is not None:
             self.counts[self.slot] += steps
             self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
+
+    @contextmanager
+    def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
+        """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
+        self.labels, self.slot = [label], 0
+        self.counts = counts = _numbers(1)
+        self.losses = _numbers(1)
+        yield partial(counts.__setitem__, 0)
+        self.counts, self.done = None, self.done + steps
 
     def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
         """Return the value of ``function(run, *arguments)``, which the record keeps.
@@ -168,8 +183,9 @@ class Run:
         function: Callable[..., Value],
         *shared: Any,
         kind: type[Value],
-        steps: int = 1,
+        steps: int | Callable[..., int] = 1,
         jobs: int | None = None,
+        problem: Callable[[Any], str | None] = lambda key: None,
     ) -> dict[Any, Value]:
         """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
 
@@ -178,36 +194,42 @@ class Run:
             function: what is called, perhaps in another process. Its name is in the record.
             shared: arguments that are the same for all keys.
             kind: what it returns: a dataclass whose fields are JSON, or a type of JSON.
-            steps: how many steps a key takes, for the progress.
+            steps: how many steps a key takes, for the progress, or what returns that for ``*key``.
             jobs: how many keys at a time; by default as many as the recipe says.
+            problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
-        missing = [key for key in keys if not self._has(names[key], kind)]
-        if steps and len(missing) < len(keys):
+        missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
+        sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
+        new = sum(sizes[key] for key in missing)
+        if any(sizes.values()) and len(missing) < len(keys):
             others = "; continuing with the others" if missing else ""
             self.say(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{others}")
-        self.done += steps * (len(keys) - len(missing))
-        self.total = max(self.total, self.done + steps * len(missing))
+        self.done += sum(sizes.values()) - new
+        self.total = max(self.total, self.done + new)
         self.labels = [" ".join(map(str, key)) for key in missing]
         self.counts, self.losses = _numbers(len(missing)), _numbers(len(missing))
         for key, value, seconds in self._work(missing, function, shared, min(jobs or self.jobs, len(missing))):
             self._keep(names[key], value, seconds)
-        self.done += steps * len(missing)
+        self.done += new
         self.counts = None
         self.order += [name for name in names.values() if name not in self.order]
         return {key: _typed(kind, self.values[name]) for key, name in names.items()}
 
-    def _has(self, name: str, kind: Any) -> bool:
-        """Return whether the record has a value of a kind."""
+    def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
+        """Return whether the record has a value of a kind that counts."""
         if name not in self.values:
             return False
         try:
             _typed(kind, self.values[name])
+            why = problem()
         except TypeError as error:
-            self.say(f"the record of {name} is not of this version ({error}); it is done again")
-            return False
-        return True
+            why = f"its record is not of this version ({error})"
+        if why is not None:
+            function, *key = json.loads(name)
+            self.say(f"doing {' '.join(map(str, [function, *key]))} again: {why}")
+        return why is None
 
     def _work(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Iterator[tuple[Key, Any, float]]:
         """Yield each key with its value and the seconds that it took, in the order in which they are done."""
@@ -340,7 +362,7 @@ class _Bar(Progress):
         run = self.run
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
-            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last) or run.labels[0]
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()

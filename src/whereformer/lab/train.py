@@ -11,7 +11,7 @@ import math
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
 from ..data.masks import IGNORED
@@ -41,7 +43,7 @@ class Training:
         steps: the number of steps.
         rate: the peak of the learning rate.
         kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
-        optimizer: "adamw", "stable_adamw" or "muon".
+        optimizer: "adamw", "stable_adamw" or "muon"; or what builds one for a model, with its schedule.
         schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
         warmup: steps in which the rate rises to its peak; None is a tenth of all.
         weight_decay: decay of the backbone's matrices.
@@ -56,7 +58,7 @@ class Training:
     steps: int
     rate: float
     kernel_rate: float | None = None
-    optimizer: str = "adamw"
+    optimizer: str | Callable[[nn.Module], tuple[Optimizer, LambdaLR]] = "adamw"
     schedule: str = "linear"
     warmup: int | None = None
     weight_decay: float = 0.01
@@ -66,6 +68,15 @@ class Training:
     compiled: bool = False
     workers: int = 0
     log_every: int = 20
+
+    def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
+        """Return the optimizer of a name, and its schedule."""
+        assert isinstance(self.optimizer, str)
+        optimizer = build_optimizer(
+            model, self.rate, self.kernel_rate, name=self.optimizer, weight_decay=self.weight_decay
+        )
+        warmup = self.steps // 10 if self.warmup is None else self.warmup
+        return optimizer, build_schedule(optimizer, self.schedule, warmup, self.steps)
 
 
 @dataclass
@@ -87,6 +98,7 @@ class Checkpoints:
         what: JSON that says which training it is; a checkpoint of another one is passed over.
         say: is told which checkpoints are passed over, and why.
         keep: how many checkpoints to keep.
+        also: writes more into the folder of each, such as the model as other programs read it.
     """
 
     folder: Path
@@ -94,6 +106,7 @@ class Checkpoints:
     what: Any = None
     say: Callable[[str], None] = print
     keep: int = 1
+    also: Callable[[Path], object] = lambda folder: None
 
 
 class NotFiniteError(InputError):
@@ -118,9 +131,10 @@ def train(
     *,
     device: str = "cpu",
     score: Callable[[nn.Module], Any] | None = None,
-    score_at: Sequence[int] = (),
+    score_at: Container[int] = (),
     checkpoints: Checkpoints | None = None,
     on_log: Callable[[int, float], None] = lambda steps, loss: None,
+    collate: Callable[[Batch], Batch] | None = None,
 ) -> Trained:
     """Train a model that returns its loss, the mean over the labels of a batch.
 
@@ -134,6 +148,7 @@ def train(
         score_at: the numbers of steps after which it is computed.
         checkpoints: where to save, and to continue from.
         on_log: is told how many more steps are done, and the last loss.
+        collate: makes what the model reads of the rows of a process, such as one row of them all.
 
     Raises:
         NotFiniteError: if a loss is not finite.
@@ -141,12 +156,13 @@ def train(
     """
     state = _State.of(model, training, device)
     done = Trained() if checkpoints is None else state.load(checkpoints)
-    if done.step:
+    if checkpoints is not None and done.step:
+        checkpoints.say(f"continuing after step {done.step:,} of {training.steps:,}")
         on_log(done.step, done.losses[-1])
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
     with _interrupts() as interrupts:
-        for step, parts in enumerate(_loader(batches, done.step, training, state.device), done.step + 1):
+        for step, parts in enumerate(_loader(batches, collate, done.step, training, state.device), done.step + 1):
             losses[step - 1] = state.step(parts, training)
             saves = checkpoints is not None and step % checkpoints.every == 0
             scores = score is not None and step in score_at
@@ -178,23 +194,15 @@ class _State:
 
     model: nn.Module
     wrapped: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LambdaLR
+    optimizer: Optimizer
+    scheduler: LambdaLR
     device: torch.device
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, name: str) -> _State:
         device = torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
         model.to(device)
-        optimizer = build_optimizer(
-            model,
-            training.rate,
-            training.kernel_rate,
-            name=training.optimizer,
-            weight_decay=training.weight_decay,
-        )
-        warmup = training.steps // 10 if training.warmup is None else training.warmup
-        scheduler = build_schedule(optimizer, training.schedule, warmup, training.steps)
+        optimizer, scheduler = (training.optimizer if callable(training.optimizer) else training.build)(model)
         wrapped = model
         if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
@@ -224,7 +232,7 @@ class _State:
 
     def save(self, to: Checkpoints, done: Trained) -> None:
         """Save a training as a folder, which gets its name when all of it is on the disk."""
-        partial, folder = to.folder / "partial", to.folder / f"step-{done.step:09}"
+        partial, folder = to.folder / "partial", to.folder / f"checkpoint-{done.step}"
         if ranks.is_main():
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -234,13 +242,14 @@ class _State:
             if ranks.is_main():
                 parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}
                 torch.save(parts, partial / "state.pt")
+                to.also(partial)
             ranks.wait()
             if ranks.is_main():
                 files = {path.name: _size_and_hash(path) for path in sorted(partial.iterdir())}
                 content = {"what": to.what, "processes": ranks.size(), "done": asdict(done), "files": files}
                 (partial / MANIFEST).write_text(json.dumps(content))
                 move_folder(partial, folder)
-                for older in sorted(to.folder.glob("step-*"))[: -to.keep]:
+                for older in _folders(to.folder)[: -to.keep]:
                     shutil.rmtree(older)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -252,10 +261,13 @@ class _State:
         chosen = ranks.from_main(lambda: _newest(of))
         if chosen is None:
             return Trained()
-        folder, done = chosen
+        folder, done, processes = chosen
         parts = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
         for name, part in parts.items():
             getattr(self, name).load_state_dict(part)
+        if processes != ranks.size():
+            torch.manual_seed(hash((done.step, ranks.rank())))  # no two processes may draw the same numbers
+            return done
         numbers = torch.load(folder / f"random-{ranks.rank()}.pt", weights_only=True)
         torch.set_rng_state(numbers["cpu"])
         if self.device.type == "cuda":
@@ -268,18 +280,23 @@ def _random_numbers(device: torch.device) -> dict[str, Tensor]:
     return {"cpu": torch.get_rng_state(), **cuda}
 
 
-def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
-    """Return the last whole checkpoint of a training, and say which ones are passed over."""
-    for folder in sorted(of.folder.glob("step-*"), reverse=True):
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders of checkpoints, in the order of their steps."""
+    found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    return [found[step] for step in sorted(found)]
+
+
+def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
+    """Return the last whole checkpoint of a training, and how many processes it is of. Say which are passed over."""
+    for folder in reversed(_folders(of.folder)):
         try:
             content = json.loads((folder / MANIFEST).read_bytes())
             changed = [name for name, wrote in content["files"].items() if _size_and_hash(folder / name) != wrote]
             if changed:
                 raise ValueError(f"{changed[0]} is not what was written")
-            expected = json.loads(json.dumps({"what": of.what, "processes": ranks.size()}))
-            if any(content[name] != value for name, value in expected.items()):
+            if content["what"] != json.loads(json.dumps(of.what)):
                 raise ValueError("it is of another training")
-            return folder, Trained(**content["done"])
+            return folder, Trained(**content["done"]), content["processes"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             of.say(f"passing over {folder}: {reason}")
@@ -296,10 +313,12 @@ class _Parts(Dataset[Any]):
     """The parts of each step's batch for one process, each with its share of the labels.
 
     The loss of a part is the mean over its labels. Times its share, and with the mean over processes that
-    DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none.
+    DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none. A
+    part without a row is the first row, which does not count.
     """
 
     batches: Callable[[int], Batch]
+    collate: Callable[[Batch], Batch]
     accumulate: int
     rank: int
     ranks: int
@@ -307,17 +326,33 @@ class _Parts(Dataset[Any]):
     def __getitem__(self, step: int) -> list[tuple[Tensor | None, Batch]]:
         batch = self.batches(step)
         if self.ranks * self.accumulate == 1:
-            return [(None, batch)]
-        own = {name: each[self.rank :: self.ranks] for name, each in batch.items()}
-        parts = [{name: each[at :: self.accumulate] for name, each in own.items()} for at in range(self.accumulate)]
-        total = (batch["labels"] != IGNORED).sum()
-        return [((part["labels"] != IGNORED).sum() * self.ranks / total, part) for part in parts]
+            return [(None, self.collate(batch))]
+        parts: list[tuple[Tensor | None, Batch]] = []
+        for at in range(self.rank, self.ranks * self.accumulate, self.ranks):
+            part = {name: each[at :: self.ranks * self.accumulate] for name, each in batch.items()}
+            share = _labels(part) * self.ranks / _labels(batch)
+            if not len(part["labels"]):  # it reads a row that counts nothing
+                part = {name: each[:1] for name, each in batch.items()}
+            parts.append((share, self.collate(part)))
+        return parts
 
 
-def _loader(batches: Callable[[int], Batch], start: int, training: Training, device: torch.device) -> DataLoader[Any]:
+def _labels(batch: Batch) -> Tensor:
+    """Count the labels of a batch. Numbers to predict may be any."""
+    labels = batch["labels"]
+    return torch.tensor(labels.numel()) if labels.is_floating_point() else (labels != IGNORED).sum()
+
+
+def _loader(
+    batches: Callable[[int], Batch],
+    collate: Callable[[Batch], Batch] | None,
+    start: int,
+    training: Training,
+    device: torch.device,
+) -> DataLoader[Any]:
     """Return the parts of each step from ``start`` on."""
     return DataLoader(
-        _Parts(batches, training.accumulate, ranks.rank(), ranks.size()),
+        _Parts(batches, collate or dict, training.accumulate, ranks.rank(), ranks.size()),
         batch_size=None,
         sampler=range(start, training.steps),
         num_workers=training.workers,

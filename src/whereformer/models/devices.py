@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import InputError
@@ -48,3 +51,21 @@ def check_devices(model: PreTrainedModel) -> None:
     if len(devices) > 1:
         found = ", ".join(sorted(devices))
         raise InputError("device_map", f"expected one device, and parts on the CPU or on disk, got devices {found}")
+
+
+@contextmanager
+def fetched(position: nn.Module) -> Iterator[None]:
+    """Have a method's weights on the device that computes, if accelerate keeps them elsewhere between calls.
+
+    It fetches them when it sees a module's forward, and a method has hooks instead.
+    """
+    waiting: list[tuple[nn.Module, Any]] = [
+        (part, part._hf_hook) for part in position.modules() if hasattr(part, "_hf_hook")
+    ]
+    for part, hook in waiting:
+        hook.pre_forward(part)
+    try:
+        yield
+    finally:
+        for part, hook in waiting:
+            hook.post_forward(part, None)

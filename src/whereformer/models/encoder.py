@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Unpack
 
@@ -12,24 +13,15 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..errors import InputError
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
-from ..positions import Position, build_position
+from ..positions import Position, Site, build_position
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape, embedded_tokens, looked_up
 from .config import EncoderConfig
-from .devices import OneDeviceModel
+from .devices import OneDeviceModel, fetched
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import (
-    AttentionContext,
-    Layer,
-    SegmentScores,
-    check_types,
-    layer_norm,
-    may_share,
-    number_of_types,
-    starts_of,
-)
-from .pooling import Tokens, unpool
+from .layers import Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
+from .pooling import unpool
 
 if TYPE_CHECKING:
     from jaxtyping import Integer, Shaped
@@ -76,7 +68,7 @@ class Embeddings(nn.Module):
             # BERT's default is type 0 for every token.
             types = words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
             hidden = hidden + looked_up("token_type_ids", self.token_type, types)
-        hidden = position("embed", hidden, positions)
+        hidden = position.embed(hidden, positions)
         hidden = self.dropout(self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
 
@@ -197,19 +189,24 @@ class Encoder(EncoderPreTrainedModel):
         words = embedded_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
-        tokens = self._tokens(words, input_ids, attention_mask, inputs)
+        whole = self._site(words, input_ids, attention_mask, inputs)
+        with fetched(self.position):
+            return self._run(words, whole, inputs)
+
+    def _run(self, words: Tensor, whole: Site, inputs: EncoderInputs) -> BaseModelOutput:
+        """Run all layers on embedded tokens (batch, n, embedding_size), which attend to one another in ``whole``."""
         run = _Run(
             self,
             # No variable here holds the embeddings, so that their memory is free once the first layer has run.
-            self.embeddings(words, inputs.get("token_type_ids"), self.position, tokens.positions),
+            self.embeddings(words, inputs.get("token_type_ids"), self.position, whole.queries),
             with_weights=asks_for("output_attentions", inputs, self.config),
             with_states=asks_for("output_hidden_states", inputs, self.config),
         )
-        whole = run.context(tokens, tokens)
-        run.layers(self.blocks[0], whole)
+        site = whole = run.share(whole)
+        run.layers(self.blocks[0], site)
         first = run.hidden if self.has_decoder else None
         for layers in self.blocks[1:]:
-            tokens = run.pooled_block(layers, tokens)
+            site = run.pooled_block(layers, site)
         if first is not None:
             run.add(unpool(run.hidden, 2 ** (len(self.blocks) - 1), words.shape[1], self.config.separate_cls) + first)
             del first
@@ -222,10 +219,10 @@ class Encoder(EncoderPreTrainedModel):
             attentions=tuple(run.attentions) if run.with_weights else None,
         )
 
-    def _tokens(
+    def _site(
         self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
-    ) -> Tokens:
-        """Check what attention needs to know about the tokens, and return it."""
+    ) -> Site:
+        """Check what attention needs to know about the tokens, and return where they attend to one another."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
         documents = inputs.get("document_ids")
@@ -245,11 +242,16 @@ class Encoder(EncoderPreTrainedModel):
         starts = None
         if documents is not None and types is not None and self.config.separate_cls:
             starts = starts_of(documents, real)
-        return Tokens(
-            positions=self._positions(input_ids, length) if positions is None else positions,
+        at = self._positions(input_ids, length) if positions is None else positions
+        return Site(
+            at,
+            at,
             key_mask=real,
-            segments=types,
-            documents=documents,
+            causal=self.config.causal,
+            query_documents=documents,
+            key_documents=documents,
+            query_segments=types,
+            key_segments=types,
             starts=starts,
         )
 
@@ -272,57 +274,47 @@ class _Run:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
-        self.share = may_share(encoder.layers)
-        self.prepared = encoder.position("prepare") if self.share else None
-        self.last_context: AttentionContext | None = None
+        self.shares = may_share(encoder.layers)
+        self.prepared = encoder.position.prepare() if self.shares else None
         self.hidden: Tensor
         self.add(hidden)
 
-    def context(self, queries: Tokens, keys: Tokens) -> AttentionContext:
-        """Return the context of layers that attend from ``queries`` to ``keys``."""
-        last = self.last_context
-        if last is None or last.queries is not queries or last.keys is not keys:
-            position = self.encoder.position
-            shared = position("prepare_for", queries.positions, keys.positions, self.prepared) if self.share else None
-            last = AttentionContext(
-                position,
-                queries,
-                keys,
-                shared,
-                causal=self.encoder.config.causal,
-                with_weights=self.with_weights,
-                windows=self.encoder.windows,
-            )
-            self.last_context = last
-        return last
+    def share(self, site: Site) -> Site:
+        """Return the site with what the layers there share, if they may."""
+        return self.encoder.position.share(site, self.prepared) if self.shares else site
 
-    def layer(self, layer: int, context: AttentionContext, pooled: Tensor | None = None) -> None:
+    def layer(self, layer: int, site: Site, pooled: Tensor | None = None) -> None:
         """Run one layer. If ``pooled`` is given, its queries are those, and its keys the states before pooling."""
-        module = self.encoder.layers[self.encoder.passes[layer]]
+        encoder = self.encoder
+        window = encoder.windows[layer] if encoder.windows else None
         queries, memory = (self.hidden, None) if pooled is None else (pooled, self.hidden)
-        hidden, weights = module(queries, layer, context, memory)
+        hidden, weights = encoder.layers[encoder.passes[layer]](
+            queries, encoder.position, replace(site, layer=layer, window=window), memory, self.with_weights
+        )
         self.attentions.append(weights)
         self.add(hidden)
 
-    def layers(self, layers: range, context: AttentionContext) -> None:
-        """Run some layers in the same context."""
+    def layers(self, layers: range, site: Site) -> None:
+        """Run some layers at the same site."""
         for layer in layers:
-            self.layer(layer, context)
+            self.layer(layer, site)
 
-    def pooled_block(self, layers: range, tokens: Tokens) -> Tokens:
-        """Pool the tokens by two, run a block's layers and return the pooled tokens; too few tokens are not pooled."""
+    def pooled_block(self, layers: range, site: Site) -> Site:
+        """Pool the tokens by two, run a block's layers and return the pooled site; too few tokens are not pooled."""
         pooling = self.encoder.pooling
         if not pooling.applies_to(self.hidden.shape[1]):
-            self.layers(layers, self.context(tokens, tokens))
-            return tokens
-        pooled = pooling.sequence(tokens)
+            self.layers(layers, site)
+            return site
+        pooled = pooling.site(site)
         if self.encoder.config.pool_query_only:
-            self.layer(layers[0], self.context(pooled, tokens), pooled=pooling.hidden(self.hidden))
+            before = replace(pooled, keys=site.keys, key_mask=site.key_mask, key_segments=site.key_segments)
+            self.layer(layers[0], self.share(before), pooled=pooling.hidden(self.hidden))
             layers = layers[1:]
         else:
             self.hidden = pooling.hidden(self.hidden)
         if layers:
-            self.layers(layers, self.context(pooled, pooled))
+            pooled = self.share(pooled)
+            self.layers(layers, pooled)
         return pooled
 
     def add(self, hidden: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,73 +13,12 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import InputError
-from ..kernels import FactorPair, PositionsLike, Term, attention, attention_and_weights
+from ..kernels import FactorPair, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
-from ..positions import Place, Position
+from ..positions import Position, Site
 from .config import EncoderConfig
 from .linear import is_watched, project
-from .pooling import Tokens
 from .seq2seq.config import Seq2SeqConfig
-
-
-@dataclass(frozen=True)
-class AttentionContext:
-    """Everything that attention needs besides the hidden states; the same for all layers between two sequences.
-
-    Queries and keys differ in pooled layers and in generation.
-
-    Args:
-        position: the position method.
-        queries: the tokens that attend.
-        keys: all tokens that they attend to.
-        shared: what the position method computed about these positions for all layers.
-        causal: whether keys at later positions than the query's are masked.
-        earlier: keys and values of earlier calls; the hidden states are then those of new tokens only.
-        with_weights: whether layers return their attention weights.
-        windows: how far each layer attends to each side, None without a limit; empty where no layer has a window.
-    """
-
-    position: Position
-    queries: Tokens
-    keys: Tokens
-    shared: Any
-    causal: bool = False
-    earlier: Earlier | None = None
-    with_weights: bool = False
-    windows: tuple[int | None, ...] = ()
-
-    def place(self, layer: int) -> Place:
-        """Return the place that the position method's hooks get in one layer."""
-        return Place(
-            self.queries.positions,
-            self.keys.positions,
-            layer,
-            self.shared,
-            self.keys.key_mask,
-            query_documents=self.queries.documents,
-            key_documents=self.keys.documents,
-        )
-
-    def place_of_new_keys(self, layer: int) -> Place:
-        """Return the same place with only the keys that the cache does not hold yet, for ``Position.rotate``."""
-        if self.earlier is None:
-            return self.place(layer)
-        return Place(self.queries.positions, self.earlier.positions, layer, self.earlier.shared)
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """Keys and values of earlier calls, after ``Position.rotate``; before it if the method reads keys.
-
-    Args:
-        cache: the keys and values of each layer; those of the new tokens are added.
-        positions: the positions of the new tokens.
-        shared: what the position method computed about the queries and the new tokens.
-    """
-
-    cache: Cache
-    positions: PositionsLike
-    shared: Any
 
 
 def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNorm:
@@ -109,48 +48,52 @@ class Attention(nn.Module):
         self.segments = SegmentScores(config) if attend_to_types else None
 
     def forward(
-        self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        position: Position,
+        site: Site,
+        cache: Cache | None = None,
+        with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size).
 
         Returns:
-            (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if the context requests them.
+            (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if they are wanted.
         """
-        arguments, options = self.call(queries, keys, layer, context)
+        arguments, options = self.call(queries, keys, position, site, cache)
         options |= {"dropout_p": self.dropout_p if self.training else 0.0, "backend": self.backend}
-        if context.with_weights:
+        if with_weights:
             out, weights = attention_and_weights(*arguments, **options)
         else:
             out, weights = attention(*arguments, **options), None
         return self.out(out.transpose(1, 2).flatten(-2)), weights
 
     def call(
-        self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
+        self, queries: Tensor, keys: Tensor, position: Position, site: Site, cache: Cache | None = None
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
-        """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options."""
-        position, earlier = context.position, context.earlier
-        place = replace(context.place(layer), scale=self.scale)
-        rotated_at = context.place_of_new_keys(layer)
+        """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options.
+
+        A cache has the keys and values of earlier calls, after ``Position.rotate`` if those of ``keys`` have positions
+        of their own (``site.new_keys``), else as they are before it. The new ones are added to it.
+        """
+        site = replace(site, scale=self.scale)
         value = self._heads(self.value(keys))
         query, key = None, None
         types: tuple[Term, ...] = ()
         if self.query is not None and self.key is not None:
             query, key = self._heads(self.query(queries)), self._heads(self.key(keys))
-            if earlier is not None and position.reads_keys:
-                key, value = earlier.cache.update(key, value, layer)
-                rotated_at, earlier = place, None
-            if self.segments is not None and context.queries.segments is not None:
-                types = (self.segments(query, context.queries, context.keys),)
-        query, key, value, terms = position("act", queries, query, key, value, place, rotated_at)
-        if earlier is not None:
+            if cache is not None and site.new_keys is None:
+                key, value = cache.update(key, value, site.layer)
+                cache = None
+            if self.segments is not None and site.query_segments is not None:
+                types = (self.segments(query, site),)
+        query, key, value, terms = position.apply_hooks(queries, query, key, value, site)
+        if cache is not None:
             # A cache needs pairs; without keys it gets the value twice.
-            key, value = earlier.cache.update(value if key is None else key, value, layer)
+            key, value = cache.update(value if key is None else key, value, site.layer)
             key = None if query is None else key
-        return (query, key, value, (*terms, *types)), {
-            **place.options(query),
-            "causal": context.causal,
-            "window": context.windows[layer] if context.windows else None,
-        }
+        return (query, key, value, (*terms, *types)), {**site.options(query)}
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -192,15 +135,15 @@ class SegmentScores(nn.Module):
         self.bias = nn.Parameter(torch.empty(*heads))
         self.weight = nn.Parameter(torch.empty(2, *heads))
 
-    def forward(self, query: Tensor, queries: Tokens, keys: Tokens) -> FactorPair:
+    def forward(self, query: Tensor, site: Site) -> FactorPair:
         """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type.
 
         Args:
             query: (batch, heads, n_q, head_dim).
-            queries, keys: the tokens, with their segments.
+            site: where the query attends, with segments.
         """
-        assert queries.segments is not None
-        assert keys.segments is not None
+        assert site.query_segments is not None
+        assert site.key_segments is not None
         weight = (self.weight * self.scale).to(query.dtype)
         # Not computed from query + bias, which would have to be kept for the backward; nor with "@", which would copy
         # the query.
@@ -208,20 +151,20 @@ class SegmentScores(nn.Module):
         from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
         unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each
         kinds = torch.arange(self.kinds, device=query.device)
-        is_type, query_type = (types[:, None, :, None] for types in (keys.segments, queries.segments))
+        is_type, query_type = (types[:, None, :, None] for types in (site.key_segments, site.query_segments))
         accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
         query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
         key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)
         if self.separate_cls:
-            query_factors, key_factors = without_cls(query_factors, queries), without_cls(key_factors, keys)
+            query_factors, key_factors = (without_cls(each, site.starts) for each in (query_factors, key_factors))
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
 
 
-def without_cls(factors: Tensor, tokens: Tokens) -> Tensor:
-    """Return factors (batch, heads or 1, n, rank) with zeros for every separate [CLS]."""
-    if tokens.starts is None:
+def without_cls(factors: Tensor, starts: Tensor | None) -> Tensor:
+    """Return factors (batch, heads or 1, n, rank) with zeros for every separate [CLS]: the first token, or starts."""
+    if starts is None:
         return functional.pad(factors[:, :, 1:], (0, 0, 1, 0))
-    return factors.masked_fill(tokens.starts[:, None, :, None], 0.0)
+    return factors.masked_fill(starts[:, None, :, None], 0.0)
 
 
 def starts_of(documents: Tensor, real: Tensor | None) -> Tensor:
@@ -287,22 +230,33 @@ class Layer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
+        self,
+        hidden: Tensor,
+        position: Position,
+        site: Site,
+        memory: Tensor | None = None,
+        with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run as attention layer ``layer`` on hidden (batch, n, hidden_size).
+        """Run as attention layer ``site.layer`` on hidden (batch, n, hidden_size); return weights if they are wanted.
 
         Keys and values come from ``memory`` (batch, n_k, hidden_size), by default from ``hidden``.
         """
-        hidden, weights = self._attend(hidden, layer, context, memory)
+        hidden, weights = self._attend(hidden, position, site, memory, with_weights=with_weights)
         return self._feed(hidden), weights
 
     def _attend(
-        self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
+        self,
+        hidden: Tensor,
+        position: Position,
+        site: Site,
+        memory: Tensor | None = None,
+        cache: Cache | None = None,
+        with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Self-attention with its residual and norm, the first half of a layer."""
-        before = self.attention_norm(hidden) if self.pre and (layer or self.first_norm) else hidden
+        before = self.attention_norm(hidden) if self.pre and (site.layer or self.first_norm) else hidden
         keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
-        out, weights = self.attention(before, keys, layer, context)
+        out, weights = self.attention(before, keys, position, site, cache, with_weights)
         hidden = hidden + self.dropout(out)
         return hidden if self.pre else self.attention_norm(hidden), weights
 

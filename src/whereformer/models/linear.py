@@ -30,10 +30,15 @@ class _Activated(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         needs_rows, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        activated, to_rows, *_ = torch.func.vjp(ctx.activation, rows)
+        twice = torch.is_grad_enabled()  # a second derivative is wanted
+        with torch.enable_grad():
+            activated = ctx.activation(rows)
+        to_rows = None
+        if needs_rows:
+            (to_rows,) = torch.autograd.grad(activated, rows, gradient @ weight, create_graph=twice)
         return (
-            to_rows(gradient @ weight)[0] if needs_rows else None,
-            gradient.mT @ activated if needs_weight else None,
+            to_rows,
+            gradient.mT @ (activated if twice else activated.detach()) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
             None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,28 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kernels import Positions, PositionsLike
+from ..positions import Site
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Integer
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What attention needs to know about tokens besides their hidden states.
-
-    Args:
-        positions: the tokens' positions.
-        key_mask: (batch, n), True = real; None: all are real.
-        segments: (batch, n) token types; None without types.
-        documents: (batch, n) ids of the documents in packed rows; None without packing.
-        starts: (batch, n), True = the first real token of its document; None where nothing asks for it.
-    """
-
-    positions: PositionsLike
-    key_mask: Bool[Tensor, "batch n"] | None = None
-    segments: Integer[Tensor, "batch n"] | None = None
-    documents: Integer[Tensor, "batch n"] | None = None
-    starts: Bool[Tensor, "batch n"] | None = None
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True)
@@ -71,16 +53,18 @@ class Pooling:
             pooled = torch.maximum(first, second) if self.mode == "max" else torch.minimum(first, second)
         return self._with_cls(hidden, pooled)
 
-    def sequence(self, sequence: Tokens) -> Tokens:
-        """Pool everything else: masks by both tokens, segments and explicit positions by the first of the two."""
-        mask = sequence.key_mask
+    def site(self, site: Site) -> Site:
+        """Pool where tokens attend to one another: masks by both tokens, segments and explicit positions by the first
+        of the two."""
+        mask, segments, at = site.key_mask, site.key_segments, self._positions(site.keys)
         if mask is not None:
             first, second = self._pairs(mask)
             mask = self._with_cls(mask, first | second if self.mask == "any" else first & second)
-        segments = sequence.segments
         if segments is not None:
             segments = self._with_cls(segments, self._pairs(segments)[0])
-        return Tokens(self._positions(sequence.positions), mask, segments)
+        return replace(
+            site, queries=at, keys=at, shared=None, key_mask=mask, query_segments=segments, key_segments=segments
+        )
 
     def _positions(self, positions: PositionsLike) -> PositionsLike:
         if isinstance(positions, Positions):

@@ -12,17 +12,18 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, shown
-from .base import ACTS_ON, ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, check_value
+from .base import ACTS_ON, ModelShape, OffsetFunction, Position, PositionRangeError, Sum, check_value
 from .by_layer import ByLayer, check_places
 from .none import NoPosition
+from .site import Site
 
 __all__ = [
     "ByLayer",
     "ModelShape",
     "OffsetFunction",
-    "Place",
     "Position",
     "PositionRangeError",
+    "Site",
     "Sum",
     "build_position",
     "check_name",

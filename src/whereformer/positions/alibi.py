@@ -35,12 +35,11 @@ class Alibi(OffsetFunction):
     """
 
     paper, year = "Press et al.", 2022
+    one_curve = True
 
     def __init__(self, model: ModelShape, *, learned: bool = False) -> None:
         super().__init__(model)
         self.slopes = slopes(model.num_heads)
-        # A layer that runs again alone for its gradient could not reach trained slopes through a shared table.
-        self.fixed = not learned
         self.scale = nn.Parameter(torch.empty(model.num_heads)) if learned else None
         self.reset_parameters()
 

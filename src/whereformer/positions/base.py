@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, shown
 from ..kernels import attention
-from ..kernels.call import CallOptions, shows_options
+from ..kernels.call import shows_options
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -29,6 +29,7 @@ from ..kernels.terms import (
     position_values,
 )
 from ..kernels.tracing import are_numbers, can_look
+from .site import Site
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Real
@@ -175,49 +176,10 @@ class ModelShape:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
-    """What a method learns about the attention layer that calls it: positions, the layer's number and shared results.
-
-    Args:
-        queries: positions of the tokens that attend.
-        keys: positions of the tokens that they attend to.
-        layer: the attention layer's number, from 0; a shared layer counts once per pass.
-        shared: what :meth:`Position.prepare_for` returned for these positions; None if the hooks have to compute it.
-        key_mask: (batch, n_k) bool, True = may be attended; None: all may.
-        scale: the factor on query . key in this layer; None: head_dim ** -0.5.
-        query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows, for methods that
-            count keys: a query sees those of its own document. None: each row is one document.
-        dropped: the number of real tokens before the first key, (batch or 1, 1) or the same for all rows: a cache that
-            slides has dropped their keys. Methods that count keys count them.
-    """
-
-    queries: PositionsLike
-    keys: PositionsLike
-    layer: int = 0
-    shared: Any = None
-    key_mask: Tensor | None = None
-    scale: float | None = None
-    query_documents: Tensor | None = None
-    key_documents: Tensor | None = None
-    dropped: Tensor | int = 0
-
-    def options(self, query: Tensor | None) -> CallOptions:
-        """Return the place as keyword arguments of :func:`whereformer.attention`, which takes no scale without a
-        query."""
-        return {
-            "query_positions": self.queries,
-            "key_positions": self.keys,
-            "key_mask": self.key_mask,
-            "scale": None if query is None else self.scale,
-            "query_documents": self.query_documents,
-            "key_documents": self.key_documents,
-        }
-
-
-_IN_PLACE = {"query_positions": "queries", "key_positions": "keys", "key_mask": "key_mask", "scale": "scale"}
-"""The arguments of ``attention`` that a place has, with their names there."""
-
+_OF_SITE = {
+    "query_positions", "key_positions", "key_mask", "causal", "window", "scale", "query_documents", "key_documents",
+}  # fmt: skip
+"""The arguments of ``attention`` that a site has."""
 
 _HOOKS = {
     "embed": ("embeddings",),
@@ -235,7 +197,7 @@ class Position(nn.Module):
     """Base of all position methods.
 
     Models call :meth:`embed` once, and :meth:`attend` in place of ``whereformer.attention`` in every layer. A method
-    overrides the hooks it needs: ``embed``, ``rotate``, ``terms`` and ``content_terms``. ``place.layer`` counts
+    overrides the hooks it needs: ``embed``, ``rotate``, ``terms`` and ``content_terms``. ``site.layer`` counts
     attention layers from 0, a shared layer once per pass, so a method can have parameters of its own in every layer
     even where the layers share theirs.
 
@@ -312,28 +274,19 @@ class Position(nn.Module):
         """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""
         return bool(self.acts_on - {"embeddings"})
 
-    def forward(self, hook: str, *arguments: Any) -> Any:
-        """Run a hook by its name.
-
-        Models call hooks through this, ``position("embed", hidden, positions)``, so that whatever is attached to a
-        module sees the call: forward hooks, profilers, accelerate's offloading.
-        """
-        return getattr(self, hook)(*arguments)
-
-    @shows_options(attention, without=_IN_PLACE)
-    def attend(  # type: ignore[misc]  # causal is one of the options, with a default of its own
+    @shows_options(attention, without=_OF_SITE)
+    def attend(
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
         query: Float[Tensor, "batch heads n_q head_dim"] | None,
         key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
         value: Float[Tensor, "batch key_heads n_k head_dim"],
-        place: Place,
+        site: Site,
         terms: Sequence[Term] = (),
         *,
-        causal: bool | None = None,
         return_lse: bool = False,
         backend: str = "auto",
-        **options: Unpack[CallOptions],
+        **options: Any,
     ) -> Any:
         """Attention with everything that the method does in a layer: all its hooks but ``embed``, then
         :func:`whereformer.attention`.
@@ -347,11 +300,9 @@ class Position(nn.Module):
                 their product.
             key: (batch, heads, n_k, head_dim).
             value: (batch, heads, n_k, head_dim).
-            place: the positions, the layer's number, the mask of the keys and the scale.
+            site: which tokens attend to which, in which layer. Attention is causal where the method was built so.
             terms: more terms, besides the method's own.
-            causal: whether keys at positions after the query's are masked. By default they are where the method was
-                built with ``causal=True``, which says so of every call.
-            options: the other keyword arguments of :func:`whereformer.attention`.
+            options: the arguments of :func:`whereformer.attention` that a site does not have.
 
         Returns:
             What :func:`whereformer.attention` returns: (batch, heads, n_q, head_dim), with ``return_lse`` a pair.
@@ -361,63 +312,53 @@ class Position(nn.Module):
                 ``causal=False`` where it was built for causal attention alone.
             TypeError, ValueError: as :func:`whereformer.attention`.
         """
-        for name, field in _IN_PLACE.items():
-            if name in options:
-                raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
-        _check_kinds(hidden, place)
-        causal = self.model.causal if causal is None else causal
-        if causal is False and self.model.causal:
+        for name in _OF_SITE & options.keys():
+            field = {"query_positions": "queries", "key_positions": "keys"}.get(name, name)
+            raise TypeError(f"{name}: attend takes it from site; give Site(..., {field}=...)")
+        _check_kinds(hidden, site)
+        if site.causal is False and self.model.causal:
             raise InputError("causal", "the method was built with causal=True, got False")
-        if causal and not self.model.causal and any(each.scales_query for each in self.methods()):
+        if site.causal and not self.model.causal and any(each.scales_query for each in self.methods()):
             raise InputError("causal", "the method counts keys on both sides; give build_position causal=True")
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
-        # A method that counts keys looks for documents in its place.
-        place = replace(
-            place,
-            query_documents=options.get("query_documents", place.query_documents),
-            key_documents=options.get("key_documents", place.key_documents),
-        )
-        query, key, value, own = self("act", hidden, query, key, value, place)
-        call: dict[str, Any] = {**place.options(query), **options, "causal": causal}
-        # The checker chooses an overload by the value of return_lse.
-        return attention(query, key, value, (*own, *terms), return_lse=return_lse, backend=backend, **call)  # type: ignore[call-overload]
+        query, key, value, own = self.apply_hooks(hidden, query, key, value, site)
+        call: dict[str, Any] = {**site.options(query), **options, "return_lse": return_lse, "backend": backend}
+        if site.causal is None:
+            call["causal"] = self.model.causal
+        return attention(query, key, value, (*own, *terms), **call)
 
-    def act(
+    def apply_hooks(
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
         query: Float[Tensor, "batch heads n_q head_dim"] | None,
         key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
         value: Float[Tensor, "batch key_heads n_k head_dim"],
-        place: Place,
-        new: Place | None = None,
+        site: Site,
     ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
         """Run the hooks of a layer; arguments are as in :meth:`attend`, which calls this.
 
         Call :func:`whereformer.attention` with the result, with ``causal=True`` if the method was built so. Keys and
-        values may have fewer heads than queries; they are repeated for methods that act on them.
-
-        Args:
-            new: where query, key and value are for ``rotate``, if keys of earlier calls are in a cache and ``key`` and
-                ``value`` are only the new ones; by default they are at ``place``. A method that ``reads_keys`` needs
-                all keys, as they are before this call.
+        values may have fewer heads than queries; they are repeated for methods that act on them. If keys of earlier
+        calls are in a cache, ``key`` and ``value`` are the new ones, at ``site.new_keys``. A method that
+        ``reads_keys`` needs all keys, as they are before this call.
 
         Returns:
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
-        _check_kinds(hidden, place)
-        self.check_layer(place.layer, "place.layer")
+        _check_kinds(hidden, site)
+        self.check_layer(site.layer, "site.layer")
         if query is None and self.content and self.needs_content:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
-        if new is not None and new.keys is not place.keys and self.reads_keys:
+        if site.new_keys is not None and self.reads_keys:
             name = type(self).__name__
-            raise InputError("new", f"{name} reads all keys: cache them as they are, and act on all of them")
-        query, key, value = self._with_heads(query, key, value, place.layer)
-        terms = self.terms(hidden, place)
+            raise InputError("site.new_keys", f"{name} reads all keys: cache them as they are, and act on all of them")
+        query, key, value = self._with_heads(query, key, value, site.layer)
+        terms = self.terms(hidden, site)
         if not self.content or query is None or key is None:
             return None, None, value, terms
-        terms += self.content_terms(query, key, place)
-        return (*self.rotate(query, key, value, place if new is None else new), terms)
+        terms += self.content_terms(query, key, site)
+        return (*self.rotate(query, key, value, site), terms)
 
     def _with_heads(
         self, query: Tensor | None, key: Tensor | None, value: Tensor, layer: int
@@ -503,28 +444,34 @@ class Position(nn.Module):
         """Compute what depends on the parameters alone, once a forward; the result is passed to ``prepare_for``."""
         return None
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None) -> Any:
-        """Compute what all layers with these positions have in common; the hooks below find it in ``place.shared``.
+    def prepare_for(self, site: Site, prepared: Any = None) -> Any:
+        """Compute what all layers with a site's positions have in common; the hooks below find it in ``site.shared``.
 
         A model calls this for every pair of sequences in a forward (a funnel has several).
 
         Args:
-            queries: positions of the queries.
-            keys: positions of the keys.
+            site: where the layers attend, without a layer.
             prepared: the result of :meth:`prepare` in this forward; None if the method has to compute it.
         """
         return prepared
 
-    def prepared_at(self, place: Place) -> Any:
-        """Return what :meth:`prepare_for` computes for a place's positions: ``place.shared`` if it is there."""
-        return self.prepare_for(place.queries, place.keys) if place.shared is None else place.shared
+    def share(self, site: Site, prepared: Any = None) -> Site:
+        """Return a site with what all of its layers share; ``prepared`` is as for :meth:`prepare_for`.
+
+        It is computed once there, the tables of all layers at once, and otherwise by each layer for itself.
+        """
+        return replace(site, shared=self.prepare_for(site, self.prepare() if prepared is None else prepared))
+
+    def shared_at(self, site: Site) -> Any:
+        """Return what :meth:`prepare_for` computes for a site: ``site.shared`` if it is there."""
+        return self.prepare_for(site) if site.shared is None else site.shared
 
     def rotate(
         self,
         query: Float[Tensor, "batch heads n_q head_dim"],
         key: Float[Tensor, "batch key_heads n_k head_dim"],
         value: Float[Tensor, "batch key_heads n_k head_dim"],
-        place: Place,
+        site: Site,
     ) -> tuple[
         Float[Tensor, "batch heads n_q head_dim"],
         Float[Tensor, "batch key_heads n_k head_dim"],
@@ -533,12 +480,12 @@ class Position(nn.Module):
         """Change projected query, key and value, each (batch, heads, n, head_dim), in every layer."""
         return query, key, value
 
-    def terms(self, hidden: Float[Tensor, "batch n_q hidden_size"], place: Place) -> tuple[Term, ...]:
+    def terms(self, hidden: Float[Tensor, "batch n_q hidden_size"], site: Site) -> tuple[Term, ...]:
         """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
         return ()
 
     def content_terms(
-        self, query: Float[Tensor, "batch heads n_q head_dim"], key: Float[Tensor, "batch _ _ head_dim"], place: Place
+        self, query: Float[Tensor, "batch heads n_q head_dim"], key: Float[Tensor, "batch _ _ head_dim"], site: Site
     ) -> tuple[Term, ...]:
         """More terms, which depend on the projected query (batch, heads, n_q, head_dim) or key, before ``rotate``.
 
@@ -547,7 +494,7 @@ class Position(nn.Module):
         return ()
 
     def query_factor(
-        self, query: Float[Tensor, "batch heads n_q head_dim"], place: Place
+        self, query: Float[Tensor, "batch heads n_q head_dim"], site: Site
     ) -> Float[Tensor, "#batch #heads n_q 1"]:
         """What ``rotate`` multiplies the query by if the method ``scales_query``, (1 or batch, 1 or heads, n_q, 1).
 
@@ -556,9 +503,9 @@ class Position(nn.Module):
         """
         raise NotImplementedError
 
-    def content_scale(self, place: Place) -> float:
+    def content_scale(self, site: Site) -> float:
         """The factor on query . key in the layer that calls, for terms that are to have the same."""
-        return self.model.head_dim**-0.5 if place.scale is None else place.scale
+        return self.model.head_dim**-0.5 if site.scale is None else site.scale
 
     def curve(
         self, offsets: Real[Tensor, "*offsets"] | Sequence[float], *, layer: int = 0
@@ -576,10 +523,10 @@ class Position(nn.Module):
         return ()
 
 
-def _check_kinds(hidden: Any, place: Any) -> None:
+def _check_kinds(hidden: Any, site: Any) -> None:
     """Raise a TypeError for arguments of another kind, which not every method would notice."""
-    if not isinstance(place, Place):
-        raise TypeError(f"place: expected a Place, got {type(place).__name__}")
+    if not isinstance(site, Site):
+        raise TypeError(f"site: expected a Site, got {type(site).__name__}")
     if not isinstance(hidden, Tensor):
         raise TypeError(f"hidden: expected a tensor, the input of the queries' projection, got {type(hidden).__name__}")
 
@@ -612,40 +559,61 @@ class OffsetFunction(Position):
 
     shift_invariant = True
 
-    fixed: bool = False
-    """Whether nothing is trained and all layers have one curve. They then share its term."""
+    one_curve: bool = False
+    """Whether all layers have the same curve. They then share its terms."""
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None) -> Any:
-        return self.terms_at(Place(queries, keys), self._like.device) if self.fixed else prepared
-
-    def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
+    def reach(self, *, layer: int = 0, prepared: Any = None) -> int | None:
         """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
 
-        ``shared`` is the result of :meth:`prepare_for`; None if the method has to compute what it needs.
+        ``prepared`` is the result of :meth:`prepare`; None if the method has to compute what it needs.
         """
         return None
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        if self.fixed and place.shared is not None:
-            terms: tuple[Term, ...] = place.shared
-            return terms
-        return self.terms_at(place, hidden.device)
+    def curves(self, offsets: Tensor) -> Sequence[Tensor]:
+        """The curve of every layer, (heads, offsets) each. A method that can computes all of them at once."""
+        return [self.curve(offsets, layer=layer) for layer in range(self.model.num_layers)]
 
-    def terms_at(self, place: Place, device: torch.device) -> tuple[Term, ...]:
-        """The curve as a term on a device; it does not depend on the hidden states."""
-        span = offset_span(place.queries, place.keys, self.reach(layer=place.layer, shared=place.shared))
-        if span is None:
-            # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
-            query_values = position_values(place.queries, device)
-            offsets = offsets_between(query_values, position_values(place.keys, device))
-            scores = self.curve(offsets, layer=place.layer)
-            return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
-        first, last = span
-        offsets = torch.arange(first, last + 1, device=device)
-        return (OffsetBias(self.curve(offsets, layer=place.layer), first),)
+    def prepare_for(self, site: Site, prepared: Any = None) -> Sequence[tuple[Term, ...]] | None:
+        """The terms of every layer; None if each pair of tokens has a number of its own, which takes much memory."""
+        layers = range(self.model.num_layers)
+        if self.one_curve:
+            return [self.terms_at(site, prepared)] * len(layers)
+        spans = [offset_span(site.queries, site.keys, self.reach(layer=at, prepared=prepared)) for at in layers]
+        known = [span for span in spans if span is not None]
+        if len(known) < len(spans):
+            return None
+        first, end = min(low for low, _ in known), max(high for _, high in known) + 1
+        curves = self.curves(torch.arange(first, end, device=self._like.device))
+        return [
+            (OffsetBias(curve if (low, high + 1) == (first, end) else curve[:, low - first : high + 1 - first], low),)
+            for curve, (low, high) in zip(curves, known, strict=True)
+        ]
+
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        terms: tuple[Term, ...] = self.terms_at(site) if site.shared is None else site.shared[site.layer]
+        return terms
+
+    def terms_at(self, site: Site, prepared: Any = None) -> tuple[Term, ...]:
+        """The terms of one layer; they do not depend on the hidden states.
+
+        Raises:
+            TypeError: for fractional positions, if the method does not take them.
+        """
+        device = self._like.device
+        span = offset_span(site.queries, site.keys, self.reach(layer=site.layer, prepared=prepared))
+        if span is not None:
+            first, last = span
+            return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=site.layer), first),)
+        # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
+        query_values, key_values = (position_values(at, device) for at in (site.queries, site.keys))
+        offsets = offsets_between(query_values, key_values)
+        if offsets.is_floating_point() and not self.fractional:
+            raise TypeError(f"{type(self).__name__}: needs whole positions, got fractional ones")
+        scores = self.curve(offsets, layer=site.layer)
+        return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
 
 
 def offset_span(
@@ -691,7 +659,7 @@ def float_dtype(parameter: Tensor) -> torch.dtype:
 
     In half precision offsets beyond 256 (bfloat16) or 2048 (float16) are no longer whole numbers.
     """
-    return torch.promote_types(parameter.dtype, torch.float32)
+    return parameter.dtype if parameter.dtype.itemsize >= 4 else torch.float32
 
 
 def table_rows(
@@ -758,13 +726,11 @@ class Several(Position):
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
     def prepare(self) -> tuple[Any, ...]:
-        return tuple(part("prepare") for part in self)
+        return tuple(part.prepare() for part in self)
 
-    def prepare_for(
-        self, queries: PositionsLike, keys: PositionsLike, prepared: tuple[Any, ...] | None = None
-    ) -> tuple[Any, ...]:
+    def prepare_for(self, site: Site, prepared: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         given = [None] * len(self.parts) if prepared is None else prepared
-        return tuple(part("prepare_for", queries, keys, own) for part, own in zip(self, given, strict=True))
+        return tuple(part.prepare_for(site, own) for part, own in zip(self, given, strict=True))
 
 
 class Sum(Several):
@@ -789,29 +755,29 @@ class Sum(Several):
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
         for part in self:
-            hidden = part("embed", hidden, positions)
+            hidden = part.embed(hidden, positions)
         return hidden
 
-    def _places(self, place: Place) -> list[tuple[Position, Place]]:
-        """Pair every part with a place whose ``shared`` is what this part shares."""
-        shared = [None] * len(self.parts) if place.shared is None else place.shared
-        return [(part, replace(place, shared=own)) for part, own in zip(self, shared, strict=True)]
+    def _sites(self, site: Site) -> list[tuple[Position, Site]]:
+        """Pair every part with a site whose ``shared`` is what this part shares."""
+        shared = [None] * len(self.parts) if site.shared is None else site.shared
+        return [(part, replace(site, shared=own)) for part, own in zip(self, shared, strict=True)]
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         # A factor comes first, so that it is the same in ``content_terms``, whatever others add to the query.
-        for part, own in sorted(self._places(place), key=lambda pair: not pair[0].scales_query):
-            query, key, value = part("rotate", query, key, value, own)
+        for part, own in sorted(self._sites(site), key=lambda pair: not pair[0].scales_query):
+            query, key, value = part.rotate(query, key, value, own)
         return query, key, value
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._places(place) for term in part("terms", hidden, own))
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        return tuple(term for part, own in self._sites(site) for term in part.terms(hidden, own))
 
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        places = [found for found in self._places(place) if type(found[0]).content_terms is not Position.content_terms]
-        for part, own in self._places(place) if places else ():
+    def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
+        sites = [pair for pair in self._sites(site) if type(pair[0]).content_terms is not Position.content_terms]
+        for part, own in self._sites(site) if sites else ():
             if part.scales_query:
-                query = (query * part("query_factor", query, own)).to(query.dtype)
-        return tuple(term for part, own in places for term in part("content_terms", query, key, own))
+                query = (query * part.query_factor(query, own)).to(query.dtype)
+        return tuple(term for part, own in sites for term in part.content_terms(query, key, own))
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]

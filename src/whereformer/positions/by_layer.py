@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..kernels.terms import Term
-from .base import ModelShape, Place, Position, Several
+from .base import ModelShape, Position, Several
 from .none import NoPosition
+from .site import Site
 
 
 class ByLayer(Several):
@@ -50,17 +51,17 @@ class ByLayer(Several):
         part, own = self._in(layer)
         return part.in_layer(own)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        part, own = self._at(place)
-        return part("rotate", query, key, value, own)
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        part, own = self._at(site)
+        return part.rotate(query, key, value, own)
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        part, own = self._at(place)
-        return part("terms", hidden, own)
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        part, own = self._at(site)
+        return part.terms(hidden, own)
 
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        part, own = self._at(place)
-        return part("content_terms", query, key, own)
+    def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
+        part, own = self._at(site)
+        return part.content_terms(query, key, own)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         part, own = self._in(layer)
@@ -77,11 +78,11 @@ class ByLayer(Several):
         assert isinstance(part, Position)
         return part, own
 
-    def _at(self, place: Place) -> tuple[Position, Place]:
-        """Return the method of a layer, and the place as this method counts and shares."""
-        part, own = self._in(place.layer)
-        shared = None if place.shared is None else place.shared[self.places[place.layer][0]]
-        return part, replace(place, layer=own, shared=shared)
+    def _at(self, site: Site) -> tuple[Position, Site]:
+        """Return the method of a layer, and the site as this method counts and shares."""
+        part, own = self._in(site.layer)
+        shared = None if site.shared is None else site.shared[self.places[site.layer][0]]
+        return part, replace(site, layer=own, shared=shared)
 
 
 def check_places(places: int, num_layers: int) -> None:

@@ -7,46 +7,46 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kernels.terms import Positions, position_values
-from .base import Place
+from .site import Site
 
 
-def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
+def visible_keys(site: Site, *, causal: bool, device: torch.device) -> Tensor:
     """Count the keys that each query may attend to, (1 or batch, n_q) int64, in O(n log n) and without all pairs.
 
     These are the real keys of the query's document; if ``causal``, those at its position or before. Those that a cache
     has dropped count, too.
     """
-    return _visible_here(place, causal=causal, device=device) + place.dropped
+    return _visible_here(site, causal=causal, device=device) + site.dropped
 
 
-def _visible_here(place: Place, *, causal: bool, device: torch.device) -> Tensor:
+def _visible_here(site: Site, *, causal: bool, device: torch.device) -> Tensor:
     """Count the keys that are here."""
-    mask = None if place.key_mask is None else place.key_mask.to(torch.int64)
-    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
-    if place.query_documents is None or place.key_documents is None:
+    mask = None if site.key_mask is None else site.key_mask.to(torch.int64)
+    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (site.queries, site.keys))
+    if site.query_documents is None or site.key_documents is None:
         if not causal:
             total = torch.full((1, 1), keys.shape[-1], device=device) if mask is None else mask.sum(-1, keepdim=True)
             return total.expand(-1, queries.shape[-1])
-        if isinstance(place.keys, Positions) and mask is None:
-            return _reached(place.keys, queries)
+        if isinstance(site.keys, Positions) and mask is None:
+            return _reached(site.keys, queries)
     ones = torch.ones_like(keys, dtype=torch.int64) if mask is None else mask
     if causal:
-        return sums_of_keys(place, torch.ones_like(ones).unsqueeze(1))[0][:, 0]
-    assert place.query_documents is not None
-    assert place.key_documents is not None
-    batch = _common_batch(ones, place.key_documents)
-    documents, order = place.key_documents.expand(batch, -1).sort(-1)
+        return sums_of_keys(site, torch.ones_like(ones).unsqueeze(1))[0][:, 0]
+    assert site.query_documents is not None
+    assert site.key_documents is not None
+    batch = _common_batch(ones, site.key_documents)
+    documents, order = site.key_documents.expand(batch, -1).sort(-1)
     totals = functional.pad(ones.expand(batch, -1).gather(-1, order).cumsum(-1), (1, 0))
-    wanted = place.query_documents.to(documents.dtype).expand(batch, -1).contiguous()
+    wanted = site.query_documents.to(documents.dtype).expand(batch, -1).contiguous()
     first, end = (torch.searchsorted(documents, wanted, right=right) for right in (False, True))
     return totals.gather(-1, end) - totals.gather(-1, first)
 
 
-def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
+def sums_of_keys(site: Site, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Sum numbers of the real keys in the order of documents and, within them, of positions.
 
     Args:
-        place: where queries and keys are.
+        site: where queries and keys are.
         numbers: (1 or batch, heads, n_k), one for each key.
 
     Returns:
@@ -54,16 +54,16 @@ def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
         in each document.
     """
     device = numbers.device
-    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
-    if place.key_mask is not None:
-        numbers = numbers * place.key_mask[:, None].to(numbers.dtype)
-    if place.key_documents is None and isinstance(place.keys, Positions):
+    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (site.queries, site.keys))
+    if site.key_mask is not None:
+        numbers = numbers * site.key_mask[:, None].to(numbers.dtype)
+    if site.key_documents is None and isinstance(site.keys, Positions):
         sums = functional.pad(numbers.cumsum(-1), (1, 0))
-        reached = _reached(place.keys, queries)
+        reached = _reached(site.keys, queries)
         batch = _common_batch(sums, reached)
         index = reached.unsqueeze(1).expand(batch, sums.shape[1], -1)
         return sums.expand(batch, -1, -1).gather(-1, index), sums[..., 1:]
-    of_queries, of_keys = place.query_documents, place.key_documents
+    of_queries, of_keys = site.query_documents, site.key_documents
     if of_queries is None or of_keys is None:
         of_queries, of_keys = torch.zeros_like(queries), torch.zeros_like(keys)
     # Keys and queries in one row; a key comes before a query at its position.
@@ -77,7 +77,7 @@ def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
     document, by_document = document.gather(-1, order).sort(dim=-1, stable=True)
     order = order.gather(-1, by_document).unsqueeze(1).expand(-1, numbers.shape[1], -1)
     row = functional.pad(numbers, (0, queries.shape[-1])).expand(batch, -1, -1).gather(-1, order)
-    sums = row.cumsum(-1) if place.key_documents is None else _sums_within(document, row)
+    sums = row.cumsum(-1) if site.key_documents is None else _sums_within(document, row)
     found = torch.zeros_like(sums).scatter(-1, order, sums)
     return found[..., keys.shape[-1] :], found[..., : keys.shape[-1]]
 

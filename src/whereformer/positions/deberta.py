@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import InputError
-from ..kernels.terms import OffsetKeys, OffsetQueries, PositionsLike, Term
-from .base import ModelShape, Place, Position, offset_span
+from ..kernels.terms import OffsetKeys, OffsetQueries, Term
+from .base import ModelShape, Position, offset_span
+from .site import Site
 
 
 def table_row(offset: int, num_buckets: int | None, max_distance: int, *, clipped: bool = False) -> int:
@@ -123,13 +124,13 @@ class Deberta(Position):
         """Return the rows of the offsets from -max_distance to max_distance on the table's device."""
         return torch.tensor(self.rows, device=self.table.device)
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Tensor | None = None) -> Rows:
+    def prepare_for(self, site: Site, prepared: Tensor | None = None) -> Rows:
         """Return the rows that these positions read.
 
         Raises:
             TypeError: for fractional positions.
         """
-        span = offset_span(queries, keys, self.max_distance)
+        span = offset_span(site.queries, site.keys, self.max_distance)
         if span is None:
             raise TypeError("deberta: needs whole positions, got fractional ones")
         rows, reach = self.prepare() if prepared is None else prepared, self.max_distance
@@ -137,18 +138,18 @@ class Deberta(Position):
         low, high = self.rows[last + reach], self.rows[first + reach]
         return Rows(first, low, high, rows[first + reach : last + reach + 1] - low)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        rows: Rows = self.prepared_at(place)
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        rows: Rows = self.shared_at(site)
         found: tuple[Term, ...] = ()
         if self.key_weight is not None:
-            vectors = self._project(rows, place.layer, self.key_weight)
+            vectors = self._project(rows, site.layer, self.key_weight)
             found += (OffsetKeys(vectors.index_select(1, rows.offsets), rows.first),)
         if self.query_weight is not None:
             # The query has the root in it, and the key has not.
-            vectors = self._project(rows, place.layer, self.query_weight, self.query_bias)
+            vectors = self._project(rows, site.layer, self.query_weight, self.query_bias)
             found += (OffsetQueries(vectors.index_select(1, rows.offsets) * self.terms_and_content**-0.5, rows.first),)
         return found
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..kernels.terms import PositionsLike, Term
-from .base import ModelShape, Place, offset_span
+from ..kernels.terms import Term
+from .base import ModelShape, offset_span
+from .site import Site
 from .transformer_xl import BiasedQuery
 
 SMALLEST_HALF_LIFE = 3.0
@@ -91,13 +92,13 @@ class Enformer(BiasedQuery):
         if self.length < 1:
             raise InputError("length", f"expected at least 1, got {self.length}")
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> Window:
+    def prepare_for(self, site: Site, prepared: None = None) -> Window:
         """Return the features of the offsets that may occur.
 
         Raises:
             TypeError: for fractional positions.
         """
-        span = offset_span(queries, keys, self.length - 1)
+        span = offset_span(site.queries, site.keys, self.length - 1)
         if span is None:
             raise TypeError("enformer: needs whole positions, got fractional ones")
         first, last = span
@@ -106,7 +107,7 @@ class Enformer(BiasedQuery):
         found = features(torch.arange(first, last + 1, device=exact), self.num_features // 6, self.length)
         return Window(first, found.to(device, self.kernel.dtype))
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        window = self.prepared_at(place)
-        vectors = self._project(window.features, self.kernel[self.model.passes[place.layer]])
-        return self._terms_of(vectors, place, window.first)
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        window = self.shared_at(site)
+        vectors = self._project(window.features, self.kernel[self.model.passes[site.layer]])
+        return self._terms_of(vectors, site, window.first)

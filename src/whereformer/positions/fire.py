@@ -11,7 +11,8 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DenseBias, Term, offsets_between, position_values
-from .base import ModelShape, Place, Position, as_offsets, float_dtype
+from .base import ModelShape, Position, as_offsets, float_dtype
+from .site import Site
 
 
 class Fire(Position):
@@ -63,10 +64,10 @@ class Fire(Position):
         for parameter in (self.out_weight, self.out_bias):
             nn.init.uniform_(parameter, -bound, bound)
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        query_values = position_values(place.queries, hidden.device)
-        offsets = offsets_between(query_values, position_values(place.keys, hidden.device))
-        scores = self._scores(offsets, query_values.unsqueeze(-1), place.layer)  # (..., n_q, n_k, heads)
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        query_values = position_values(site.queries, hidden.device)
+        offsets = offsets_between(query_values, position_values(site.keys, hidden.device))
+        scores = self._scores(offsets, query_values.unsqueeze(-1), site.layer)  # (..., n_q, n_k, heads)
         return (DenseBias(scores.movedim(-1, -3) if offsets.dim() == 3 else scores.movedim(-1, 0).unsqueeze(0)),)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:

@@ -14,7 +14,8 @@ from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from ..kernels.torch_private import recording
-from .base import ModelShape, Place, Position, float_dtype, table_rows
+from .base import ModelShape, Position, float_dtype, table_rows
+from .site import Site
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
 """The time between neighboring positions: 0.01 in float32, as in the authors' models."""
@@ -119,16 +120,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _trajectory.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-class Affine(nn.Linear):
-    """A linear map whose call returns its weight and bias.
-
-    So whatever loads the weights of called modules only, as accelerate's offloading does, loads these.
-    """
-
-    def forward(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # it takes no input
-        return self.weight, self.bias
-
-
 class Floater(Position):
     """Adds a vector that moves with the position to the query, key and value of every layer.
 
@@ -169,10 +160,10 @@ class Floater(Position):
         self.substeps = substeps
         width = model.num_heads * model.head_dim
         self.initial = nn.Parameter(torch.empty(3, model.num_layers, width))
-        self.hidden = Affine(width + 1, width)
-        self.out = Affine(width + 1, width)
-        self.query_hidden = Affine(width + 1, width) if query_flow else None
-        self.query_out = Affine(width + 1, width) if query_flow else None
+        self.hidden = nn.Linear(width + 1, width)
+        self.out = nn.Linear(width + 1, width)
+        self.query_hidden = nn.Linear(width + 1, width) if query_flow else None
+        self.query_out = nn.Linear(width + 1, width) if query_flow else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -190,32 +181,33 @@ class Floater(Position):
         queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
         return torch.cat((queries, self._integrate(self.initial[1:], self.hidden, self.out, length)), 1)
 
-    def _integrate(self, initial: Tensor, hidden: Affine, out: Affine, length: int) -> Tensor:
+    def _integrate(self, initial: Tensor, hidden: nn.Linear, out: nn.Linear, length: int) -> Tensor:
         """Integrate vectors (..., num_layers, width) with one network; (length, ..., num_layers, width)."""
         dtype = float_dtype(initial)
         run = _trajectory if torch.compiler.is_compiling() else integrate
-        start, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in (initial, *hidden(), *out()))
+        tensors = (initial, hidden.weight, hidden.bias, out.weight, out.bias)
+        start, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in tensors)
         return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
     def prepare(self) -> list[Tensor]:
         """Start the list that will hold the longest trajectory of this forward."""
         return []
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: list[Tensor] | None = None) -> Tensor:
+    def prepare_for(self, site: Site, prepared: list[Tensor] | None = None) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
-        length = max(self._length(queries), self._length(keys))
+        length = max(self._length(site.queries), self._length(site.rotated_keys))
         made = self.prepare() if prepared is None else prepared
         # "len" would fix the length of an exported program.
         if not made or made[0].shape[0] < length:
             made[:] = [self.trajectory(length)]
         return made[0][:length]
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        vectors = self.prepared_at(place)
-        vectors = vectors[:, :, place.layer]
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        vectors = self.shared_at(site)
+        vectors = vectors[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
-        query_rows = table_rows(place.queries, vectors.shape[0], "floater", query.device)
-        key_rows = table_rows(place.keys, vectors.shape[0], "floater", key.device)
+        query_rows = table_rows(site.queries, vectors.shape[0], "floater", query.device)
+        key_rows = table_rows(site.rotated_keys, vectors.shape[0], "floater", key.device)
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (
             query + vectors[:, 0][query_rows].transpose(-2, -3),

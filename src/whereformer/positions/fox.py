@@ -8,8 +8,9 @@ from torch.nn import functional
 
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DistanceDecay, Term
-from .base import ModelShape, Place, Position, float_dtype
+from .base import ModelShape, Position, float_dtype
 from .counting import sums_of_keys
+from .site import Site
 
 
 class Fox(Position):
@@ -46,11 +47,11 @@ class Fox(Position):
         nn.init.normal_(self.weight, 0.0, self.model.initializer_range)
         nn.init.zeros_(self.bias)
 
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+    def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
         dtype = float_dtype(key)
         # Half precision would lose small gates beside long sums.
         with without_autocast(key.device):
-            weight, bias = (parameter[place.layer].to(dtype) for parameter in (self.weight, self.bias))
+            weight, bias = (parameter[site.layer].to(dtype) for parameter in (self.weight, self.bias))
             gates = functional.linear(key.transpose(1, 2).flatten(2).to(dtype), weight, bias)
-            of_queries, of_keys = sums_of_keys(place, functional.logsigmoid(gates).mT)
+            of_queries, of_keys = sums_of_keys(site, functional.logsigmoid(gates).mT)
         return (DistanceDecay(of_queries, of_keys),)

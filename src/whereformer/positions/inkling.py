@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import InputError
-from ..kernels.terms import OffsetKeys, PositionsLike, Term
-from .base import ModelShape, Place, Position, float_dtype, offset_span
+from ..kernels.terms import OffsetKeys, Term
+from .base import ModelShape, Position, float_dtype, offset_span
 from .counting import visible_keys
 from .logn import inkling_growth
+from .site import Site
 
 
 class Inkling(Position):
@@ -69,41 +70,41 @@ class Inkling(Position):
         for parameter in (self.mix, self.profiles):
             nn.init.normal_(parameter, 0.0, self.model.initializer_range)
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> tuple[int, int]:
+    def prepare_for(self, site: Site, prepared: None = None) -> tuple[int, int]:
         """Return the first and the last offset of the tables.
 
         Raises:
             TypeError: for fractional positions.
         """
-        span = offset_span(queries, keys, self.extent)
+        span = offset_span(site.queries, site.keys, self.extent)
         if span is None:
             raise TypeError("inkling: needs whole positions, got fractional ones")
         return span
 
-    def query_factor(self, query: Tensor, place: Place) -> Tensor:
-        return self._growth(query, place)
+    def query_factor(self, query: Tensor, site: Site) -> Tensor:
+        return self._growth(query, site)
 
-    def _growth(self, scaled: Tensor, place: Place) -> Tensor:
+    def _growth(self, scaled: Tensor, site: Site) -> Tensor:
         """Return the factor on each query's products, (1 or batch, 1, n_q, 1), for the tensor that it will scale."""
         assert self.log_scaling is not None
-        n = visible_keys(place, causal=self.model.causal, device=scaled.device).to(float_dtype(scaled))
+        n = visible_keys(site, causal=self.model.causal, device=scaled.device).to(float_dtype(scaled))
         return inkling_growth(n, self.log_scaling, self.alpha)[:, None, :, None]
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         if self.scales_query:
-            query = (query * self.query_factor(query, place)).to(query.dtype)
+            query = (query * self.query_factor(query, site)).to(query.dtype)
         return query, key, value
 
     def changes_heads(self) -> bool:
         return self.scales_query
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         self.check_hidden(hidden)
-        first, last = self.prepared_at(place)
-        own = self.model.passes[place.layer]
+        first, last = self.shared_at(site)
+        own = self.model.passes[site.layer]
         factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:
-            factors = (factors * self._growth(factors, place)).to(factors.dtype)
+            factors = (factors * self._growth(factors, site)).to(factors.dtype)
         # Over offsets: farther distances come first, and keys to the right last. Zeros at both ends stand for the rest.
         profiles = functional.pad(self.profiles[own].flip(-1), (1, self.extent if self.model.causal else 1))
         table = profiles[:, first + self.extent : last + self.extent + 1].mT

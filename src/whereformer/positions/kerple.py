@@ -48,9 +48,16 @@ class Kerple(OffsetFunction):
         nn.init.uniform_(self.r2, 0.0, second)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
+        return self._penalty(offsets, self.r1[layer], self.r2[layer])
+
+    def curves(self, offsets: Tensor) -> Sequence[Tensor]:
+        return self._penalty(offsets, self.r1, self.r2).unbind()
+
+    def _penalty(self, offsets: Tensor | Sequence[float], *parameters: Tensor) -> Tensor:
+        """Return the curves of parameters (..., heads), (..., heads, offsets)."""
         dtype = float_dtype(self.r1)
         distance = as_offsets(offsets, self.r1).to(dtype).abs()
-        r1, r2 = (part[layer].to(dtype).abs().view(-1, *[1] * distance.dim()) for part in (self.r1, self.r2))
+        r1, r2 = (part.to(dtype).abs()[(..., *[None] * distance.dim())] for part in parameters)
         if self.variant == "log":
             return -r1 * torch.log1p(r2 * distance)
         # Cut without cutting the gradient, so that a power beyond 2 can come back.

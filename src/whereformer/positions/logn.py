@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import ModelShape, Place, Position, float_dtype
+from .base import ModelShape, Position, float_dtype
 from .counting import visible_keys
+from .site import Site
 
 KINDS = ("ssmax", "su", "llama4", "inkling")
 
@@ -77,12 +78,12 @@ class Logn(Position):
         if self.s is not None:
             nn.init.constant_(self.s, 1 / math.log(max(self.model.max_length, 2)))
 
-    def query_factor(self, query: Tensor, place: Place) -> Tensor:
-        n = visible_keys(place, causal=self.model.causal, device=query.device)
+    def query_factor(self, query: Tensor, site: Site) -> Tensor:
+        n = visible_keys(site, causal=self.model.causal, device=query.device)
         # A row without a key has no weights that a factor could change.
         n = n.clamp(min=1).to(float_dtype(query))[:, None, :, None]
         if self.s is not None:
-            return self.s[place.layer].to(n.dtype)[:, None, None] * n.log()
+            return self.s[site.layer].to(n.dtype)[:, None, None] * n.log()
         assert self.train_length is not None
         if self.kind == "su":
             return n.log().clamp(min=math.log(self.train_length)) / math.log(self.train_length)
@@ -90,8 +91,8 @@ class Logn(Position):
             return 1 + self.alpha * torch.log1p((n / self.train_length).floor())
         return inkling_growth(n, self.train_length, self.alpha)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        factor = self.query_factor(query, place)
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        factor = self.query_factor(query, site)
         return (query * factor).to(query.dtype), key, value
 
 

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
+from ..kernels.precision import autocast_dtype
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Place, Position, check_value
+from .base import ModelShape, Position, check_value
 from .rope_scaling import Scaling
+from .site import Site
 
 LAYOUTS = ("half", "interleaved")
 
 Kind: TypeAlias = tuple[float, int]
 """How a layer turns: its base, and the number of its scaling."""
 
-Turns: TypeAlias = dict[Kind, tuple[Tensor, Tensor]]
-"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2), for each kind of layer."""
+
+class Turn(NamedTuple):
+    """What features, and their partners in the pairs, are multiplied by: (n, rotary_dim) or (batch, 1, n, rotary_dim).
+
+    Sines have the signs of :func:`rotated`. ``cos`` and ``sin`` are in the dtype that layers compute in, so that they
+    are not cast for the query and the key of every layer; features in any other get the exact ones, in float64.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    exact_cos: Tensor
+    exact_sin: Tensor
+
+
+Turns: TypeAlias = dict[Kind, Turn]
+"""The turn of each kind of layer."""
 
 
 class Rope(Position):
@@ -85,16 +101,14 @@ class Rope(Position):
         """Start the list that will hold the turns of this forward's positions."""
         return []
 
-    def prepare_for(
-        self, queries: PositionsLike, keys: PositionsLike, prepared: list[tuple[PositionsLike, Turns]] | None = None
-    ) -> tuple[Turns, Turns]:
-        """Cosines and sines of the angles, for queries and for keys, in float64 on the model's device."""
+    def prepare_for(self, site: Site, prepared: list[tuple[PositionsLike, Turns]] | None = None) -> tuple[Turns, Turns]:
+        """Return the turns of queries and of keys."""
         met = self.prepare() if prepared is None else prepared
-        return self._turns_once(queries, met), self._turns_once(keys, met)
+        return self._turns_once(site.queries, met), self._turns_once(site.rotated_keys, met)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.prepared_at(place)
-        kind = self.kinds[place.layer % len(self.kinds)]
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = self.shared_at(site)
+        kind = self.kinds[site.layer % len(self.kinds)]
         query, key = rotated(query, query_turns[kind], self.layout), rotated(key, key_turns[kind], self.layout)
         return query, key, value
 
@@ -117,25 +131,36 @@ class Rope(Position):
         turns: Turns = {}
         for base, number in dict.fromkeys(self.kinds):
             scaling = self.scalings[number]
-            angles = values * scaling.frequencies(base, device)
-            if angles.dim() == 3:
-                angles = angles.unsqueeze(1)
-            turns[base, number] = (angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor)
+            turns[base, number] = turn_by(
+                values * scaling.frequencies(base, device), self.layout, self._like, scaling.attention_factor
+            )
         return turns
 
 
-def rotated(features: Tensor, turns: tuple[Tensor, Tensor], layout: str) -> Tensor:
-    """Turn pairs of features (..., n, head_dim) by angles, whose cosines and sines are (..., n, pairs).
-
-    The features beyond those of the pairs pass through. ``layout`` is that of :class:`Rope`.
-    """
-    cos, sin = (turn.to(features.device, features.dtype) for turn in turns)
-    rotary_dim = 2 * cos.shape[-1]
-    turning = features[..., :rotary_dim]
+def turn_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> Turn:
+    """Return the turn by angles (n, pairs) or (batch, n, pairs) float64, where features like ``like`` are computed."""
+    angles = angles if angles.dim() == 2 else angles.unsqueeze(1)
+    cos, sin = angles.cos() * factor, angles.sin() * factor
     if layout == "half":
-        first, second = turning.chunk(2, -1)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:
-        first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
-    return torch.cat((joined, features[..., rotary_dim:]), -1)
+        cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+    dtype = like.dtype if like.dtype == torch.float64 else autocast_dtype(like.device) or like.dtype
+    return Turn(cos.to(like.device, dtype), sin.to(like.device, dtype), cos, sin)
+
+
+def rotated(features: Tensor, turn: Turn, layout: str) -> Tensor:
+    """Turn pairs of features (..., n, head_dim); those beyond the pairs pass through.
+
+    Of a pair (a, b), a becomes ``a cos - b sin`` and b becomes ``b cos + a sin``. ``layout`` is that of :class:`Rope`.
+    """
+    cos, sin = turn[:2] if turn.cos.dtype == features.dtype else turn[2:]
+    cos, sin = cos.to(features.device, features.dtype), sin.to(features.device, features.dtype)
+    width = cos.shape[-1]
+    if width < features.shape[-1]:
+        return torch.cat((rotated(features[..., :width], turn, layout), features[..., width:]), -1)
+    if layout == "half":
+        partners = features.roll(width // 2, -1)
+    else:
+        partners = features.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.addcmul(features * cos, partners, sin)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
 from ..kernels.terms import PositionsLike
-from .base import MOST_POSITIONS, ModelShape, Place, Position, table_rows
-from .rope import LAYOUTS, rotated
+from .base import MOST_POSITIONS, ModelShape, Position, table_rows
+from .rope import LAYOUTS, Turn, rotated, turn_by
+from .site import Site
 
 FREQUENCIES = ("axial", "alternate")
-
-Turns: TypeAlias = tuple[Tensor, Tensor]
-"""Cosine and sine of every angle, (n, head_dim / 2) or (batch, 1, n, head_dim / 2)."""
 
 
 class Rope2d(Position):
@@ -83,16 +80,16 @@ class Rope2d(Position):
             raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
         self.base, self.frequencies, self.normalize, self.layout = base, frequencies, normalize, layout
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> tuple[Turns, Turns]:
-        """Cosines and sines of the angles, for queries and for keys, in float64 on the model's device."""
-        turns = self._turns(queries)
-        return turns, turns if keys is queries else self._turns(keys)
+    def prepare_for(self, site: Site, prepared: None = None) -> tuple[Turn, Turn]:
+        """Return the turns of queries and of keys."""
+        turn = self._turn(site.queries)
+        return turn, turn if site.rotated_keys is site.queries else self._turn(site.rotated_keys)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.prepared_at(place)
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = self.shared_at(site)
         return rotated(query, query_turns, self.layout), rotated(key, key_turns, self.layout), value
 
-    def _turns(self, positions: PositionsLike) -> Turns:
+    def _turn(self, positions: PositionsLike) -> Turn:
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
@@ -107,10 +104,7 @@ class Rope2d(Position):
             ],
             -1,
         )
-        angles = torch.where((cells < 0).unsqueeze(-1), 0.0, angles)
-        if angles.dim() == 3:
-            angles = angles.unsqueeze(1)
-        return angles.cos(), angles.sin()
+        return turn_by(torch.where((cells < 0).unsqueeze(-1), 0.0, angles), self.layout, self._like)
 
     def _places(self, cells: Tensor, side: int, axis: int) -> Tensor:
         """Return the row (axis 0) or column (axis 1) of each cell, (n, 1) or (batch, n, 1) float64."""

@@ -26,7 +26,7 @@ class Sandwich(OffsetFunction):
     """
 
     paper, year = "Chi et al.", 2022
-    fixed = True
+    one_curve = True
 
     def __init__(self, model: ModelShape, *, width: int = 128) -> None:
         super().__init__(model)

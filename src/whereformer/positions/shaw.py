@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
-from .base import ModelShape, Place, Position
+from .base import ModelShape, Position
+from .site import Site
 
 
 class Shaw(Position):
@@ -57,15 +58,24 @@ class Shaw(Position):
             if table is not None:
                 nn.init.uniform_(table, -bound, bound)
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        terms: tuple[Term, ...] = ()
-        if self.keys is not None:
-            terms += (OffsetKeys(self._by_head(self.keys[place.layer]), -self.clip),)
-        if self.values is not None:
-            terms += (OffsetValues(self._by_head(self.values[place.layer]), -self.clip),)
+    def prepare(self) -> list[tuple[Term, ...]]:
+        """Return the terms of every layer, whose tables are taken apart at once."""
+        return self._terms_of(self.keys, self.values)
+
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        if site.shared is None:
+            layer = slice(site.layer, site.layer + 1)
+            return self._terms_of(*(None if tables is None else tables[layer] for tables in (self.keys, self.values)))[
+                0
+            ]
+        terms: tuple[Term, ...] = site.shared[site.layer]
         return terms
 
-    @staticmethod
-    def _by_head(table: Tensor) -> Tensor:
-        """Return a layer's vectors with a heads axis, (heads or 1, 2 * clip + 1, head_dim)."""
-        return table if table.dim() == 3 else table.unsqueeze(0)
+    def _terms_of(self, keys: Tensor | None, values: Tensor | None) -> list[tuple[Term, ...]]:
+        """Return the terms of each layer of these tables."""
+        terms = []
+        for term, tables in ((OffsetKeys, keys), (OffsetValues, values)):
+            if tables is not None:
+                by_head = tables if tables.dim() == 4 else tables.unsqueeze(1)
+                terms.append([term(table, -self.clip) for table in by_head.unbind()])
+        return list(zip(*terms, strict=True))

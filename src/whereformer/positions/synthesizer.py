@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import DenseBias, FactorPair, Term
-from .base import ModelShape, Place, Position, table_rows
+from .base import ModelShape, Position, table_rows
+from .site import Site
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 CONTENT = ("none", "add", "mix")
@@ -159,20 +160,20 @@ class Synthesizer(Position):
         if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         if self.mode == "mix":
-            share = self._shares(place.layer)[0]
+            share = self._shares(site.layer)[0]
             assert isinstance(share, Tensor)
             query = query * share.to(query.dtype)
         return query, key, value
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         n = self.model.max_length
-        rows = torch.atleast_2d(table_rows(place.queries, n, "synthesizer", hidden.device))
-        columns = torch.atleast_2d(table_rows(place.keys, n, "synthesizer", hidden.device))
-        shares = self._shares(place.layer)[-len(self.variants) :]
+        rows = torch.atleast_2d(table_rows(site.queries, n, "synthesizer", hidden.device))
+        columns = torch.atleast_2d(table_rows(site.keys, n, "synthesizer", hidden.device))
+        shares = self._shares(site.layer)[-len(self.variants) :]
         return tuple(
-            self._term(variant, hidden, rows, columns, place.layer, share)
+            self._term(variant, hidden, rows, columns, site.layer, share)
             for variant, share in zip(self.variants, shares, strict=True)
         )
 

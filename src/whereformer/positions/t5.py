@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..kernels.terms import FactorPair, OffsetBias, PositionsLike, Term, position_values
-from .base import ModelShape, OffsetFunction, Place, offset_span, whole_offsets
+from ..kernels.terms import FactorPair, Term, position_values
+from .base import ModelShape, OffsetFunction, whole_offsets
+from .site import Site
 
 
 def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
@@ -30,14 +31,6 @@ def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[i
         return distance + (side if bidirectional and offset > 0 else 0)
 
     return tuple(bucket(offset) for offset in range(-max_distance, max_distance + 1))
-
-
-class Table(NamedTuple):
-    """What all layers share: the table's first offset, the buckets of its columns, and the buckets of all offsets."""
-
-    first: int
-    columns: Tensor
-    buckets: Tensor
 
 
 class T5(OffsetFunction):
@@ -60,6 +53,7 @@ class T5(OffsetFunction):
 
     paper, year = "Raffel et al.", 2020
     fractional = False
+    one_curve = True
 
     def __init__(
         self, model: ModelShape, *, num_buckets: int = 32, max_distance: int = 128, reset_cls: bool = False
@@ -85,56 +79,33 @@ class T5(OffsetFunction):
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.weight)
 
-    def reach(self, *, layer: int = 0, shared: Any = None) -> int:
+    def reach(self, *, layer: int = 0, prepared: Any = None) -> int:
         return self.last_change
 
-    def prepare(self) -> Tensor:
-        """Return the buckets on the weights' device."""
-        return torch.tensor(self.buckets, device=self.weight.device)
-
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Tensor | None = None) -> Table:
-        """Return the bucket that each offset of the table reads.
-
-        The weights are not shared: a layer that runs again alone for its gradient could not reach those of a shared
-        table.
-        """
-        span = offset_span(queries, keys, self.last_change)
-        if span is None:
-            raise TypeError("t5: needs whole positions, got fractional ones")
-        first, last = span
-        buckets = self.prepare() if prepared is None else prepared
-        offsets = torch.arange(first, last + 1, device=buckets.device)
-        return Table(first, self._columns(offsets, buckets), buckets)
-
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        return self.weight[:, self._columns(offsets, self.prepare())]
+        columns = self._columns(whole_offsets(offsets, self.weight))
+        # Not an index, whose gradient takes many times as long.
+        return self.weight.index_select(1, columns.flatten()).unflatten(1, columns.shape)
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        table = self.prepared_at(place)
-        bias = OffsetBias(self.weight[:, table.columns], table.first)
-        if not self.reset_cls or hidden.shape[1] == 0:
-            return (bias,)
-        return bias, self._cls_correction(hidden, place, table.buckets)
+    def terms_at(self, site: Site, prepared: Any = None) -> tuple[Term, ...]:
+        bias = super().terms_at(site, prepared)
+        queries, keys = (position_values(at, self.weight.device) for at in (site.queries, site.keys))
+        return (*bias, self._cls_correction(queries, keys)) if self.reset_cls and queries.shape[-1] else bias
 
-    def _columns(self, offsets: Tensor | Sequence[float], buckets: Tensor) -> Tensor:
+    def _columns(self, offsets: Tensor) -> Tensor:
         """Return the bucket of each offset: the column of ``weight`` that it reads."""
-        clamped = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance)
-        return buckets[clamped + self.max_distance]
+        buckets = torch.tensor(self.buckets, device=offsets.device)
+        return buckets[offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
-    def _cls_correction(self, hidden: Tensor, place: Place, buckets: Tensor) -> FactorPair:
+    def _cls_correction(self, queries: Tensor, keys: Tensor) -> FactorPair:
         """Return the scores (rank two) that turn the bias of [CLS]'s row and column into that of its own two
         buckets."""
-        query_values, key_values = (
-            torch.atleast_2d(position_values(p, hidden.device)) for p in (place.queries, place.keys)
-        )
-        query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (query_values, key_values))
-        first_query = query_values.amin(-1, keepdim=True)
-        first_key = key_values.amin(-1, keepdim=True)
+        queries, keys = torch.atleast_2d(queries), torch.atleast_2d(keys)
+        query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (queries, keys))
+        first_query, first_key = queries.amin(-1, keepdim=True), keys.amin(-1, keepdim=True)
         # (heads, batch, n_q) and (heads, batch, n_k)
-        plain_to = self.weight[:, self._columns(first_key - query_values, buckets)]
-        plain_from = self.weight[:, self._columns(key_values - first_query, buckets)]
-        to_cls = self.weight[:, -1, None, None] - plain_to
-        from_cls = self.weight[:, self.num_buckets // 2, None, None] - plain_from
+        to_cls = self.weight[:, -1, None, None] - self.curve(first_key - queries)
+        from_cls = self.weight[:, self.num_buckets // 2, None, None] - self.curve(keys - first_query)
         ones = [(1 - query_is_cls) * to_cls, query_is_cls.expand_as(to_cls)]
         others = [key_is_cls.expand_as(from_cls), from_cls]
         return FactorPair(torch.stack(ones, -1).transpose(0, 1), torch.stack(others, -1).transpose(0, 1))

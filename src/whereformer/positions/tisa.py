@@ -4,13 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..kernels.tracing import can_look
+from ..kernels.tracing import can_look, is_plain
 from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
+
+
+def _gaussians(offsets: Tensor, sharpness: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distances of offsets (T,) from centers (..., kernels), and the kernels there, (..., kernels, T)."""
+    distance = offsets - center.unsqueeze(-1)
+    return distance, torch.exp(sharpness.abs().neg().unsqueeze(-1) * distance.square())
+
+
+class _Curves(torch.autograd.Function):
+    """Sums of Gaussians, (..., T) for parameters (..., kernels), with half the operations that autograd would need."""
+
+    @staticmethod
+    def forward(ctx: Any, offsets: Tensor, amplitude: Tensor, sharpness: Tensor, center: Tensor) -> Tensor:
+        distance, kernels = _gaussians(offsets, sharpness, center)
+        ctx.save_for_backward(offsets, amplitude, sharpness, center, distance, kernels)
+        return (amplitude.unsqueeze(-1) * kernels).sum(-2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        offsets, amplitude, sharpness, center, distance, kernels = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Second derivatives need to know what these were computed from.
+            distance, kernels = _gaussians(offsets, sharpness, center)
+        weighted = gradient.unsqueeze(-2) * kernels
+        first = weighted * distance
+        to_sharpness = (first * distance).sum(-1) * amplitude * -sharpness.sgn()
+        to_center = first.sum(-1) * amplitude * sharpness.abs() * 2
+        return None, weighted.sum(-1), to_sharpness, to_center
 
 
 class Tisa(OffsetFunction):
@@ -36,7 +65,7 @@ class Tisa(OffsetFunction):
         super().__init__(model)
         if num_kernels < 0:
             raise InputError("num_kernels", f"expected at least 0, got {num_kernels}")
-        self.share_layers = share_layers
+        self.one_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
         self.amplitude = nn.Parameter(torch.empty(size))
         self.sharpness = nn.Parameter(torch.empty(size))
@@ -56,35 +85,46 @@ class Tisa(OffsetFunction):
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
         dtype = float_dtype(self.amplitude)
-        amplitude, sharpness, center = (
-            kernels.detach().to(torch.float64) for kernels in (self.amplitude, self.sharpness, self.center)
-        )
         # Beyond its own distance a kernel adds less than a score's rounding error, even together with the other
         # kernels.
-        least = torch.finfo(dtype).eps / max(1, amplitude.shape[-1])
-        # An amplitude below 1 counts as 1: its gradient is the kernel itself.
-        distance = center.abs() + ((amplitude.abs().clamp(min=1.0) / least).log() / sharpness.abs()).sqrt()
-        furthest = distance.flatten(1).amax(1) if distance.numel() else distance.new_zeros(len(distance))
+        least = torch.finfo(dtype).eps / max(1, self.amplitude.shape[-1])
+
+        def distance(amplitude: float, sharpness: float, center: float) -> float:
+            if not sharpness:
+                return math.inf  # it never decays
+            # An amplitude below 1 counts as 1: its gradient is the kernel itself.
+            return abs(center) + math.sqrt(math.log(max(abs(amplitude), 1.0) / least) / abs(sharpness))
+
+        # Lists, not tensors: this is no work for a device, and each operation would take longer than all of it.
+        flat = (kernels.detach().to(dtype).flatten(1).tolist() for kernels in self.kernel_parameters())
+        layers = [[distance(*kernel) for kernel in zip(*layer, strict=True)] for layer in zip(*flat, strict=True)]
         return [
-            # Not a number, or a kernel that never decays
-            2 ** math.ceil(math.log2(max(1.0, reach))) if reach < 2**30 else None
-            for reach in furthest.tolist()
+            # Not a number, or a kernel that never decays, has no end.
+            2 ** math.ceil(math.log2(max([1.0, *layer]))) if all(reach < 2**30 for reach in layer) else None
+            for layer in layers
         ]
 
-    def reach(self, *, layer: int = 0, shared: list[int | None] | None = None) -> int | None:
-        reaches = self.prepare() if shared is None else shared
-        return reaches[0 if self.share_layers else layer]
+    def reach(self, *, layer: int = 0, prepared: list[int | None] | None = None) -> int | None:
+        reaches = self.prepare() if prepared is None else prepared
+        return reaches[0 if self.one_curve else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
+        row = 0 if self.one_curve else layer
+        return self._curves(as_offsets(offsets, self.center), *(kernels[row] for kernels in self.kernel_parameters()))
+
+    def curves(self, offsets: Tensor) -> Sequence[Tensor]:
+        return self._curves(offsets, *self.kernel_parameters()).unbind()
+
+    def _curves(self, offsets: Tensor, *parameters: Tensor) -> Tensor:
+        """Return the curves of parameters (..., num_kernels), (..., offsets)."""
         dtype = float_dtype(self.amplitude)
-        values = as_offsets(offsets, self.amplitude).to(dtype)
-        amplitude, sharpness, center = (
-            # (num_heads, 1, ..., 1, num_kernels), to broadcast over the offsets
-            kernels[0 if self.share_layers else layer].to(dtype).unflatten(0, (-1, *[1] * values.dim()))
-            for kernels in (self.amplitude, self.sharpness, self.center)
-        )
-        kernels = torch.exp(-sharpness.abs() * (values.unsqueeze(-1) - center) ** 2)
-        return torch.sum(amplitude * kernels, -1)
+        amplitude, sharpness, center = (kernels.to(dtype) for kernels in parameters)
+        flat = offsets.flatten().to(dtype)
+        if is_plain(amplitude) and torch.is_grad_enabled():
+            curves: Tensor = _Curves.apply(flat, amplitude, sharpness, center)  # type: ignore[no-untyped-call]
+        else:
+            curves = (amplitude.unsqueeze(-1) * _gaussians(flat, sharpness, center)[1]).sum(-2)
+        return curves if offsets.dim() == 1 else curves.unflatten(-1, offsets.shape)
 
 
 def from_released(amplitudes: Tensor, sharpness: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

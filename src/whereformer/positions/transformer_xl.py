@@ -16,14 +16,14 @@ from ..kernels.terms import (
     OffsetBias,
     OffsetKeys,
     Positions,
-    PositionsLike,
     Term,
     offset_range,
     offset_step,
     position_values,
 )
 from ..kernels.torch_private import transforming
-from .base import ModelShape, Place, Position
+from .base import ModelShape, Position
+from .site import Site
 
 FORMS = ("shifted", "factorized")
 
@@ -100,8 +100,8 @@ class BiasedQuery(Position):
         for parameter in (self.content_bias, self.position_bias, self.kernel):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        return query + self._bias(self.content_bias, place.layer, query), key, value
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        return query + self._bias(self.content_bias, site.layer, query), key, value
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
@@ -110,16 +110,16 @@ class BiasedQuery(Position):
         """Return R W, (heads, T, head_dim), for features R (T, num_features) and the W of a layer."""
         return functional.linear(features, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
 
-    def _terms_of(self, vectors: Tensor, place: Place, first: int, step: int = 1) -> tuple[Term, ...]:
+    def _terms_of(self, vectors: Tensor, site: Site, first: int, step: int = 1) -> tuple[Term, ...]:
         """Return ``scale * <q_i + w, vectors[h, t]>`` as terms, for a query that has u added already.
 
         Args:
             vectors: (heads, T, head_dim), one for each offset.
-            place: the place of the layer that calls.
+            site: where the layer attends.
             first, step: the offset of the first vector, and the offset from one to the next.
         """
-        more = (self.position_bias - self.content_bias)[self.model.passes[place.layer]].unsqueeze(-1)
-        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(place)
+        more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
+        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
         return OffsetKeys(vectors, first, step), OffsetBias(table, first, step)
 
 
@@ -163,9 +163,10 @@ class TransformerXL(BiasedQuery):
         self._waves_kept = RecentTensors()
         self._vectors_kept: dict[int, tuple[Tensor, RecentTensors]] = {}
 
-    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> Window | None:
+    def prepare_for(self, site: Site, prepared: None = None) -> Window | None:
         if self.form == "factorized":
             return None
+        queries, keys = site.queries, site.keys
         span = offset_range(queries, keys)
         if span is None:
             return None
@@ -174,15 +175,15 @@ class TransformerXL(BiasedQuery):
         step = offset_step(queries, keys) or 1
         return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        window = self.prepared_at(place)
+    def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
+        window = self.shared_at(site)
         if window is None:
-            return (self._factorized(query, place),)
-        vectors = self._vectors(window, place.layer)
-        terms = self._terms_of(vectors, place, window.first, window.step)
+            return (self._factorized(query, site),)
+        vectors = self._vectors(window, site.layer)
+        terms = self._terms_of(vectors, site, window.first, window.step)
         if not self.reset_cls:
             return terms
-        return terms + self._without_cls(query, place, vectors, window)
+        return terms + self._without_cls(query, site, vectors, window)
 
     def _waves(self, distances: Tensor) -> Tensor:
         """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""
@@ -233,12 +234,12 @@ class TransformerXL(BiasedQuery):
     def _without_cls(
         self,
         query: Tensor,
-        place: Place,
+        site: Site,
         vectors: Tensor,
         window: Window,
     ) -> tuple[Term, ...]:
         """Return the terms that remove position from [CLS]'s row and column again, of rank one each."""
-        query_positions, key_positions = place.queries, place.keys
+        query_positions, key_positions = site.queries, site.keys
         assert isinstance(query_positions, Positions)
         assert isinstance(key_positions, Positions)
         terms: list[Term] = []
@@ -246,8 +247,8 @@ class TransformerXL(BiasedQuery):
             (positions.values(query.device) <= 0).to(query.dtype) for positions in (query_positions, key_positions)
         )
         vectors = vectors.to(query.dtype)
-        scale = self.content_scale(place)
-        bias = self._bias(self.position_bias, place.layer, query)
+        scale = self.content_scale(site)
+        bias = self._bias(self.position_bias, site.layer, query)
 
         if key_positions.length and key_positions.start <= 0:
             offsets = key_positions.start - query_positions.values(query.device)
@@ -264,15 +265,13 @@ class TransformerXL(BiasedQuery):
             terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), wrong.unsqueeze(-1)))
         return tuple(terms)
 
-    def _factorized(self, query: Tensor, place: Place) -> FactorPair:
+    def _factorized(self, query: Tensor, site: Site) -> FactorPair:
         """Return scale * <query_i + w, R(i - j) W>, by the addition theorem, for query (batch, heads, n_q,
         head_dim)."""
-        query = (query + self._bias(self.position_bias, place.layer, query)) * self.content_scale(place)
-        kernel = self.kernel[self.model.passes[place.layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        query = (query + self._bias(self.position_bias, site.layer, query)) * self.content_scale(site)
+        kernel = self.kernel[self.model.passes[site.layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         to_sin, to_cos = (query @ kernel.mT.to(query.dtype)).chunk(2, -1)  # (batch, heads, n_q, hidden_size / 2)
-        values = [
-            torch.atleast_2d(position_values(positions, query.device)) for positions in (place.queries, place.keys)
-        ]
+        values = [torch.atleast_2d(position_values(positions, query.device)) for positions in (site.queries, site.keys)]
         (sin, cos), (key_sin, key_cos) = (self._waves(at).unsqueeze(1).to(query.dtype).chunk(2, -1) for at in values)
         query_factors = torch.cat((to_sin * sin + to_cos * cos, to_cos * sin - to_sin * cos), -1)
         key_factors = torch.cat((key_cos, key_sin), -1)

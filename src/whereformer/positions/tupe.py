@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.terms import FactorPair, PositionsLike, Term
-from .base import ModelShape, Place, Position, table_rows
+from .base import ModelShape, Position, table_rows
+from .site import Site
 
 
 class Tupe(Position):
@@ -66,13 +67,11 @@ class Tupe(Position):
         queries = self.query(table).unflatten(-1, heads) * scale
         return queries, self.key(table).unflatten(-1, heads)
 
-    def prepare_for(
-        self, queries: PositionsLike, keys: PositionsLike, prepared: tuple[Tensor, Tensor] | None = None
-    ) -> FactorPair:
+    def prepare_for(self, site: Site, prepared: tuple[Tensor, Tensor] | None = None) -> FactorPair:
         """Return the one term of all layers: a row of both tables for each token."""
         # Look the rows up first, so that positions without one are refused before anything is projected.
-        query_rows = table_rows(queries, len(self.table) - 1, "tupe", self.table.device)
-        key_rows = table_rows(keys, len(self.table) - 1, "tupe", self.table.device)
+        query_rows = table_rows(site.queries, len(self.table) - 1, "tupe", self.table.device)
+        key_rows = table_rows(site.keys, len(self.table) - 1, "tupe", self.table.device)
         query_table, key_table = self.prepare() if prepared is None else prepared
         from_cls, to_cls = (query_table[:2] * key_table[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
         query_is_cls = (query_rows == 0).to(self.table.dtype)[..., None, None]
@@ -88,9 +87,9 @@ class Tupe(Position):
         pair = (torch.cat(factors, -1).transpose(-2, -3) for factors in (query_factors, key_factors))
         return FactorPair(*(factors if factors.dim() == 4 else factors.unsqueeze(0) for factors in pair))
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         # The score is a sum of two products, so each is divided by sqrt(2 head_dim) instead of sqrt(head_dim).
         return query * 2**-0.5, key, value
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        return (self.prepared_at(place),)
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        return (self.shared_at(site),)

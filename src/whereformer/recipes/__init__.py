@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..lab.recipe import Recipe
 
-RECIPES = {"probe": "probe:Probe"}
+RECIPES = {
+    "analyze": "analyze:Analyze",
+    "extend": "extend:Extend",
+    "finetune": "finetune:Finetune",
+    "probe": "probe:Probe",
+    "translate": "translate:Translate",
+}
 """Where each recipe is. It is imported on first use, and without torch."""
 
 

@@ -11,12 +11,8 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
-    "analyze": "analyze.settings:Analyze",
-    "extend": "extend.settings:Extend",
-    "finetune": "finetune.settings:Finetune",
     "compare": "compare.settings:Compare",
     "pretrain": "pretrain.settings:Pretrain",
-    "translate": "translate.settings:TranslateTrain",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
 

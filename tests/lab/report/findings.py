@@ -4,7 +4,6 @@ import torch
 
 from whereformer.analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from whereformer.analysis.fit import TisaFit
-from whereformer.studies.analyze.results import AnalyzeResults
 
 KINDS = ("previous token", "next token", "local window", "global", "position-blind")
 
@@ -124,13 +123,4 @@ def model_of(
         heads=found,
         no_heads="" if found else "Position acts in no layer by itself.",
         attention=attention_of(layers, heads) if attention else None,
-    )
-
-
-def results_of(models):
-    return AnalyzeResults(
-        models=models,
-        text="some <i>text</i>",
-        command=["whereformer", "analyze", "models/tiny bert", "--length", "64"],
-        machine={"cpu": "Some CPU", "threads": 1},
     )

@@ -7,18 +7,18 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from PIL import Image
 
-from tests.lab.report.findings import model_of, results_of
+from tests.lab.report.findings import model_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
+from whereformer.lab.report.findings import kernels_of, report_of, scatter_points
 from whereformer.lab.terminal import Terminal
-from whereformer.studies.analyze.pictures import scatter_points
-from whereformer.studies.analyze.report import kernels_of
+
+ADDS = "what-position-adds-head-by-head"
 
 
 def page_of(models):
-    return results_of(models).report()
+    return report_of(models, []).page()
 
 
 def heads_in(text):
@@ -48,15 +48,14 @@ def test_a_whole_model(text):
     assert len([row for row in page.cells if row[2:3] == ["previous token"]]) == 2
     assert "S = 5</button></th><td>98.0%</td>" in text
     assert text.count("The mean word embedding stands for every word.") == 1
-    assert "<strong>position-blind</strong>: scores by position alone hardly differ" in text
-    assert "whereformer analyze &#39;models/tiny bert&#39; --length 64" in text
-    assert "some &lt;i&gt;text&lt;/i&gt;" in text
+    rules = {row[0]: row[1] for row in page.cells if len(row) == 2}
+    assert rules["position-blind"].startswith("scores by position alone hardly differ")
 
 
 def test_the_table_of_heads_fits_into_a_narrow_terminal():
     """With every kind of head and what was measured in text; tables that do not fit repeat their first column."""
     console = Terminal(width=80, file=io.StringIO())
-    console.print(results_of([model_of()]))
+    console.print(report_of([model_of()], []))
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     (header,) = [line for line in lines if line.split()[:2] == ["layer", "head"]]
@@ -111,7 +110,7 @@ def test_several_models_with_scores():
     assert re.search(r"correlation 0\.\d\d over 3 models", text)
     assert [row[:3] for row in page.cells[:3]] == [[f"model <{i}>", "learned", f"{70 + i}"] for i in range(3)]
     assert all(f">model &lt;{i}&gt;</text>" in text for i in range(3))
-    assert text.count('<details class="model"') == 3
+    assert text.count("What position adds, head by head</summary>") == 3
 
 
 def test_a_score_of_models_without_tables_stands_against_their_heads():
@@ -156,26 +155,21 @@ def test_twelve_layers_of_twelve_heads_stay_below_five_megabytes():
 
 
 def test_files(tmp_path):
-    models = [model_of(name, n=16, score=float(i), step=i) for i, name in enumerate(("a/b", "a-b"))]
-    paths = results_of(models).save(tmp_path)
-    assert paths[0] == tmp_path / "report.html"
-    assert sorted(paths) == sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    stems = {f"a-b-{i}-{what}" for i in range(2) for what in ("embeddings", "heads")}
-    stems |= {"toeplitzness-over-score", "toeplitzness-over-steps"}
-    assert {path.name for path in paths[1:-1]} == {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg")}
-    for path in paths[1:-1]:
-        assert path.parent == tmp_path / "pictures"
-        if path.suffix == ".png":
-            with Image.open(path) as image:
-                assert min(image.size) > 200
-        else:
-            assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    models = [model_of(name, n=16, score=float(i), step=i) for i, name in enumerate(("a/b", "a_c"))]
+    paths = report_of(models, []).write(tmp_path)
+    assert sorted(paths) == sorted(tmp_path.iterdir())
+    drawn = {f"{model}-{what}" for model in ("a-b", "a-c") for what in ("position-embeddings", ADDS)}
+    drawn |= {"toeplitzness-over-training", "toeplitzness-and-score"}
+    assert {path.name for path in paths} == {"report.html", "report.md", *(f"{name}.svg" for name in drawn)}
+    for name in drawn:
+        assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
+        assert f"]({name}.svg)" in (tmp_path / "report.md").read_text()
 
 
 def test_the_old_page_survives_a_failure(tmp_path):
-    results_of([model_of(n=8)]).save(tmp_path)
+    report_of([model_of(n=8)], []).write(tmp_path)
     old = (tmp_path / "report.html").read_bytes()
     broken = dataclasses.replace(model_of(n=8), table=dataclasses.replace(model_of(n=8).table, gram=None))
-    with pytest.raises(AttributeError):
-        results_of([broken]).save(tmp_path)
+    with pytest.raises(TypeError):
+        report_of([broken], []).write(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == old

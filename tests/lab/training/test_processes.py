@@ -13,13 +13,13 @@ import torch
 from tests.every import EVERY
 from tests.failing import fails
 from tests.processes import recorded, together
-from tests.studies import parallel_text
 from tests.studies.conftest import text  # noqa: F401 - a fixture
 from tests.studies.finetuning import save_glue, save_model
 from tests.studies.trainings import TINY_ENCODER, same, weights
 from whereformer.cli.ending import ending
 from whereformer.cli.main import main
 from whereformer.lab import ranks
+from whereformer.lab.run import read_records
 from whereformer.positions import position_names
 
 ENCODER = ["--device=cpu", *TINY_ENCODER, "--steps=4", "--every=2", "--learning-rate=0.01"]
@@ -40,7 +40,6 @@ USUAL_ENCODERS = ("encoder", "electra funnel", "bfloat16")
 USUAL_METHODS = ("floater", "tupe")
 """They have parameters that several layers use, and solve an equation or add factors."""
 
-TRANSLATION = ["--device=cpu", *parallel_text.TINY, "--dropout=0", "--accumulate=2"]
 # The last batch of an epoch has 5 rows, and one row of the longer ones may be all that a batch has.
 TUNING = ["--seeds=1", "--epochs=2", "--batch-size=4", "--kernels=0,2", "--device=cpu", "--learning-rate=1e-3"]
 
@@ -59,6 +58,8 @@ def check(alone, processes, atol):
 
 
 def results(folder):
+    if (folder / "records.jsonl").exists():
+        return read_records(folder / "records.jsonl")[1]
     return json.loads((folder / "results.json").read_text())
 
 
@@ -82,16 +83,12 @@ def compared(folder, commands):
 @pytest.mark.slow
 def test_every_training_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
     encoder = ["pretrain", "--data", text, *ENCODER]
-    translator = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
     commands = {
         **{name: [*encoder, *more] for name, more in ENCODERS.items() if EVERY or name in USUAL_ENCODERS},
         **{
             name: [*encoder, "--steps=2", f"--position={name}"]
             for name in (position_names(for_text=True) if EVERY else USUAL_METHODS)
         },
-        "translation": translator,
-        # One long pair fills a batch, and the second process has nothing to read.
-        "single pairs": [*translator, "--batch-tokens=60", "--accumulate=1"],
     }
     for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
         with subtests.test(name):
@@ -107,23 +104,15 @@ def test_fine_tuning_takes_the_steps_of_one_process(tmp_path, subtests):
     glue = str(save_glue(tmp_path / "glue", "cola", "stsb", rows=21))
     tune = ["finetune", "--model", model, "--data", glue, "--task", "cola,stsb", *TUNING]
     commands = {"packed": [*tune, "--packed"], **({"padded": tune} if EVERY else {})}
-    for name, case in compared(tmp_path, commands).items():
-        alone, processes, (expected, found) = case
+    for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
         with subtests.test(name):
             check(alone, processes, atol=1e-5)
-            check_scores(found["runs"], expected["runs"])
-
-
-def check_scores(found, expected):
-    for task, variants in expected.items():
-        for variant, seeds in variants.items():
-            scores = found[task][variant]["0"]["scores"]
-            assert scores.keys() == seeds["0"]["scores"].keys()
-            for judged, by_metric in seeds["0"]["scores"].items():
-                assert scores[judged].keys() == by_metric.keys()
-                for metric, score in by_metric.items():
+            assert found.keys() == expected.keys()
+            for key, record in expected.items():
+                for metric, score in record["value"]["scores"][""].items():
                     # Two rows whose predictions are equal up to rounding may change ranks, and rows are few here.
-                    assert scores[judged][metric] == pytest.approx(score, abs=0.05 if metric == "spearman" else 1e-3)
+                    near = pytest.approx(score, abs=0.05 if metric == "spearman" else 1e-3)
+                    assert found[key]["value"]["scores"][""][metric] == near
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path):
@@ -131,7 +120,8 @@ def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path
     monkeypatch.setenv("WORLD_SIZE", "3")
     line = fails(capsys, "pretrain", "--batch-size=8", "--out", str(tmp_path))
     assert line == "whereformer: --batch-size: expected a multiple of 3, the number of processes, got 8"
-    assert "a multiple of 3" in fails(capsys, "finetune", "--model=none", "--task=cola", "--batch-size=2")
+    line = fails(capsys, "finetune", "--model=none", "--task=cola", "--jobs=2")
+    assert line == "whereformer: --jobs: expected 1 in 3 processes, which share each run, got 2"
     line = fails(capsys, "positions")
     assert line == "whereformer: this command runs in one process, got 3; start it without a launcher"
 
@@ -160,6 +150,23 @@ def training_step(self, *arguments):
     return real(self, *arguments)
 
 SharedTrainer.training_step = training_step
+main()
+"""
+
+
+IN_THE_SECOND_RUN = """
+import os, signal
+from whereformer.__main__ import main
+from whereformer.recipes.finetune import Finetune
+
+real = Finetune.predict
+
+def predict(self, model, rows):
+    if os.environ["RANK"] == "1" and model.encoder.config.position != "learned":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, model, rows)
+
+Finetune.predict = predict
 main()
 """
 
@@ -199,18 +206,12 @@ def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_proces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["translate", "finetune"])
-def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(name, tmp_path):
-    if name == "translate":
-        command = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
-    else:
-        glue = save_glue(tmp_path / "glue", "cola", rows=21)
-        command = ["finetune", f"--model={save_model(tmp_path / 'model')}", f"--data={glue}", "--task=cola", *TUNING]
-    command += ["--out", str(tmp_path / "out")]
-    file = str(tmp_path / "out" / "results.json")
+def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(tmp_path):
+    glue = save_glue(tmp_path / "glue", "cola", rows=21)
+    command = ["finetune", f"--model={save_model(tmp_path / 'model')}", f"--data={glue}", "--task=cola", *TUNING]
     script = tmp_path / "killed.py"
-    # Of fine-tunings, the first one is complete then.
-    script.write_text(AT_STEP_3.format(happens=f"os.path.exists({file!r}) and os.kill(os.getpid(), signal.SIGKILL)"))
+    script.write_text(IN_THE_SECOND_RUN)
+    command += ["--out", str(tmp_path / "out")]
     ended = launched([str(script)], *command)
     assert ended.returncode != 0
     # torchrun may end the process before it says anything.
@@ -219,7 +220,7 @@ def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(name, tmp_
     assert said in ([], [line])
     continued = launched([str(Path(sys.executable).with_name("whereformer"))], *command)
     assert continued.returncode == 0, continued.stderr
-    assert ("continuing after step 2" if name == "translate" else "1 of 2 runs are already done") in continued.stdout
+    assert "1 of 2 runs are already done" in continued.stdout
 
 
 def test_the_error_of_a_lost_connection_is_a_line(monkeypatch, capsys):

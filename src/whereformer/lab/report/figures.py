@@ -162,6 +162,7 @@ def _inline(text: str, name: str, label: str) -> Markup:
     inside = text[text.index(">", text.index("<svg")) + 1 :]
     for pattern, new in (
         ("<metadata>.*?</metadata>|<style.*?</style>", ""),
+        (' id="image[^"]*"', ""),  # the same for equal images
         ('id="(series-)', r'class="\1'),
         ('( id="|url[(]#|href="#)', rf"\1{name}-"),
         ("xlink:href", "href"),

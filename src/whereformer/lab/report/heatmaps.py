@@ -54,6 +54,12 @@ class Heatmap:
     high: float
     axis: tuple[tuple[float, str], ...]
 
+    @property
+    def gradient(self) -> str:
+        """The palette as a CSS gradient, from left to right."""
+        colors = PALETTES[self.palette](np.linspace(0, 1, 9))
+        return f"linear-gradient(to right, {', '.join(map(to_hex, colors))})"
+
 
 def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
     """Shrink a square matrix to at most ``pixels`` rows by averaging blocks; only the last blocks may be smaller."""
@@ -112,15 +118,6 @@ def round_values(low: float, high: float, *, integer: bool = False) -> list[floa
     """Return about four round values between two ends, to mark at an axis."""
     ticks: Any = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=integer).tick_values(low, high)
     return [float(tick) for tick in ticks if low <= tick <= high]
-
-
-def gradients() -> dict[str, str]:
-    """Return the palettes as CSS gradients, from left to right."""
-    stops = np.linspace(0, 1, 17)
-    return {
-        name: f"linear-gradient(to right, {', '.join(to_hex(palette(stop)) for stop in stops)})"
-        for name, palette in PALETTES.items()
-    }
 
 
 def _percent(value: float, low: float, high: float) -> float:

@@ -6,7 +6,7 @@ picture of it (small, large, near or whole) is a view onto that path, so a page 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,9 +132,16 @@ class Row:
     panels: tuple[Panel, ...]
 
 
-def grid(rows: Sequence[Row], name: str, label: str) -> Markup:
-    """Render the heads as an element of a page. Ids begin with ``name``, which must be unique on the page."""
-    return Markup(page.render(page.TEMPLATES / "heads.html.j2", rows=rows, name=name, label=label))
+def grid(rows: Sequence[Row], name: str, label: str, legend: Mapping[str, tuple[Series, int]] | None = None) -> Markup:
+    """Render the heads as an element of a page.
+
+    Args:
+        rows: the heads of each layer.
+        name: a name that is unique on the page; ids begin with it.
+        label: what the grid shows.
+        legend: the look and the number of each kind of head, if readers can hide and show kinds.
+    """
+    return Markup(page.render(page.TEMPLATES / "heads.html.j2", rows=rows, name=name, label=label, legend=legend))
 
 
 def draw(

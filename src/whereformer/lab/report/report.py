@@ -13,6 +13,7 @@ from ...files import write_atomically
 from ..sheet import Sheet
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.figure import Figure as Canvas
     from rich.console import RenderableType
 
@@ -23,17 +24,19 @@ class Figure:
 
     Args:
         title: what it shows.
-        paint: fills an empty figure of matplotlib, with the colors of :mod:`.figures`.
+        paint: fills an empty figure of matplotlib, with the colors of :mod:`.figures`; None if only a page shows it.
         caption: how to read it.
         size: width and height in CSS pixels.
         folded: whether a click opens it.
+        page: draws what a page shows instead, which people can click.
     """
 
     title: str
-    paint: Callable[[Canvas], None]
+    paint: Callable[[Canvas], None] | None
     caption: str = ""
     size: tuple[int, int] = (640, 320)
     folded: bool = False
+    page: Callable[[], Markup] | None = None
 
     @property
     def file(self) -> str:
@@ -94,7 +97,9 @@ class Report:
         parts = []
         for number, part in enumerate(self.parts, 1):
             drawing = None
-            if isinstance(part, Figure):
+            if isinstance(part, Figure) and part.page is not None:
+                drawing = part.page()
+            elif isinstance(part, Figure) and part.paint is not None:
                 from .figures import draw
 
                 drawing = draw(f"part-{number}", part.title, *part.size, part.paint)
@@ -106,11 +111,11 @@ class Report:
         first, *others = self.sentences
         lines = [f"# {self.title}", f"**{first}**", *others]
         for part in self.parts:
-            lines.append(f"## {part.title}")
             if isinstance(part, Sheet):
-                lines += ["\n".join(part.markdown()), *part.notes]
-            else:
-                lines += [f"![{part.title}]({part.file})", *([part.caption] if part.caption else [])]
+                lines += [f"## {part.title}", "\n".join(part.markdown()), *part.notes]
+            elif part.paint is not None:
+                caption = [part.caption] if part.caption else []
+                lines += [f"## {part.title}", f"![{part.title}]({part.file})", *caption]
         command = [f"`{self.command}`"] if self.command else []
         return "\n\n".join([*lines, *command]) + "\n"
 
@@ -120,7 +125,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         files = {"report.html": self.page(), "report.md": self.markdown()}
         for part in self.parts:
-            if isinstance(part, Figure):
+            if isinstance(part, Figure) and part.paint is not None:
                 from .figures import as_file
 
                 files[part.file] = as_file(*part.size, part.paint)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from ...models import (
     Seq2SeqForConditionalGeneration,
 )
 from ...models.checkpoints.sentences import LIST
-from ..store import Results
-from .results import TrainingResults
+from ..report.report import Report
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
     Encoder: ("feature-extraction", "AutoModel"),
@@ -41,10 +39,30 @@ STATES = """from transformers import AutoModel
 model = AutoModel.from_pretrained("path or id of this model")"""
 
 
-def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, command: str) -> None:
-    """Write README.md, a trained model's card, to its folder; ``command`` is the one that trained it, or empty."""
+def write_card(
+    folder: Path,
+    model: PreTrainedModel,
+    parameters: int,
+    text: Mapping[str, Any],
+    scores: Mapping[str, float],
+    settings: Mapping[str, Any],
+    command: str,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Write README.md, a trained model's card, to its folder.
+
+    Args:
+        folder: the model's folder.
+        model: the model.
+        parameters: how many parameters were trained.
+        text: facts about the text.
+        scores: the last held-out scores.
+        settings: what was chosen.
+        command: the command that trained it, or empty.
+        provenance: the machine and the versions.
+    """
     task, auto = KINDS[type(model)]
-    config, scores, method = model.config, results.scores, model.config.position
+    config, method = model.config, model.config.position
     _write(
         folder,
         TRAINED,
@@ -54,33 +72,38 @@ def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, c
             tags=["transformers", "position", *method.replace("+", " ").split()],
             metrics=sorted(scores),
         ),
-        results,
+        provenance,
         name=type(model).__name__,
         method=method,
-        parameters=results.parameters,
+        parameters=parameters,
         position=_code(json.dumps({"position": method, **(config.position_options or {})})),
         kind=_code(config.model_type),
         auto=auto,
         more=', decoder_input_ids=tokenizer("start", return_tensors="pt").input_ids' if task == "translation" else "",
-        data=_table(_facts(asdict(results.text))),
-        scores=_table(scores),
+        data=_table(_facts(text)),
+        scores=_table({name: round(score, 4) for name, score in scores.items()}),
         command=f"```sh\n{_plain(command)}\n```" if command else "The command is not known.",
-        settings=_table({name: value for name, value in results.settings.items() if value is not None}),
-        seconds=results.seconds,
+        settings=_table({name: value for name, value in settings.items() if value is not None}),
     )
 
 
 def write_changed_card(
-    folder: Path, model: PreTrainedModel, original: str, settings: Mapping[str, Any], results: Results
+    folder: Path,
+    model: PreTrainedModel,
+    original: str,
+    settings: Mapping[str, Any],
+    report: Report,
+    provenance: Mapping[str, Any],
 ) -> None:
-    """Write README.md, the card of a model that a study made of a pretrained one, to its folder.
+    """Write README.md, the card of a model that a recipe made of a pretrained one, to its folder.
 
     Args:
         folder: the model's folder. Where sentence-transformers loads it, the card says so.
         model: the model.
         original: the path or id of the pretrained one.
         settings: what was chosen.
-        results: what the study found.
+        report: what came out.
+        provenance: the machine and the versions.
     """
     sentences = (folder / LIST).exists()
     _write(
@@ -91,22 +114,22 @@ def write_changed_card(
             pipeline_tag="sentence-similarity" if sentences else "feature-extraction",
             tags=["whereformer", "transformers", "position"],
         ),
-        results,
+        provenance,
         name=type(model).__name__,
         method=model.config.position,
         original=_code(original),
-        sentences=" ".join(map(_plain, results.sentences())),
+        sentences=" ".join(map(_plain, report.sentences)),
         usage=SENTENCES if sentences else STATES,
-        scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in results.sheets()),
+        scores="\n\n".join(f"{sheet.title}:\n\n{chr(10).join(sheet.markdown())}" for sheet in report.sheets),
         settings=_table(_facts(settings)),
     )
 
 
-def _write(folder: Path, text: Path, metadata: ModelCardData, results: Results, **parts: Any) -> None:
+def _write(folder: Path, text: Path, metadata: ModelCardData, provenance: Mapping[str, Any], **parts: Any) -> None:
     body = text.read_text(encoding="utf-8").format(
         **parts,
-        machine=_code(results.machine.get("cpu", "an unknown machine")),
-        versions=", ".join(f"{name} {version}" for name, version in results.versions.items()),
+        machine=_code(provenance["machine"].get("cpu", "an unknown machine")),
+        versions=", ".join(f"{name} {version}" for name, version in provenance["versions"].items()),
     )
     write_atomically(folder / "README.md", str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}")))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -126,7 +127,8 @@ class Folder(Generic[Kind]):
         with new_folder(self.model) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
-            write_card(partial, model, results, self.command)
+            text, facts = asdict(results.text), vars(results)
+            write_card(partial, model, results.parameters, text, results.scores, results.settings, self.command, facts)
             manifest.write(partial, {"settings": self.settings})
         results.write(self.path)
 

@@ -6,7 +6,7 @@ for its gradient sees what it saw before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
-from ...kernels import Positions
-from ...positions import Place, Position
+from ...kernels import PositionsLike
+from ...positions import Position, Site
 from .implementations import NAME, is_ours
 from .masks import RequestedMask
 
@@ -37,19 +37,19 @@ class StackForward:
         self.placed = placed
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
-        self.kept: tuple[Positions, Positions, Any] | None = None
+        self.kept: tuple[PositionsLike, PositionsLike, Any] | None = None
 
-    def prepare_for(self, queries: Positions, keys: Positions) -> Any:
-        """Return what the method computes once for all layers; the first layer that asks computes it."""
+    def prepare_for(self, site: Site) -> Site:
+        """Return the site with what the method computes once for all layers; the first layer that asks computes it."""
         if not self.share:
-            return self.position("prepare_for", queries, keys)
+            return site
         # Reentrant checkpointing runs layers without gradients first, and later again with gradients.
         with_gradients = torch.is_grad_enabled()
         if self.prepared is None or self.prepared[0] != with_gradients:
-            self.prepared, self.kept = (with_gradients, self.position("prepare")), None
-        if self.kept is None or self.kept[:-1] != (queries, keys):
-            self.kept = queries, keys, self.position("prepare_for", queries, keys, self.prepared[1])
-        return self.kept[-1]
+            self.prepared, self.kept = (with_gradients, self.position.prepare()), None
+        if self.kept is None or self.kept[:-1] != (site.queries, site.keys):
+            self.kept = site.queries, site.keys, self.position.prepare_for(site, self.prepared[1])
+        return replace(site, shared=self.kept[-1])
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,7 @@ class LayerInput:
     hidden: Tensor
     with_weights: bool | None
 
-    def place(self, query: Tensor, asked: RequestedMask, scale: float | None) -> Place:
-        """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens.
-
-        Raises:
-            InputError: for a method that takes no packed rows, or that was made for causal attention and meets another.
-        """
-        (batch, _, n_q, _), n_k = query.shape, asked.n_k
-        self._check(asked, n_q, n_k)
-        first = asked.first or 0
-        keys = Positions(first, 1, n_k)
-        queries = keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q)
-        return Place(
-            queries,
-            keys,
-            self.layer,
-            self.forward.prepare_for(queries, keys),
-            asked.key_mask(batch),
-            scale,
-            asked.documents,
-            asked.documents,
-            asked.dropped(),
-        )
-
-    def _check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
+    def check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
         causal, methods = self.forward.position.model.causal, self.forward.position.methods()
         counting = [method for method in methods if method.scales_query]

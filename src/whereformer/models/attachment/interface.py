@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from ...kernels.tracing import can_look
+from ..devices import fetched
 from .hooks import LayerInput
 from .implementations import NAME, register
 from .masks import RequestedMask, mask
@@ -77,20 +79,20 @@ def attend(
     asked = requested(module, attention_mask, query, key, is_causal, options)
     terms: tuple[Term, ...] = ()
     layer: LayerInput | None = options.get("whereformer")
+    site = asked.site(query, scaling)
     if layer is not None:
-        position, place = layer.forward.position, layer.place(query, asked, scaling)
-        query, key, value, terms = position("act", layer.hidden, query, key, value, place)
+        layer.check(asked, query.shape[2], asked.n_k)
+        position = layer.forward.position
+        with fetched(position):
+            site = replace(layer.forward.prepare_for(site), layer=layer.layer)
+            hooked = position.apply_hooks(layer.hidden, query, key, value, site)
+        query, key, value, terms = hooked  # type: ignore[assignment]  # attached methods keep query . key
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
     if asked.matrix is not None:
         terms += (_mask_term(asked.matrix, query, asked.n_k),)
     call: dict[str, Any] = {
-        "causal": asked.causal,
-        "window": asked.window,
-        "key_mask": asked.key_mask(query.shape[0]),
-        "query_documents": asked.documents,
-        "key_documents": asked.documents,
-        "scale": scaling,
+        **site.options(query),
         "softcap": options.get("softcap"),
         "sinks": _sinks(options),
         "dropout_p": dropout,

@@ -22,7 +22,9 @@ from transformers.masking_utils import (
 )
 
 from ...errors import InputError
+from ...kernels import Positions
 from ...kernels.tracing import can_look
+from ...positions import Site
 
 
 class RequestedMask(NamedTuple):
@@ -64,10 +66,21 @@ class RequestedMask(NamedTuple):
         """Return which keys are real, (batch, n_k); None if all are."""
         return None if self.real is None else self.real[:, self.first :].expand(batch, self.n_k)
 
-    def dropped(self) -> Tensor | int:
-        """Return the number of real tokens before the first key, (batch or 1, 1) or the same for all rows."""
-        first = self.first or 0
-        return first if self.real is None else self.real[:, :first].sum(1, keepdim=True)
+    def site(self, query: Tensor, scale: float | None) -> Site:
+        """Return where a query attends. A cache holds the earlier keys, so the queries are the last tokens."""
+        (batch, _, n_q, _), n_k, first = query.shape, self.n_k, self.first or 0
+        keys = Positions(first, 1, n_k)
+        return Site(
+            keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q),
+            keys,
+            key_mask=self.key_mask(batch),
+            causal=self.causal,
+            window=self.window,
+            scale=scale,
+            query_documents=self.documents,
+            key_documents=self.documents,
+            dropped=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
+        )
 
     def hides_later_keys(self) -> bool:
         """Whether no query of a self-attention sees a later key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -10,11 +11,11 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ...errors import InputError
 from ...kernels import Positions
-from ...positions import Position, build_position
+from ...positions import Position, Site, build_position
 from ..checks import check_shape, embedded_tokens
+from ..devices import fetched
 from ..inputs import SourceInputs, asks_for, takes
-from ..layers import Attention, AttentionContext, Earlier, Layer, may_share
-from ..pooling import Tokens
+from ..layers import Attention, Layer, may_share
 from .config import Seq2SeqConfig
 
 
@@ -30,16 +31,19 @@ class DecoderLayer(Layer):
         self,
         hidden: Tensor,
         source: Tensor,
-        layer: int,
-        contexts: tuple[AttentionContext, AttentionContext],
+        positions: tuple[Position, Position],
+        sites: tuple[Site, Site],
+        caches: tuple[Cache, Cache] | tuple[None, None],
+        with_weights: bool,
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        The contexts, and the weights that are returned, are those of self-attention and of the attention to the source.
+        Methods, sites, caches and the weights that are returned are those of self-attention and of the attention to the
+        source.
         """
-        hidden, weights = self._attend(hidden, layer, contexts[0])
+        hidden, weights = self._attend(hidden, positions[0], sites[0], cache=caches[0], with_weights=with_weights)
         before = self.cross_norm(hidden) if self.pre else hidden
-        out, cross_weights = self.cross(before, source, layer, contexts[1])
+        out, cross_weights = self.cross(before, source, positions[1], sites[1], caches[1], with_weights)
         hidden = hidden + self.dropout(out)
         return self._feed(hidden if self.pre else self.cross_norm(hidden)), (weights, cross_weights)
 
@@ -61,7 +65,7 @@ class _Stack(nn.Module):
 
     def embed(self, words: Tensor, positions: Positions) -> Tensor:
         """Scale tokens (batch, n, hidden_size) as the paper does, whatever the method, and add their positions."""
-        return self.dropout(self.position("embed", words * self.config.hidden_size**0.5, positions))
+        return self.dropout(self.position.embed(words * self.config.hidden_size**0.5, positions))
 
     def finish(self, hidden: Tensor) -> Tensor:
         """The last norm, where the configuration has one (pre-norm)."""
@@ -92,15 +96,16 @@ class Seq2SeqEncoder(_Stack):
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
-        tokens = Tokens(positions, None if attention_mask is None else attention_mask.bool())
-        shared = self.position("prepare_for", positions, positions) if may_share(self.layers) else None
-        context = AttentionContext(self.position, tokens, tokens, shared, with_weights=with_weights)
-        hidden = self.embed(words, positions)
-        states, attentions = [hidden], []
-        for number, layer in enumerate(self.layers):
-            hidden, weights = layer(hidden, number, context)
-            states.append(hidden)
-            attentions.append(weights)
+        real = None if attention_mask is None else attention_mask.bool()
+        with fetched(self.position):
+            site = Site(positions, positions, key_mask=real)
+            site = self.position.share(site) if may_share(self.layers) else site
+            hidden = self.embed(words, positions)
+            states, attentions = [hidden], []
+            for number, layer in enumerate(self.layers):
+                hidden, weights = layer(hidden, self.position, replace(site, layer=number), None, with_weights)
+                states.append(hidden)
+                attentions.append(weights)
         states[-1] = hidden = self.finish(hidden)
         return BaseModelOutput(
             last_hidden_state=hidden,
@@ -152,63 +157,33 @@ class Seq2SeqDecoder(_Stack):
         past = 0 if cache is None else cache.get_seq_length()
         new, every = Positions(past, 1, words.shape[1]), Positions(0, 1, past + words.shape[1])
         whole_source = Positions(0, 1, source.shape[1])
-        own, cross = (None, None) if cache is None else (cache.self_attention_cache, cache.cross_attention_cache)
-        if cross is not None and cross.get_seq_length() > 0:
+        caches = (None, None) if cache is None else (cache.self_attention_cache, cache.cross_attention_cache)
+        if caches[1] is not None and caches[1].get_seq_length() > 0:
             # The cache holds all keys and values of the source.
             source = source[:, :0]
         unread = Positions(0, 1, source.shape[1])
-        share = may_share(self.layers)
-        contexts = (
-            _context(
-                self.position,
-                new,
-                Tokens(every, key_mask),
-                own,
-                new,
-                share=share,
-                causal=True,
-                with_weights=with_weights,
-            ),
-            _context(
-                self.cross_position,
-                new,
-                Tokens(whole_source, source_mask),
-                cross,
-                unread,
-                share=share,
-                causal=False,
-                with_weights=with_weights,
-            ),
+        methods = self.position, self.cross_position
+        # A method that reads keys needs those in the cache as they are, and rotates them all.
+        of_new, of_unread = (
+            None if cache is None or method.reads_keys else at
+            for method, at in zip(methods, (new, unread), strict=True)
         )
-        hidden = self.embed(words, new)
-        states, attentions = [hidden], []
-        for number, layer in enumerate(self.layers):
-            hidden, weights = layer(hidden, source, number, contexts)
-            states.append(hidden)
-            attentions.append(weights)
+        sites = (
+            Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new),
+            Site(new, whole_source, key_mask=source_mask, causal=False, new_keys=of_unread),
+        )
+        with fetched(self.position), fetched(self.cross_position):
+            if may_share(self.layers):
+                sites = methods[0].share(sites[0]), methods[1].share(sites[1])
+            hidden = self.embed(words, new)
+            states, attentions = [hidden], []
+            for number, layer in enumerate(self.layers):
+                at = replace(sites[0], layer=number), replace(sites[1], layer=number)
+                hidden, weights = layer(hidden, source, methods, at, caches, with_weights)
+                states.append(hidden)
+                attentions.append(weights)
         states[-1] = self.finish(hidden)
         return states, attentions
-
-
-def _context(
-    position: Position,
-    queries: Positions,
-    keys: Tokens,
-    cache: Cache | None,
-    new_keys: Positions,
-    *,
-    share: bool,
-    **options: Any,
-) -> AttentionContext:
-    """Return the context of attention to keys; a cache, if there is one, holds all keys except the new ones."""
-    shared, earlier = None, None
-    if share:
-        prepared = position("prepare")
-        shared = position("prepare_for", queries, keys.positions, prepared)
-        if cache is not None:
-            among_new = shared if new_keys == keys.positions else position("prepare_for", queries, new_keys, prepared)
-            earlier = Earlier(cache, new_keys, among_new)
-    return AttentionContext(position, Tokens(queries), keys, shared, earlier=earlier, **options)
 
 
 def _position(

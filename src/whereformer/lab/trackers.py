@@ -1,0 +1,64 @@
+"""Trackers: programs that a training reports its losses and scores to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from . import ranks
+
+
+def check_installed(tracker: str) -> None:
+    """Check that a tracker is installed, if it is not "none".
+
+    Raises:
+        InputError: for ``report_to``, if it is not.
+    """
+    if tracker != "none" and find_spec(tracker) is None:
+        raise InputError("report_to", f"{tracker} is not installed; try `pip install {tracker}`")
+
+
+@contextmanager
+def reporting(tracker: str, folder: Path, name: str = "") -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """Yield what is told numbers by name, and after which step. Of several processes, the main one reports.
+
+    Args:
+        tracker: "tensorboard", which writes files; "trackio" or "wandb", whose functions are the same; or "none".
+        folder: the folder of the results, after which a run is named.
+        name: the name of the training in it, if there are several.
+    """
+    if tracker == "none" or not ranks.is_main():
+        yield lambda step, values: None
+        return
+    if tracker == "tensorboard":
+        writer: Any = None
+
+        def told(step: int, values: Mapping[str, float]) -> None:
+            nonlocal writer
+            if writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                # What an earlier run reported of later steps is hidden.
+                writer = SummaryWriter(str(folder / "tensorboard" / name), purge_step=step)
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
+
+        try:
+            yield told
+        finally:
+            if writer is not None:
+                writer.close()
+        return
+    module = import_module(tracker)
+    project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
+    module.init(project=project, name="-".join(part for part in (folder.resolve().name, name) if part))
+    try:
+        yield lambda step, values: module.log({**values, "step": step})
+    finally:
+        module.finish()

@@ -1,0 +1,502 @@
+"""The finetune recipe: fine-tune a pretrained model with several position methods, on GLUE or a task of your own."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from ..errors import InputError
+from ..lab import ranks, trackers
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
+from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Range
+from ..lab.report.numbers import DASH, MINUS
+from ..lab.sheet import Cell, Column, Sheet
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    from .. import positions
+    from ..analysis import curves as head_curves
+    from ..analysis import gains as gaining
+    from ..data import batches, glue
+    from ..data import rows as labeled
+    from ..lab import pretrained
+    from ..lab import train as training
+    from ..lab.report import curves, report
+    from ..lab.run import Run
+    from ..lab.training import metrics
+else:
+    numpy, torch = Lazy("numpy"), Lazy("torch")
+    positions = Lazy("whereformer.positions")
+    head_curves, gaining = (Lazy(f"whereformer.analysis.{name}") for name in ("curves", "gains"))
+    batches, glue, labeled = (Lazy(f"whereformer.data.{name}") for name in ("batches", "glue", "rows"))
+    pretrained, training, metrics, curves, report = (
+        Lazy(f"whereformer.lab.{name}")
+        for name in ("pretrained", "train", "training.metrics", "report.curves", "report.report")
+    )
+
+OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
+BASELINE = "baseline"
+MOST_KERNELS = 1024
+REACH = 32  # learned curves are kept at this number of offsets on each side
+POINTS = 50  # about this number of points of the training loss is kept
+EXPLANATION = (
+    "Gain is the largest gain over the baseline, in points. Error reduction is that gain divided by the baseline's "
+    "distance from 100. * means that every seed is better than every seed of the baseline; other gains may be chance."
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model that is fine-tuned.
+
+    Args:
+        label: its name in the table of a setting.
+        position: the method, as ``load_pretrained`` takes it; None keeps the checkpoint's own.
+        kernels: the number of TISA's kernels, if it has any.
+    """
+
+    label: str
+    position: str | None
+    kernels: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its unique name. Variants of two settings share it if they are the same model."""
+        name = OWN if self.position is None else self.position
+        return name if self.kernels is None else f"{name}, S={self.kernels}"
+
+
+def variants_of(position: str, kernels: Sequence[int]) -> list[Variant]:
+    """Return the models of one position method, which differ in TISA's kernels; the baseline is first if there is one.
+
+    With TISA there is a variant for each number of kernels; 0 kernels is the baseline, the same method without TISA.
+    Other methods have a baseline only if 0 is among the numbers: learned positions for a method that is added to them
+    ("learned+t5"), else none. "own" is the checkpoint as it is.
+
+    Raises:
+        InputError: if the method has TISA and no number is above 0.
+    """
+    parts = positions.method_names(position)
+    if "tisa" in parts:
+        without = ("+".join(part for part in place if part != "tisa") for place in positions.layer_pattern(position))
+        rest = positions.own_name("/".join(place or "none" for place in without))
+        found = [Variant(f"S = {number}", position, number) for number in kernels if number]
+    else:
+        rest = "learned" if "learned" in parts and len(parts) > 1 else "none"
+        found = [Variant(position, None if position == OWN else position)]
+    if not found:
+        raise InputError("kernels", "expected a number above 0 besides the baseline, got 0")
+    return [Variant(BASELINE, rest), *found] if 0 in kernels and position not in (OWN, rest) else found
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A fine-tuned model.
+
+    Args:
+        scores: the scores by split and metric, at most 1.
+        losses: about POINTS steps, each with the mean training loss since the one before.
+        curves: what each head adds to scores at offsets -REACH to REACH, [layer][head][offset]; None for methods
+            without such curves.
+        read: a hash of the pretrained weights and all rows of the task.
+    """
+
+    scores: dict[str, dict[str, float]]
+    losses: list[list[float]]
+    curves: list[Any] | None
+    read: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What all runs start from, checked: every model has read the longest row.
+
+    Args:
+        tasks: the tokenized rows of each task.
+        read: a hash of the pretrained weights and the rows of each task.
+        sizes: of each model, the number of parameters, of those of position, and of those that the checkpoint lacks.
+    """
+
+    tasks: dict[str, labeled.TaskRows]
+    read: dict[str, str]
+    sizes: dict[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(ManyRuns):
+    """What does a position method add to a pretrained model? Fine-tunes with and without it, on GLUE or your own task.
+
+    This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
+    embeddings, and each model is fine-tuned on each task with several seeds. The tables show medians and ranges, the
+    largest gain over the baseline, and the share of the baseline's errors that it removes. With several methods, one
+    more table ranks them.
+
+    Writes report.html (open it in a browser) with what each head learned, report.md and records.jsonl. After an
+    interruption, the same command continues with the missing runs.
+    """
+
+    NAME = "finetune"
+    MANY = True
+    METAVARS: ClassVar = {"position": "A,B+C"}
+
+    task: Annotated[Names, Free] = ()
+    """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""
+    data: Annotated[Path | None, Free] = None
+    """A folder with GLUE as Parquet: cola/train.parquet, cola/validation.parquet... (train_subset.parquet for a part of
+    it). Default: nyu-mll/glue from the Hugging Face Hub."""
+    train_rows: Annotated[int | None, Range(1, MOST_COUNT), Free] = None
+    """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
+    train: Annotated[Path | None, Free] = None
+    """Your own task: training rows, as .csv, .tsv, .jsonl or .parquet."""
+    validation: Annotated[Path | None, Free] = None
+    """Your own task: validation rows."""
+    text: Annotated[Names, Free] = ()
+    """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""
+    label: Annotated[str | None, Free] = None
+    """Your own task: the column of classes, or with ``regression`` the numbers."""
+    regression: Annotated[bool, Free] = False
+    """Your own task: predict a number instead of a class."""
+    model: Annotated[str, Free]
+    """The pretrained model: a folder, or an id on the Hugging Face Hub."""
+    tokenizer: Annotated[str | None, Free] = None
+    """The tokenizer. Default: the one that was saved with the model."""
+    position: Annotated[Names, Free] = ("learned+tisa",)
+    """Position methods; each gets its own table. "learned+tisa" adds to the model's position embeddings, "tisa"
+    replaces them, and "own" leaves the model as it is; `whereformer positions` lists others."""
+    kernels: Annotated[Counts, Range(0, MOST_KERNELS), Free] = (0, 1, 3, 5)
+    """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
+    seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 5
+    """How many seeds to repeat every run with."""
+    seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
+    """The first seed: of the head, new kernels, the order of rows and dropout."""
+    epochs: Annotated[float, Between(0, MOST_RATE)] = 3.0
+    """How many times each row is read."""
+    batch_size: Annotated[int, Range(1, MOST_SIZE)] = 32
+    """Rows in a training step."""
+    learning_rate: Annotated[float, Between(0, MOST_RATE)] = 3e-5
+    """Peak learning rate. It rises in the first tenth of the steps."""
+    kernel_learning_rate: Annotated[float | None, Between(0, MOST_RATE)] = None
+    """Peak learning rate of TISA's kernels, which are new, while the rest is pretrained. Default: the same."""
+    max_length: Annotated[int | None, Range(4, MOST_SIZE)] = None
+    """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
+    model is an error."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
+    float32."""
+    packed: bool = False
+    """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
+    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
+    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
+    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
+    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
+    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
+    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
+    inverse square root of the step."""
+    out: Annotated[Path, Free] = Path("runs/finetune")
+    """Folder for the results."""
+    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"], Free] = "none"
+    """Program to report the losses of each run to. It is named after --out, with the task, the variant and the seed."""
+    dry_run: Annotated[bool, Free] = False
+    """Check everything, show the plan and stop. Nothing is trained or written."""
+
+    def check(self) -> None:
+        own = {"validation": self.validation, "text": self.text, "label": self.label}
+        if self.train is None:
+            for name, value in {**own, "regression": self.regression}.items():
+                if value:
+                    raise InputError(name, "only with `train`, for a task of your own")
+            if not self.task:
+                raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
+        else:
+            for name, value in own.items():
+                if not value:
+                    raise InputError(name, "a task of your own (`train`) needs it")
+            if len(self.text) > 2:
+                raise InputError("text", f"expected one column or two, got {', '.join(self.text)}")
+            for name in ("task", "data"):
+                if getattr(self, name):
+                    raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
+        trackers.check_installed(self.report_to)
+        if ranks.size() > 1 and self.jobs not in (None, 1):
+            raise InputError("jobs", f"expected 1 in {ranks.size()} processes, which share each run, got {self.jobs}")
+
+    def resolved(self) -> Finetune:
+        """Return the recipe, prepared before its folder is made: what has to be changed may be an option."""
+        ranks.join(find_device(self.device))
+        names = tuple(dict.fromkeys("".join(name.split()) for name in self.position))
+        recipe = replace(self, position=names, kernels=tuple(sorted(self.kernels)))
+        recipe.prepared  # noqa: B018  # it is kept
+        return recipe
+
+    @cached_property
+    def settings(self) -> dict[str, list[Variant]]:
+        """The models of each position method."""
+        return {position: variants_of(position, self.kernels) for position in self.position}
+
+    @property
+    def variants(self) -> dict[str, Variant]:
+        """Every different model, by name."""
+        return {variant.name: variant for setting in self.settings.values() for variant in setting}
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """Load all tasks, tokenize their text, and let every model read the longest row.
+
+        Raises:
+            InputError: if a task can't be loaded, a model, method or tokenizer does not fit, or rows are too long.
+        """
+        if self.train is None:
+            loaded = glue.load_glue(self.task, self.data, self.train_rows)
+        else:
+            assert self.validation is not None
+            assert self.label is not None
+            given = self.train, self.validation, self.text, self.label
+            loaded = [glue.load_own(*given, regression=self.regression, train_rows=self.train_rows)]
+        tasks: dict[str, labeled.TaskRows] = {}
+        read, sizes = {}, {}
+        for variant in self.variants.values():
+            model = pretrained.load(self.model, variant.position, variant.kernels, 2)
+            if not tasks:
+                if self.packed and "-" in model.config.blocks:
+                    raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
+                tokenizer = pretrained.load_tokenizer(self.model, self.tokenizer)
+                labeled.check_tokenizer(tokenizer, model.config.vocab_size)
+                for data in loaded:
+                    rows = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
+                    tasks[data.task.name], read[data.task.name] = (
+                        rows,
+                        rows.fingerprint(pretrained.fingerprint_of(model)),
+                    )
+            labeled.check_lengths(model, list(tasks.values()))
+            sizes[variant.name] = pretrained.sizes_of(model)
+        return Prepared(tasks, read, sizes)
+
+    def start(self, *, quiet: bool = False) -> report.Report:
+        if not self.dry_run:
+            return super().start(quiet=quiet)
+        done = "A dry run: nothing was trained or written."
+        return report.Report("What would be fine-tuned?", [done], [self.resolved().plan()])
+
+    def run(self, run: Run) -> report.Report:
+        read = self.prepared.read
+        for (task, *_), kept in run.kept(self.tune).items():
+            if task in read and kept["read"] != read[task]:
+                other = f"{run.folder} holds results of another model or of other rows of {task}"
+                raise InputError("out", f"{other}; choose another folder")
+        run.say(self.plan())
+        # Every model is trained with one seed before the next.
+        seeds = range(self.seed, self.seed + self.seeds)
+        keys = [(task, name, seed) for task in read for seed in seeds for name in self.variants]
+        tuned = run.each(keys, self.tune, kind=Tuned, steps=lambda task, *_: self.steps(task))
+        return self.report(tuned, seeds)
+
+    def steps(self, task: str) -> int:
+        """Return the number of training steps of a run."""
+        rows = len(self.prepared.tasks[task].train.rows)
+        return max(1, round(self.epochs * math.ceil(rows / self.batch_size)))
+
+    def tune(self, run: Run, task: str, name: str, seed: int) -> Tuned:
+        """Fine-tune a model on a task with a seed, score it, and read what its heads add to scores."""
+        rows, steps = self.prepared.tasks[task], self.steps(task)
+        variant, classes = self.variants[name], rows.data.task.classes
+        outputs = None if classes is None else len(classes)
+        model = pretrained.fresh(self.model, variant.position, variant.kernels, outputs, seed)
+        drawn = batches.shuffled(rows.train.lengths, self.batch_size, steps, seed)
+        plan = training.Training(
+            steps=steps,
+            rate=self.learning_rate,
+            kernel_rate=self.kernel_learning_rate,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            bfloat16=self.dtype == "bfloat16",
+        )
+        torch.manual_seed(seed)  # of dropout, whatever the model has drawn
+        file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
+        taken = 0
+        with trackers.reporting(self.report_to, run.folder, file) as tell:
+
+            def on_log(steps: int, loss: float) -> None:
+                nonlocal taken
+                taken += steps
+                run.step(steps, loss)
+                tell(taken, {"loss": loss})
+
+            done = training.train(
+                model,
+                lambda step: rows.train.padded(drawn[step]),
+                plan,
+                device=run.device,
+                on_log=on_log,
+                collate=labeled.packed if self.packed else None,
+            )
+        scores = {}
+        for judged, split in rows.judged.items():
+            logits = self.predict(model, split)
+            if not numpy.isfinite(logits).all():
+                problem = f"{name} predicts values that are not finite (NaN or inf)"
+                raise InputError("learning_rate", f"{problem}; try a lower one")
+            scores[judged] = metrics.score(rows.data.task.metrics, split.labels, logits)
+        found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
+        run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")
+        part = max(1, steps // POINTS)
+        losses = [done.losses[at : at + part] for at in range(0, steps, part)]
+        points = [[min(part * number, steps), round(fmean(each), 4)] for number, each in enumerate(losses, 1)]
+        return Tuned(scores, points, head_curves.head_curves(model.encoder, REACH), self.prepared.read[task])
+
+    def predict(self, model: Any, split: labeled.Rows) -> Any:
+        """Return the logits of all rows, (rows, classes)."""
+        model.eval()
+        drawn = list(ranks.share(batches.by_length(split.lengths, self.batch_size)))
+        found = []
+        with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            for numbers in drawn:
+                batch = split.padded(numbers)
+                inputs = labeled.packed(batch) if self.packed else batch
+                del inputs["labels"]
+                found.append(model(**{name: each.to(model.device) for name, each in inputs.items()}).logits)
+        logits = [row for each in found for row in each.float().tolist()]  # which waits for the device
+        pairs = zip((number for numbers in drawn for number in numbers), logits, strict=True)
+        every = [pair for part in ranks.gather(list(pairs)) for pair in part]
+        return numpy.array([row for _, row in sorted(every, key=itemgetter(0))], dtype=numpy.float32)
+
+    def plan(self) -> Sheet:
+        """Return the tasks and models of the recipe."""
+        rows = []
+        for name, task in self.prepared.tasks.items():
+            lengths = sorted(task.train.lengths)
+            counts = ", ".join(f"{split} {count:,}" for split, count in task.data.counts.items())
+            longest = max(length for split in task.splits for length in split.lengths)
+            told = (
+                f"{counts} rows from {task.data.source}; median {lengths[len(lengths) // 2]} tokens, longest {longest}"
+            )
+            rows.append((name, f"{told}; {self.steps(name):,} steps per run"))
+            rows += [("", note) for note in self.caveats(task)]
+        for name, (every, position, new) in self.prepared.sizes.items():
+            fresh = f", {new:,} of them new" if new else ""  # say so if another method replaces trained positions
+            rows.append((name, f"{every:,} parameters, {position:,} of position{fresh}"))
+        parts = (len(self.prepared.tasks), "task"), (len(self.prepared.sizes), "model"), (self.seeds, "seed")
+        named = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts)
+        rows.append(("runs", f"{math.prod(number for number, _ in parts)}: {named}"))
+        return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
+
+    def caveats(self, task: labeled.TaskRows) -> list[str]:
+        """Return what to know about the scores of a task: partial data and truncated rows."""
+        notes = []
+        if task.data.parts:
+            rows = ", ".join(f"{split} {task.data.counts[split]:,} rows" for split in task.data.parts)
+            notes.append(f"only part of the official data ({rows}); do not compare with published scores")
+        if cut := sum(split.cut for split in task.splits):
+            notes.append(f"{cut:,} rows were truncated to {self.max_length} tokens")
+        return notes
+
+    def report(self, tuned: Mapping[tuple[str, str, int], Tuned], seeds: range) -> report.Report:
+        """Return the tables, laid out as in the TISA paper, what they say, and what the heads learned."""
+        scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for (task, name, _), run in tuned.items():
+            for judged, metric, value in flat(run.scores):
+                row = scores.setdefault((f"{task} {judged}".strip(), metric), {})
+                row.setdefault(name, []).append(100 * value)
+        sheets, gained = [], []
+        for position, setting in self.settings.items():
+            rows = {key: [found[variant.name] for variant in setting] for key, found in scores.items()}
+            compared = setting[0].label == BASELINE
+            gains = {key: gaining.Gain(row[0], row[1:]) for key, row in rows.items() if compared}
+            gained += [(each, position, *key) for key, each in gains.items()]
+            sheets.append(table(position, [variant.label for variant in setting], rows, gains))
+        explained = f"Scores in percent{f', medians over {len(seeds)} seeds with their range' * (len(seeds) > 1)}. "
+        sheets[-1] = replace(sheets[-1], notes=(explained + EXPLANATION,))
+        tasks = self.prepared.tasks
+        if len(self.settings) > 1:
+            sheets.append(ranking(tuned, list(tasks), list(self.variants), seeds))
+        notes = [f"{name}: {note}" for name, task in tasks.items() for note in self.caveats(task)]
+        drawn: list[report.Figure] = []
+        first, seed = next(iter(tasks)), seeds[-1]
+        for setting in self.settings.values():
+            name = setting[-1].name  # with the most kernels
+            if (layers := tuned[first, name, seed].curves) is not None:
+                title = f"What the heads learned: {name}, {first}, seed {seed}"
+                drawn.append(curves.figure(title, layers, folded=bool(drawn)))
+        parts: list[Sheet | report.Figure] = [*sheets, *drawn]
+        parts.append(replace(self.plan(), title="Rows and models", folded=True))
+        return report.Report(f"What does position add to {self.model}?", [verdict(gained), *notes], parts, tuned)
+
+
+# Tables.
+
+
+def table(
+    position: str,
+    labels: Sequence[str],
+    scores: Mapping[tuple[str, str], Sequence[Sequence[float]]],
+    gains: Mapping[tuple[str, str], gaining.Gain],
+) -> Sheet:
+    """Return the table of one position method: the scores of its models by task and metric, and gains by the same."""
+    columns = [Column(name, first="descending") for name in (*labels, "gain", "error reduction")]
+    rows = []
+    for (task, metric), models in scores.items():
+        best = max(map(median, models)) if len(models) > 1 else None
+        found = gains.get((task, metric))
+        points, removed = (None, None) if found is None else (found.points, found.removed)
+        mark = "*" if found is not None and found.clear else ""
+        last = Cell(signed(points) + mark, order=points), Cell(signed(removed, "%"), order=removed)
+        rows.append(
+            [Cell(task, order=task), Cell(metric, order=metric), *(score(each, best) for each in models), *last]
+        )
+    title = f"{position}: scores in percent"
+    return Sheet.of(title, ["task", Column("metric", left=True), *columns], rows, sortable=True, kind="tasks")
+
+
+def ranking(
+    tuned: Mapping[tuple[str, str, int], Tuned], tasks: Sequence[str], names: Sequence[str], seeds: Sequence[int]
+) -> Sheet:
+    """Return the table of all models, the best mean first: of a task's scores, and of tasks, as in GLUE."""
+    columns = {}
+    for name in names:
+        by_task = [[100 * fmean(each[2] for each in flat(tuned[t, name, s].scores)) for s in seeds] for t in tasks]
+        columns[name] = [*by_task, list(map(fmean, zip(*by_task, strict=True)))]
+    order = sorted(names, key=lambda name: -median(columns[name][-1]))
+    heads = [Column("model"), *(Column(name, first="descending") for name in (*tasks, "mean"))]
+    rows = [[Cell(name, order=name), *map(score, columns[name])] for name in order]
+    note = "A task's score is the mean of its scores. Models whose ranges overlap may differ by chance."
+    return Sheet.of("All models, the best first", heads, rows, notes=(note,), sortable=True, kind="tasks")
+
+
+def score(values: Sequence[float], best: float | None = None) -> Cell:
+    """Return the cell of a median over seeds with its range. The best one is bold."""
+    middle, low, high = median(values), min(values), max(values)
+    spread = "" if low == high else f"{low:.1f}{DASH}{high:.1f}"
+    text = f"{middle:z.1f}".replace("-", MINUS)
+    return Cell(text, spread.replace("-", MINUS), middle, style="font-weight: bold" if middle == best else "")
+
+
+def signed(number: float | None, unit: str = "") -> str:
+    """Format a number with its sign."""
+    return DASH if number is None else f"{number:+z.1f}{unit}".replace("-", MINUS)
+
+
+def flat(scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, float]]:
+    """Return the split, the metric and the value of each score."""
+    return [(judged, metric, value) for judged, found in scores.items() for metric, value in found.items()]
+
+
+def verdict(gained: Sequence[tuple[gaining.Gain, str, str, str]]) -> str:
+    """Return in a sentence what the gains say, each with its position method, task and metric."""
+    if not gained:
+        return "Fine-tuned, with nothing to compare it with."
+    best, position, task, metric = max(gained, key=lambda each: each[0].points)
+    if best.points <= 0:
+        return "No position method gained over its baseline."
+    better, clear = sum(each[0].points > 0 for each in gained), sum(each[0].clear for each in gained)
+    return (
+        f"{position} gains most on {task} ({metric}): {best.points:.1f} points; {better} of {len(gained)} rows have a "
+        f"gain, {clear} of them with every seed."
+    )

@@ -1,0 +1,163 @@
+"""Sentence encoders: read one, give it more positions, and write it so that sentence-transformers loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from ..errors import InputError
+from ..lab.loading import load, tokenizer_of
+from ..models import Encoder
+from ..models.checkpoints.files import check_has_config
+from ..models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
+from ..positions.learned import Learned
+
+
+@dataclass(frozen=True)
+class SentenceEncoder:
+    """An encoder, with the way from its states to the vector of a text.
+
+    Args:
+        model: the encoder.
+        tokenizer: its tokenizer.
+        pooling: whether a text's vector is the mean of its tokens' states, or the first token's ("cls").
+        limit: how many tokens it reads, special ones included.
+    """
+
+    model: Encoder
+    tokenizer: Any
+    pooling: str
+    limit: int
+
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special ones."""
+        found: list[int] = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        return found
+
+    def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the last hidden states, (rows, n, hidden_size), of token ids and their mask, (rows, n) each."""
+        found: Tensor = self.model(ids, mask).last_hidden_state
+        return found
+
+    def pool(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the vectors of texts, (rows, hidden_size), each of length 1."""
+        if self.pooling == "cls":
+            found = states[:, 0]
+        else:
+            found = states.mean(1) if mask is None else (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return functional.normalize(found, dim=-1)
+
+    def vectors(self, rows: Sequence[Tensor] | Tensor) -> Tensor:
+        """Return the vectors of texts, (rows, hidden_size); each row is the text's token ids without special ones."""
+        ids, mask = self.padded(rows)
+        return self.pool(self.states(ids, mask), mask)
+
+    def padded(self, rows: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the ids of texts between special tokens, padded, and their mask, (rows, n) each.
+
+        Without padding there is no mask, since attention is faster then.
+        """
+        first, last, pad = (getattr(self.tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad"))
+        framed = [functional.pad(functional.pad(row, (1, 0), value=first), (0, 1), value=last) for row in rows]
+        ids = pad_sequence(framed, batch_first=True, padding_value=pad).to(self.model.device)
+        if len({len(row) for row in framed}) == 1:
+            return ids, None
+        mask = pad_sequence([torch.ones_like(row) for row in framed], batch_first=True)
+        return ids, mask.to(ids.device)
+
+
+def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
+    """Load the folder of a sentence-transformers model, or of an encoder, whose states are averaged.
+
+    Returns:
+        The encoder, and transformers' name for its kind.
+
+    Raises:
+        InputError: if it can't be read, has no position embeddings, or works in a way that can't be kept.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        download = "`hf download NAME --local-dir FOLDER` gets one from the Hugging Face Hub"
+        raise InputError("model", f"expected a folder with a model, got {path!r}; {download}")
+    check_has_config("model", folder)
+    settings = read_sentence_settings(folder)
+    if settings is None and (folder / LIST).exists():
+        raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {path}")
+    settings = settings or SentenceSettings()
+    model, kind = load(path)
+    most = len(learned(model).weight)
+    if "-" in model.config.blocks:
+        raise InputError("model", "expected a model that doesn't pool, got a funnel")
+    tokenizer, why_not = tokenizer_of(path)
+    if tokenizer is None:
+        raise InputError("model", why_not)
+    lacking = [name for name in ("cls", "sep", "pad") if getattr(tokenizer, f"{name}_token_id") is None]
+    if lacking:
+        raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
+    told = settings.limit or tokenizer.model_max_length
+    if most < told < 2**30:
+        raise InputError("model", f"{path}: its tokenizer gives up to {told} tokens, and it has {most} positions")
+    return SentenceEncoder(model, tokenizer, settings.pooling, min(told, most)), kind
+
+
+def learned(model: Any) -> Learned:
+    """Return the position embeddings of a model.
+
+    Raises:
+        InputError: if it has none.
+    """
+    found = [module for module in model.modules() if isinstance(module, Learned)]
+    if len(found) != 1:
+        raise InputError("model", f"expected a model with position embeddings, got one with {model.config.position!r}")
+    return found[0]
+
+
+def extended(encoder: SentenceEncoder, length: int, *, repeat: bool = True) -> SentenceEncoder:
+    """Return a copy of an encoder that reads ``length`` tokens.
+
+    Args:
+        encoder: the original.
+        length: tokens, special ones included.
+        repeat: whether the position embeddings that the encoder reads are repeated until there are enough, as in
+            Longformer (Beltagy et al. 2020, section 5), and each token attends to so many tokens on both sides that
+            it never sees two with the same embedding. Texts of up to half the encoder's limit then have the same
+            vectors. If the first token's state is the vector, the last layer has no such window. Otherwise all rows,
+            also those behind the encoder's limit, are interpolated over the new positions, without windows.
+    """
+    model, weights = encoder.model, encoder.model.state_dict()
+    name = next(name for name, weight in model.named_parameters() if weight is learned(model).weight)
+    config = deepcopy(model.config)
+    config.max_position_embeddings = length
+    if repeat:
+        longer = weights[name][torch.arange(length) % encoder.limit]
+        windows = [max(1, encoder.limit // 2 - 1)] * len(model.passes)
+        if encoder.pooling == "cls":
+            windows[-1] = 0
+        config.windows = ",".join(map(str, windows))
+    else:
+        rows = weights[name].T[None]
+        longer = functional.interpolate(rows, size=length, mode="linear", align_corners=True)[0].T
+    student = Encoder(config).eval()
+    student.load_state_dict({**weights, name: longer})
+    return SentenceEncoder(student, encoder.tokenizer, encoder.pooling, length)
+
+
+def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None:
+    """Write an encoder to an empty folder, with the modules and prompts of the original's folder."""
+    encoder.model.save_pretrained(folder)
+    tokenizer = deepcopy(encoder.tokenizer)
+    tokenizer.model_max_length = encoder.limit
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # its file may say at which length it truncates, whatever the model
+        backend.no_truncation()
+        backend.no_padding()
+    tokenizer.save_pretrained(folder)
+    keep_sentence_settings(original, folder, limit=encoder.limit)

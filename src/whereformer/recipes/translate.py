@@ -1,0 +1,501 @@
+"""The translate recipe: train a translation model on parallel text, with any position method."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from .. import files
+from ..errors import InputError
+from ..lab import options, ranks, trackers
+from ..lab.progress import Said
+from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.sheet import Column, Sheet
+
+if TYPE_CHECKING:
+    import torch
+
+    from .. import models
+    from ..data import batches as drawing
+    from ..data import parallel, subwords
+    from ..data.streams import RowFile
+    from ..kernels import torch_private
+    from ..lab import averaged, loading, manifest
+    from ..lab import run as lab_run
+    from ..lab import train as training
+    from ..lab.report import figures, report
+    from ..lab.run import Run
+    from ..lab.training import card, model_options
+    from ..lab.training import optimizer as optimizers
+    from . import translating
+else:
+    torch, models = Lazy("torch"), Lazy("whereformer.models")
+    torch_private, translating = Lazy("whereformer.kernels.torch_private"), Lazy("whereformer.recipes.translating")
+    drawing, parallel, subwords = (Lazy(f"whereformer.data.{name}") for name in ("batches", "parallel", "subwords"))
+    averaged, loading, manifest, lab_run, training, figures, report, card, model_options, optimizers = (
+        Lazy(f"whereformer.lab.{name}")
+        for name in (
+            *("averaged", "loading", "manifest", "run", "train", "report.figures", "report.report"),
+            *("training.card", "training.model_options", "training.optimizer"),
+        )
+    )
+
+SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
+DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
+POINTS = 200  # the most points of the curve of losses
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Facts about pairs of lines.
+
+    Args:
+        pairs: number of pairs that are used.
+        empty, too_long: number of pairs left out for these reasons.
+        source_tokens, target_tokens: tokens in all, including the ends of lines.
+        longest: tokens in the longest line.
+    """
+
+    pairs: int
+    empty: int
+    too_long: int
+    source_tokens: int
+    target_tokens: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained on what: the pairs of short enough lines, each a row of source and target, and facts on them."""
+
+    source: str
+    rows: dict[str, RowFile]
+    pairs: dict[str, Pairs]
+    tokenizer: Any
+    config: models.Seq2SeqConfig
+    drawn: drawing.Drawn
+    steps: int
+
+    def text(self) -> dict[str, Any]:
+        """Return facts about the text."""
+        parts = {name: asdict(found) for name, found in self.pairs.items()}
+        return {"source": self.source, **parts, "vocabulary": len(self.tokenizer)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished training.
+
+    Args:
+        losses: the mean training loss of a few steps each, with the last of these steps.
+        scores: the held-out scores by name, each with its step.
+        averaged: the scores of the averaged model; those of the last step if there is no averaging.
+        averaged_steps: the steps whose weights are averaged.
+        epochs: how many times the text was read.
+        parameters, positional_parameters: those of the model.
+        training, held_out: what :class:`Pairs` says of the two parts of the text.
+    """
+
+    losses: list[Any]
+    scores: list[Any]
+    averaged: dict[str, float]
+    averaged_steps: list[int]
+    epochs: float
+    parameters: int
+    positional_parameters: int
+    training: dict[str, int]
+    held_out: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translate(Recipe):
+    """Train a translation Transformer on parallel text, with any position method.
+
+    The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
+    languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
+
+    The text may be larger than memory: it is encoded once, into cache/, and read from there a pair at a time. Also
+    writes model/ (the mean of the last scored weights, and the tokenizer), report.html, records.jsonl, checkpoints/
+    and, unless --report-to says otherwise, tensorboard/. Ctrl-C finishes the current step and saves it; the same
+    command then continues and ends with the same weights.
+    """
+
+    NAME = "translate train"
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+    MANY: ClassVar = True
+    MAKES_FILES: ClassVar = True
+
+    source: Annotated[Path | None, Free] = None
+    """Lines to translate from, in UTF-8."""
+    target: Annotated[Path | None, Free] = None
+    """Their translations, line by line."""
+    data: Annotated[tuple[Path, ...], Free] = ()
+    """Tables with both languages, instead of two files: .parquet, .jsonl, .csv or .tsv."""
+    columns: Annotated[str | None, Free] = None
+    """Columns of the tables, such as en,de. Default: both, if there are only two. The first line of a .tsv file is a
+    header if it has these names; without names, or with 1,2, it is text."""
+    validation: Annotated[tuple[Path, ...], Free] = ()
+    """Validation text, for scores during training: tables with the same columns. Default: one pair in twenty is held
+    out, at most 2000."""
+    validation_source: Annotated[Path | None, Free] = None
+    """Validation text as two aligned files: the lines to translate."""
+    validation_target: Annotated[Path | None, Free] = None
+    """Their translations, line by line."""
+    out: Annotated[Path, Free] = Path("runs/translate")
+    """Folder for the model, checkpoints and results."""
+
+    preset: Literal["small", "base", "big"] = "small"
+    """Model size: small (3+3 layers of width 256) can be trained on two CPU cores; base (6+6 of 512) and big (6+6 of
+    1024) are those of Vaswani et al. and Shaw et al."""
+    position: str = "shaw"
+    """Position method of the self-attention in encoder and decoder, several joined by "+", or a pattern over layers;
+    `whereformer positions` lists them."""
+    position_options: str | None = None
+    """The method's options as a JSON object, such as '{"clip": 8}'; `whereformer positions` lists these too."""
+    cross_position: str = "none"
+    """Position method of the attention from target to source. The papers have none."""
+    hidden_size: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
+    """Width. The default of this option and the next four is the preset's."""
+    num_heads: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
+    """Number of attention heads. It must divide the width."""
+    intermediate_size: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
+    """Width within the feed-forward layers."""
+    encoder_layers: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
+    """Number of layers of the encoder."""
+    decoder_layers: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
+    """Number of layers of the decoder."""
+    norm: Literal["pre", "post"] = "pre"
+    """Where a layer normalizes: at its input (pre, which is easier to train) or after the sum (post, as in the
+    papers)."""
+    dropout: Annotated[float | None, Range(0, 0.9)] = None
+    """Dropout on embeddings and on the output of each sublayer. Default: 0.2 for small, 0.1 for base, 0.3 for big."""
+    label_smoothing: Annotated[float, Range(0, 0.9)] = 0.1
+    """Share of a target that is spread over all tokens."""
+    vocab_size: Annotated[int, Range(300, options.MOST_SIZE)] = 8000
+    """Number of subwords. Both languages share them, and they are learned from the text (byte-pair encoding over bytes,
+    for any script). For large texts, use 32000."""
+    max_length: Annotated[int, Range(4, options.MOST_SIZE)] = 128
+    """Tokens in a line, including its end. Pairs with a longer line are left out and counted."""
+
+    batch_tokens: int = 2048
+    """Tokens in a batch on either side, including padding. A batch has lines of similar length. For large texts, use
+    25000."""
+    accumulate: Annotated[int, Range(1, options.MOST_SIZE)] = 1
+    """Number of batches in a step. With more than one, a step can have more tokens than fit into memory at a time."""
+    steps: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
+    """Number of training steps. Default: follows from ``epochs``."""
+    epochs: float | None = None
+    """How many times the text is read. Default: 20."""
+    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
+    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
+    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
+    learning_rate: float = 2e-3
+    """Peak learning rate. Large models need a lower one (base: 7e-4)."""
+    warmup: Annotated[int, Range(0, options.MOST_COUNT)] = 1000
+    """Number of steps in which the learning rate rises. For large models, use 4000."""
+    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "inverse_sqrt"
+    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
+    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
+    inverse square root of the step."""
+    average: Annotated[int, Range(1, options.MOST_COUNT)] = 5
+    """The final model is the mean of the weights at this number of last scores. With 1 it has the last weights."""
+    every: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
+    """Number of steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
+    float32."""
+    seed: Annotated[int, Range(0, options.MOST_SEED)] = 0
+    """Seed of the weights, dropout and the order of the text."""
+
+    cache: Annotated[Path | None, Free] = None
+    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
+    it. Default: cache/ in --out."""
+    threads: Annotated[int | None, Range(1, options.MOST_THREADS), Free] = None
+    """Threads on the CPU. Default: torch's."""
+    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
+    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
+    installed."""
+    dry_run: Annotated[bool, Free] = False
+    """Check everything, show the plan and stop. Nothing is trained or written."""
+
+    def check(self) -> None:
+        options.check_range(self, batch_tokens=(self.max_length, options.MOST_SIZE))
+        options.check_positive(self, "learning_rate", "epochs")
+        if self.steps is not None and self.epochs is not None:
+            raise InputError("epochs", "either `steps` or `epochs`")
+        options.canonical_options(self.position_options)
+        trackers.check_installed(self.report_to or "none")
+        if self.dry_run and ranks.size() > 1:
+            raise InputError("dry_run", f"expected one process, got {ranks.size()}")
+
+    def resolved(self) -> Translate:
+        _ = self.files
+        usual: dict[str, Any] = {"dropout": DROPOUT[self.preset], **({} if self.steps else {"epochs": 20.0})}
+        found = replace(
+            self,
+            position_options=options.canonical_options(self.position_options),
+            **{name: value for name, value in usual.items() if getattr(self, name) is None},
+        )
+        found.config(self.vocab_size)  # what does not fit is said before the text is read and encoded
+        return found
+
+    @property
+    def files(self) -> tuple[parallel.ParallelData, parallel.ParallelData | None]:
+        """The text to train on, and that to judge by, if it is given."""
+        given = (self.validation_source, self.validation_target, self.validation)
+        return (
+            parallel.ParallelData(self.source, self.target, self.data, self.columns),
+            parallel.ParallelData(*given, self.columns, validation=True) if any(given) else None,
+        )
+
+    def config(self, vocab_size: int) -> models.Seq2SeqConfig:
+        """Return the configuration of the model, which is built without memory for it.
+
+        Raises:
+            InputError: if the options do not fit together.
+        """
+        method = options.parsed_options(self.position_options)
+        sizes = {name: getattr(self, name) for name in SIZES}
+        sizes["num_attention_heads"] = sizes.pop("num_heads")
+        try:
+            config = models.Seq2SeqConfig.preset(
+                self.preset,
+                **{name: size for name, size in sizes.items() if size is not None},
+                vocab_size=vocab_size,
+                position=self.position,
+                position_options=method,
+                cross_position=self.cross_position,
+                norm=self.norm,
+                hidden_dropout_prob=self.dropout,
+                label_smoothing=self.label_smoothing,
+                max_position_embeddings=self.max_length,
+                pad_token_id=subwords.PAD,
+                bos_token_id=subwords.START,
+                eos_token_id=subwords.END,
+                decoder_start_token_id=subwords.START,
+            )
+            with torch.device("meta"):
+                models.Seq2SeqForConditionalGeneration(config)
+        except (ValueError, TypeError) as error:
+            raise model_options.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
+        return config
+
+    def start(self, *, quiet: bool = False) -> report.Report:
+        if not self.dry_run:
+            return super().start(quiet=quiet)
+        with TemporaryDirectory() as scratch:
+            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
+
+    def run(self, run: Run) -> report.Report:
+        if self.dtype == "bfloat16" and run.device == "cpu" and not torch_private.multiplies_bfloat16():
+            run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
+        text = parallel.open_text(*self.files, Said(run.say))
+        if run.once(self.identify, text.fingerprint, kind=str) != text.fingerprint:
+            raise InputError(text.field, f"{self.out} holds results for a different text; choose another folder")
+        with ranks.main_first():
+            work = self.prepare(text, self.cache or run.folder / "cache")
+        plan = self.plan(work)
+        run.say(plan)
+        if self.dry_run:
+            return report.Report("What would be trained?", ["A dry run: nothing was trained or written."], [plan])
+        facts = {"options": run.options, "text": text.fingerprint}
+        problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
+        outcomes = run.each([()], self.train, work, facts, kind=Outcome, steps=work.steps, problem=lambda key: problem)
+        return self.report(outcomes[()], plan)
+
+    def identify(self, run: Run, text: str) -> str:
+        """Record which text is read, so that a folder never mixes results of two."""
+        return text
+
+    def prepare(self, text: parallel.ParallelText, cache: Path) -> Work:
+        """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
+        encoded = parallel.open_or_encode(cache, text, self.vocab_size)
+        rows, pairs = {}, {}
+        for name, source in zip(parallel.PARTS, text.sources, strict=True):
+            every = getattr(encoded, name)
+            full = (every.lengths > 0).all(1)
+            fits = full & (every.lengths <= self.max_length).all(1)
+            if not fits.any():
+                wanted = f"text on both sides and at most {self.max_length} tokens on each"
+                raise InputError("max_length", f"no {name.replace('_', '-')} pair of {source} has {wanted}")
+            rows[name] = every.chosen(fits.nonzero().flatten())
+            lengths = rows[name].lengths
+            pairs[name] = Pairs(
+                pairs=len(lengths),
+                empty=len(every) - int(full.sum()),
+                too_long=int(full.sum()) - len(lengths),
+                source_tokens=int(lengths[:, 0].sum()),
+                target_tokens=int(lengths[:, 1].sum()),
+                longest=int(lengths.max()),
+            )
+        drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed)
+        steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
+        config = self.config(len(encoded.tokenizer))
+        return Work(text.sources[0], rows, pairs, encoded.tokenizer, config, drawn, steps)
+
+    def plan(self, work: Work) -> Sheet:
+        """Return what is read and trained, as a table."""
+        rows = []
+        for name, part in work.pairs.items():
+            tokens = f"{part.source_tokens:,} and {part.target_tokens:,} tokens, at most {part.longest} per line"
+            rows.append((name.replace("_", "-"), f"{part.pairs:,} pairs, {tokens}"))
+            reasons = {"with an empty line": part.empty, f"of more than {self.max_length} tokens": part.too_long}
+            left = ", ".join(f"{count:,} {why}" for why, count in reasons.items() if count)
+            rows += [("", f"left out: {left}")] if left else []
+        sizes, embedded = sizes_of(work.config), work.config.vocab_size * work.config.hidden_size
+        words = f"embeddings of {len(work.tokenizer):,} tokens and {sizes['positional_parameters']:,} for position"
+        rows.append(("model", f"{sizes['parameters']:,} parameters, including {embedded:,} for {words}"))
+        found, epochs = work.pairs["training"], work.steps / work.drawn.per_epoch
+        tokens = f"{round((found.source_tokens + found.target_tokens) / work.drawn.per_epoch):,} tokens"
+        passes = f"the text takes {work.drawn.per_epoch:,} steps and is read {epochs:,.1f} times"
+        rows.append(("steps", f"{work.steps:,} of about {tokens}; {passes}"))
+        return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
+
+    def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> Outcome:
+        """Train from the newest checkpoint that counts, or from the start, and save the model."""
+        torch.manual_seed(self.seed)
+        model, step, bfloat16 = models.Seq2SeqForConditionalGeneration(work.config), 0, self.dtype == "bfloat16"
+        trained, pairs = averaged.Averaged(model), work.rows["training"]
+        if ranks.rank():  # or the rows of all processes would drop the same states
+            torch.manual_seed(hash((self.seed, ranks.rank())))
+        every = self.every or max(1, work.steps // 20)
+        scored = [*range(every, work.steps, every), work.steps]
+        tracker = self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
+        with lab_run.threads(self.threads), trackers.reporting(tracker, self.out) as tell:
+
+            def on_log(steps: int, loss: float) -> None:
+                nonlocal step
+                step += steps
+                run.step(steps, loss)
+                tell(step, {"train/loss": loss})
+
+            def score(model: Any) -> dict[str, float]:
+                if step in scored[-self.average :]:
+                    trained.add()
+                scores = held_out_scores(model, work, self.batch_tokens, bfloat16=bfloat16)
+                run.say(f"step {step:,}: held-out loss {', accuracy '.join(texts(scores))}")
+                tell(step, {f"eval/{name}": value for name, value in scores.items()})
+                return scores
+
+            def optimizer(model: Any) -> Any:
+                # No decay, and Adam's epsilon, as in Vaswani et al.
+                kind, rate = self.optimizer, self.learning_rate
+                built = optimizers.build_optimizer(model, rate, name=kind, weight_decay=0.0, eps=1e-9)
+                return built, optimizers.build_schedule(built, self.schedule, self.warmup, work.steps)
+
+            plan = training.Training(
+                steps=work.steps,
+                rate=self.learning_rate,
+                optimizer=optimizer,
+                accumulate=self.accumulate,
+                bfloat16=bfloat16,
+            )
+            done = training.train(
+                trained,
+                lambda step: parallel.collate([pairs[row] for row in work.drawn(step)]),
+                plan,
+                device=run.device,
+                score=score,
+                score_at=scored,
+                checkpoints=training.Checkpoints(run.folder / "checkpoints", every, facts, run.say, keep=2),
+                on_log=on_log,
+            )
+            trained.take_mean()
+            mean = held_out_scores(trained, work, self.batch_tokens, bfloat16=bfloat16)
+        window = math.ceil(work.steps / POINTS)
+        ends = range(window, work.steps + 1, window)
+        sizes = sizes_of(work.config)
+        outcome = Outcome(
+            [[end, statistics.fmean(done.losses[end - window : end])] for end in ends],
+            done.scores,
+            mean,
+            scored[-self.average :],
+            work.steps / work.drawn.per_epoch,
+            sizes["parameters"],
+            sizes["positional_parameters"],
+            asdict(work.pairs["training"]),
+            asdict(work.pairs["held_out"]),
+        )
+        if run.is_main:
+            self.save(run, work, model, outcome, facts)
+        ranks.wait()
+        return outcome
+
+    def save(self, run: Run, work: Work, model: Any, outcome: Outcome, facts: Mapping[str, Any]) -> None:
+        """Save the trained model as transformers reads it, with its tokenizer, its search settings and its card."""
+        model.generation_config = translating.generation_config(work.config, self.max_length)
+        with loading.quiet_transformers(), files.new_folder(run.folder / "model") as partial:
+            model.save_pretrained(partial)
+            work.tokenizer.save_pretrained(partial)
+            about = (outcome.parameters, work.text(), outcome.averaged, self.record(), self.command(), run.provenance)
+            card.write_card(partial, model, *about)
+            manifest.write(partial, facts)
+
+    def report(self, outcome: Outcome, plan: Sheet) -> report.Report:
+        """Return the last scores in words, and all of them as a table and as curves."""
+        mean = len(outcome.averaged_steps)
+        of_what = f" (mean of the weights at the last {mean} scores)" if mean > 1 else ""
+        sentences = [
+            f"{outcome.scores[-1][0]:,} steps; held-out loss {', accuracy '.join(texts(outcome.averaged))}{of_what}",
+            f"This translates lines: whereformer translate run {self.out / 'model'} < lines.txt",
+        ]
+        rows = [[f"{step:,}", *texts(scores)] for step, scores in outcome.scores]
+        rows += [["mean", *texts(outcome.averaged)]] if mean > 1 else []
+        curves = {"training": outcome.losses, "held-out": [[step, each["loss"]] for step, each in outcome.scores]}
+
+        def paint(canvas: Any) -> None:
+            axes = canvas.add_subplot()
+            for look, (name, points) in zip(figures.series(len(curves)), curves.items(), strict=True):
+                axes.plot(*zip(*points, strict=True), label=name, marker="o" if len(points) == 1 else "", **look.line)
+            axes.set(xlabel="training step", ylabel="loss")
+            axes.legend()
+
+        parts: list[Sheet | report.Figure] = [
+            Sheet.of("Held-out scores", ["step", *outcome.averaged], rows),
+            report.Figure("Loss over steps", paint, "The training loss is a mean over a few steps, with dropout."),
+            replace(plan, folded=True),
+        ]
+        return report.Report("How well does the model translate held-out lines?", sentences, parts, asdict(outcome))
+
+
+def sizes_of(config: models.Seq2SeqConfig) -> dict[str, int]:
+    """Count the model's parameters, without memory for them."""
+    with torch.device("meta"):
+        return model_options.parameters(models.Seq2SeqForConditionalGeneration(config))
+
+
+def held_out_scores(model: Any, work: Work, batch_tokens: int, *, bfloat16: bool) -> dict[str, float]:
+    """Return mean cross-entropy in nats and accuracy of each held-out next token, given those before it.
+
+    Each process reads its share of the batches. Afterwards the model is in evaluation mode.
+    """
+    model.eval()
+    rows, device = work.rows["held_out"], next(model.parameters()).device
+    found = []
+    with torch.no_grad():
+        for chosen in ranks.share(drawing.by_length_and_tokens(rows.lengths, batch_tokens)):
+            batch = {name: each.to(device) for name, each in parallel.collate([rows[row] for row in chosen]).items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                out = model(**batch)
+            asked = batch["labels"] >= 0
+            right = (out.logits.argmax(-1) == batch["labels"])[asked].sum()
+            found.append((int(asked.sum()), float(out.loss), float(right)))
+    sums: dict[str, float] = defaultdict(float)
+    for count, loss, right in chain.from_iterable(ranks.gather(found)):
+        sums["count"] += count
+        sums["loss"] += loss * count
+        sums["accuracy"] += right
+    return {name: sums[name] / sums["count"] for name in ("loss", "accuracy")}
+
+
+def texts(scores: Mapping[str, float]) -> list[str]:
+    """Return loss and accuracy for people to read."""
+    return [f"{scores['loss']:.3f}", f"{scores['accuracy']:.1%}"]

@@ -1,1 +1,0 @@
-"""The analyze study: read what models have learned about position."""

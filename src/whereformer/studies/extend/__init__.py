@@ -1,1 +1,0 @@
-"""The extend study: a pretrained text encoder is trained for minutes to read longer texts."""

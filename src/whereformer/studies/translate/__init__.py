@@ -1,1 +1,0 @@
-"""The translate study: train a translation model, and translate with it."""

@@ -1,0 +1,184 @@
+"""The cache of encoded pairs: the same rows as in memory, whatever happens to it or to the text."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
+from tests.data.test_parallel import held_out_in_memory
+from tests.data.told import Told
+from tests.studies.parallel_text import pairs as some_pairs
+from whereformer.data import parallel, subwords
+from whereformer.data.parallel import ParallelData, open_text
+from whereformer.errors import InputError
+
+VOCABULARY = 320
+
+
+@pytest.fixture(autouse=True)
+def _small_lots(monkeypatch):
+    monkeypatch.setattr(subwords, "LOT", 64)
+
+
+def lines():
+    """Pairs of which some have an empty line."""
+    source, target = some_pairs()
+    source[::11] = [""] * len(source[::11])
+    target[::13] = [" \t"] * len(target[::13])
+    return source, target
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Aligned files that were written long ago."""
+    files = tmp_path / "text.en", tmp_path / "text.de"
+    for file, side in zip(files, lines(), strict=True):
+        file.write_text("".join(f"{line}\n" for line in side))
+        os.utime(file, (1e9, 1e9))
+    return ParallelData(source=files[0], target=files[1])
+
+
+def made(data, cache, validation=None, vocabulary=VOCABULARY):
+    """The encoded pairs, and what the progress was told."""
+    told = Told()
+    text = open_text(data, validation, told)
+    return parallel.open_or_encode(cache, text, vocabulary), told
+
+
+def listed(rows):
+    return [[part.tolist() for part in rows[row]] for row in range(len(rows))]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, own):
+    encoded, told = made(data, tmp_path / "cache", data if own else None)
+    all_pairs = [*zip(*lines(), strict=True)]
+    rows = (range(len(all_pairs)),) * 2 if own else held_out_in_memory(all_pairs)
+    parts = [[all_pairs[row] for row in part] for part in rows]
+    full = [pair for pair in parts[0] if parallel.has_text(*pair)]
+    tokenizer = subwords.fit([pair[side] for side in (0, 1) for pair in full], VOCABULARY)
+    assert encoded.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    for found, part in zip((encoded.training, encoded.held_out), parts, strict=True):
+        sides = [[*subwords.encode(tokenizer, [pair[side] for pair in part])] for side in (0, 1)]
+        expected = [
+            [side[row] for side in sides] if parallel.has_text(*pair) else [[], []] for row, pair in enumerate(part)
+        ]
+        assert listed(found) == expected
+        assert found.lengths.tolist() == [[len(line) for line in row] for row in expected]
+        some = torch.tensor([2, 0, 2])
+        assert listed(found.chosen(some)) == [expected[row] for row in some]
+    held = [] if own else ["holding pairs out"]
+    assert told.parts == [*held, "learning the vocabulary", "encoding the text"]
+
+
+def test_a_finished_cache_is_opened_without_reading_the_text(data, tmp_path):
+    first, _ = made(data, tmp_path / "cache")
+    again, told = made(data, tmp_path / "cache")
+    assert listed(first.training) == listed(again.training)
+    assert listed(first.held_out) == listed(again.held_out)
+    assert (told.parts, told.characters) == ([], 0)
+
+
+def test_an_interrupted_encoding_begins_again_with_the_same_bytes(data, tmp_path):
+    made(data, tmp_path / "whole")
+    stop_before_the_end(lambda: made(data, tmp_path / "cache"))
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    made(data, tmp_path / "cache")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["training.ids", "held_out.lengths"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_cache_is_noticed_and_mended(data, tmp_path, name, kind):
+    made(data, tmp_path / "cache")
+    before = contents(tmp_path / "cache")
+    damage(only_folder(tmp_path / "cache") / name, kind)
+    encoded, told = made(data, tmp_path / "cache")
+    assert name in told.lines[0]
+    assert contents(tmp_path / "cache") == before
+    assert len(encoded.training) == len(encoded.training.lengths) == 288
+
+
+def test_another_text_or_vocabulary_has_an_entry_of_its_own(data, tmp_path):
+    cache = tmp_path / "cache"
+    first, _ = made(data, cache)
+    _, told = made(data, cache, vocabulary=330)
+    assert told.parts == ["holding pairs out", "learning the vocabulary", "encoding the text"]
+    made(data, cache, validation=data)
+    data.target.write_text(data.target.read_text().replace("Ücat", "Ürat"))
+    os.utime(data.target, (1e9, 1e9))
+    other, _ = made(data, cache)
+    assert other.tokenizer.decode(other.training[3][1]) != first.tokenizer.decode(first.training[3][1])
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
+
+
+def test_columns_and_the_part_that_a_file_belongs_to_decide_which_text_it_is(tmp_path):
+    tables = []
+    for number in range(3):
+        file = tmp_path / f"{number}.jsonl"
+        rows = [{"en": f"{word} {number}", "de": f"{word}en"} for word in "abcdefg"]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(file, (1e9, 1e9))
+        tables.append(file)
+    found = [
+        made(ParallelData(data=tuple(tables[:2]), columns="en,de"), tmp_path, ParallelData(data=(tables[2],))),
+        made(ParallelData(data=tuple(tables[:1]), columns="en,de"), tmp_path, ParallelData(data=tuple(tables[1:]))),
+        made(ParallelData(data=tuple(tables[:1]), columns="de,en"), tmp_path, ParallelData(data=tuple(tables[1:]))),
+    ]
+    assert [(len(each.training), len(each.held_out)) for each, _ in found] == [(14, 7), (7, 14), (7, 14)]
+    sources = [each.tokenizer.decode(each.training[0][0]) for each, _ in found]
+    assert sources == ["a 0</s>", "a 0</s>", "aen</s>"]
+
+
+def test_a_text_that_changes_while_it_is_encoded_is_refused(data, tmp_path, monkeypatch):
+    real = subwords.fit
+
+    def change_meanwhile(*given):
+        found = real(*given)
+        for file in (data.source, data.target):
+            file.write_text(file.read_text() + "one more\n")
+        return found
+
+    monkeypatch.setattr(subwords, "fit", change_meanwhile)
+    with pytest.raises(InputError, match=r"^source: the text changed while it was read"):
+        made(data, tmp_path / "cache")
+    monkeypatch.setattr(subwords, "fit", real)
+    assert len(made(data, tmp_path / "cache")[0].training) == 289
+
+
+def as_second_process(patched):
+    patched.setenv("RANK", "1")
+    patched.setenv("WORLD_SIZE", "2")
+
+
+def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
+    expected, _ = made(data, tmp_path / "cache")
+    as_second_process(monkeypatch)
+    assert listed(made(data, tmp_path / "cache")[0].training) == listed(expected.training)
+    with pytest.raises(InputError, match=r"^cache: .* lacks what the main process has written to it"):
+        made(data, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_no_more_of_a_text_is_read_than_is_asked_for(data):
+    told = Told()
+    for _ in range(20):
+        with data.source.open("a") as source, data.target.open("a") as target:
+            source.write("a word\n" * 1000)
+            target.write("ein Wort\n" * 1000)
+    [training, _] = open_text(data, data, told).parts
+    next(pairs := iter(training))
+    assert 0 < told.characters < 1024 * 100 < data.source.stat().st_size
+    assert len([*pairs]) == 20_299
+
+
+def test_what_can_be_read_only_once_is_refused(data, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    pipe = ParallelData(source=data.source, target=tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"^target: expected a file, got a named pipe"):
+        open_text(pipe, None, Told())
+    missing = ParallelData(data=(data.source, tmp_path / "no.tsv"))
+    with pytest.raises(InputError, match=r"^data: expected a .csv, .tsv"):
+        open_text(missing, None, Told())

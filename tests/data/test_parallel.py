@@ -1,0 +1,229 @@
+"""Parallel text from files and tables, and what is said where they do not belong together."""
+
+import io
+import json
+from collections import deque
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from whereformer.data import parallel
+from whereformer.data.parallel import ParallelData, pair_files
+from whereformer.data.read import lines_of, read_lines
+from whereformer.errors import InputError
+from whereformer.lab.progress import Progress
+
+ENGLISH = ['He said "yes', "a\u2028b\x85c", "", "tab less", "last"]
+GERMAN = ['Er sagte "ja', "a b c", "leer", "ohne Tab", "zuletzt"]
+
+
+def load_pairs(data):
+    """The source lines and the target lines."""
+    return tuple([*side] for side in zip(*pair_files(data, Progress()), strict=True))
+
+
+def aligned(folder, source, target, end="\n"):
+    files = folder / "a.en", folder / "a.de"
+    for file, lines in zip(files, (source, target), strict=True):
+        file.write_bytes("".join(line + end for line in lines).encode())
+    return ParallelData(source=files[0], target=files[1])
+
+
+def table(folder, kind):
+    """The same pairs as a table, and its columns."""
+    file = folder / f"text{kind}"
+    rows = [
+        {"id": number, "en": one, "de": other} for number, (one, other) in enumerate(zip(ENGLISH, GERMAN, strict=True))
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    if kind == ".parquet":
+        parquet.write_table(pa.table(columns), file)
+    elif kind == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == ".csv":
+        quoted = [
+            "id,en,de",
+            *(
+                f'{row["id"]},"{row["en"].replace(chr(34), chr(34) * 2)}","{row["de"].replace(chr(34), chr(34) * 2)}"'
+                for row in rows
+            ),
+        ]
+        file.write_text("\n".join(quoted), newline="")
+    else:
+        file.write_text(
+            "\n".join(
+                "\t".join(map(str, row.values())) for row in [dict.fromkeys(rows[0]) and {n: n for n in rows[0]}, *rows]
+            ),
+            newline="",
+        )
+    return file
+
+
+def test_only_line_feeds_end_lines(tmp_path):
+    assert load_pairs(aligned(tmp_path, ENGLISH, GERMAN)) == (ENGLISH, GERMAN)
+    assert load_pairs(aligned(tmp_path, ENGLISH, GERMAN, end="\r\n")) == (ENGLISH, GERMAN)
+
+
+def test_a_mark_at_the_beginning_and_a_missing_line_feed_at_the_end(tmp_path):
+    file = tmp_path / "text"
+    file.write_bytes(b"\xef\xbb\xbfone\ntwo")
+    assert [*read_lines("source", file)] == ["one", "two"]
+    file.write_bytes(b"one\n\n")
+    assert [*read_lines("source", file)] == ["one", ""]
+    for nothing in (b"", b"\xef\xbb\xbf"):
+        file.write_bytes(nothing)
+        assert [*read_lines("source", file)] == []
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"])), max_size=20))
+def test_lines_come_back_as_they_were_written(lines):
+    data = "".join(f"{line}\n" for line in lines).encode()
+    assume_no_mark = data.removeprefix(b"\xef\xbb\xbf")
+    expected = assume_no_mark.decode().split("\n")[:-1]
+    assert [*lines_of("source", "text", io.BytesIO(data))] == expected
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv", ".tsv"])
+@pytest.mark.parametrize("columns", ["en,de", "de, en"])
+def test_tables_give_both_columns_in_the_order_asked_for(tmp_path, kind, columns):
+    found = load_pairs(ParallelData(data=(table(tmp_path, kind),), columns=columns))
+    assert found == ((ENGLISH, GERMAN) if columns == "en,de" else (GERMAN, ENGLISH))
+
+
+def test_several_tables_follow_one_another(tmp_path):
+    file = table(tmp_path, ".jsonl")
+    assert load_pairs(ParallelData(data=(file, file), columns="en,de")) == (ENGLISH * 2, GERMAN * 2)
+
+
+def test_tabs_alone_need_no_header(tmp_path):
+    file = tmp_path / "text.tsv"
+    file.write_text('one "\teins\n"two\tzwei\n')
+    for columns in (None, "1,2"):
+        assert load_pairs(ParallelData(data=(file,), columns=columns)) == (['one "', '"two'], ["eins", "zwei"])
+    assert load_pairs(ParallelData(data=(file,), columns="2,1")) == (["eins", "zwei"], ['one "', '"two'])
+
+
+def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
+    file = tmp_path / "text.jsonl"
+    file.write_text('{"x": "one", "y": null}\n{"x": "two", "y": "zwei"}\n')
+    assert load_pairs(ParallelData(data=(file,))) == (["one", "two"], ["", "zwei"])
+
+
+def held_out_in_memory(pairs):
+    """The rows to train on and those held out, from lists of all rows."""
+    full = [row for row, pair in enumerate(pairs) if all(line.strip() for line in pair)]
+    order = torch.randperm(len(full), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = sorted(full[place] for place in order[: min(parallel.HELD_OUT, max(1, len(full) // 20))])
+    return [row for row in range(len(pairs)) if row not in held_out], held_out
+
+
+@pytest.mark.parametrize(("most", "empty"), [(2000, ""), (2000, " "), (3, "")])
+def test_pairs_are_held_out_once_and_always_the_same(monkeypatch, most, empty):
+    monkeypatch.setattr(parallel, "HELD_OUT", most)
+    lines = [[empty if n % 7 == k else f"{side}{n}" for n in range(200)] for side, k in (("s", 3), ("t", 5))]
+    pairs = [*zip(*lines, strict=True)]
+    training, held_out = parallel.hold_out("data", pairs)
+    expected = [[pairs[row] for row in rows] for rows in held_out_in_memory(pairs)]
+    assert [[*training], held_out] == expected
+    assert len(held_out) == min(most, 142 // 20)
+    # Read again, it is the same.
+    assert [*training] == expected[0]
+
+
+def test_what_is_judged_by_has_text():
+    pairs = [("a", "w"), ("", "x"), ("c", "y"), (" ", "z")] * 10
+    training, held_out = parallel.hold_out("data", pairs)
+    assert [parallel.has_text(*pair) for pair in held_out] == [True]
+    assert len([*training]) == 39
+    with pytest.raises(InputError, match="source: expected at least 2 pairs of lines with text on both sides, got 1"):
+        parallel.hold_out("source", [("a", "w"), ("", "x"), (" ", "z")])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (["a", "b", "c"], ["x", "y"], "has 3 lines and .*a.de 2: .*a.de ends where line 3 of .*a.en is 'c'$"),
+        (["a"], ["x", "y", "z"], "has 1 lines and .*a.de 3: .*a.en ends where line 2 of .*a.de is 'y'$"),
+        (["a", "", "c", "d"], ["x", "y", "z"], "is 'd'; line 2 is the first that is empty in .*a.en alone$"),
+        (["a", "b", "c", "d"], ["x", "y", ""], "line 3 is the first that is empty in .*a.de alone$"),
+        (["", " "], ["x", "y"], "source: no text in"),
+        ([], [], "source: no text in"),
+    ],
+)
+def test_files_that_do_not_belong_together(tmp_path, source, target, message):
+    with pytest.raises(InputError, match=message):
+        load_pairs(aligned(tmp_path, source, target))
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
+    file = tmp_path / "latin"
+    file.write_bytes(mark + b"one\ntwo\nf\xfcnf\n")
+    with pytest.raises(InputError, match=r"target: .*latin, line 3: not UTF-8 text \(byte 2 of the line"):
+        deque(read_lines("target", file))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("a.tsv", "x\ty\nx\n", None, "line 2: expected 2 columns as in line 1, got 1"),
+        ("a.tsv", "en\ten\nx\ty\n", "en,de", "has more than one column 'en'"),
+        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns 1, 2, 3; name two of them, such as en,de"),
+        ("a.tsv", "x\ty\n", "1,3", "columns: .*a.tsv has no column '1'; it has x, y"),
+        ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
+        ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
+        ("a.jsonl", '{"en": ', "en,de", r"data: .*a.jsonl, line 1: not JSON \(Expecting value\)"),
+        ("a.jsonl", '{"en": "x", "de": "y"}\n\n[1]', "en,de", r"a.jsonl, line 3: expected an object, got \[1\]"),
+        ("a.jsonl", '{"x": "a"}\n{"y": "b", "z": "c"}', None, "columns: .*a.jsonl has columns x, y, z; name two of"),
+        ("a.jsonl", '{"id": 1, "x": "a", "y": "b"}\n', None, "columns: .*a.jsonl has columns id, x, y; name two of"),
+        ("a.jsonl", '{"x": "a"}\n', None, "columns: .*a.jsonl has columns x; name two of"),
+        ("a.jsonl", '{"": "a"}\n', None, "columns: .*a.jsonl has columns ; name two of"),
+        ("a.jsonl", "\n", None, "data: no text in .*a.jsonl"),
+        ("a.csv", "en,de\nx,3\ny,4\n", None, "columns: .*a.csv, row 1, de: expected text, got 3"),
+        ("a.csv", "en,en\nx,3\n", "en,de", "data: .*a.csv has more than one column 'en'"),
+        ("a.csv", "en,de\nx\n", "en,de", "data: cannot read .*a.csv"),
+        ("a.parquet", "no", "en,de", "data: cannot read .*a.parquet"),
+        ("a.txt", "x", "en,de", "data: expected a .csv, .tsv, .jsonl"),
+        ("a.tsv", "", None, "data: no text in .*a.tsv"),
+        (
+            "a.jsonl",
+            '{"en": "f\xfcnf", "de": "y"}\n',
+            "en,de",
+            r"data: .*a.jsonl, line 1: not UTF-8 text \(byte 10 of the line",
+        ),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
+    file = tmp_path / name
+    file.write_text(content, encoding="latin-1")
+    with pytest.raises(InputError, match=message):
+        load_pairs(ParallelData(data=(file,), columns=columns))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "data: expected tables, or `source` and `target`, got none"),
+        ({"source": Path("a")}, "target: expected a file to go with `source`, got none"),
+        ({"target": Path("a")}, "source: expected a file to go with `target`, got none"),
+        ({"source": Path("a"), "data": (Path("b"),)}, "data: either tables or `source` and `target`"),
+        ({"data": (Path("b"),), "columns": "en"}, "columns: expected two columns, such as en,de, got 'en'"),
+        ({"data": (Path("b"),), "columns": "en,en"}, "columns: expected two columns"),
+    ],
+)
+def test_options_that_do_not_go_together(data, message):
+    with pytest.raises(InputError, match=message):
+        ParallelData(**data)
+
+
+def test_options_of_validation_have_names_of_their_own(tmp_path):
+    with pytest.raises(InputError, match="validation_target: expected a file to go with `validation_source`, got none"):
+        ParallelData(source=Path("a"), validation=True)
+    found = ParallelData(data=(tmp_path / "no.tsv",), validation=True)
+    with pytest.raises(InputError, match="validation: cannot read"):
+        load_pairs(found)

@@ -1,0 +1,318 @@
+"""whereformer extend, end to end at a size that takes seconds."""
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
+
+import whereformer
+from tests.failing import fails, largest_file
+from whereformer.cli.main import main
+from whereformer.errors import InputError
+from whereformer.lab.run import read_records
+from whereformer.recipes import extend
+from whereformer.recipes.sentence_encoders import extended, learned, load_encoder
+
+from .sentence_models import MODULES, SIZES, WORDS, bert, save, save_documents
+
+
+@pytest.fixture(scope="module")
+def words():
+    return WORDS
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, words):
+    return save(tmp_path_factory.mktemp("models") / "bert", bert(), words)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory, words):
+    return save_documents(tmp_path_factory.mktemp("text") / "documents.jsonl", words)
+
+
+@pytest.fixture(scope="module")
+def finished(model, documents, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    return out, whereformer.extend(model=Path(model), data=documents, length=48, steps=4, out=out, quiet=True)
+
+
+def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, model):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    out, report = finished
+    assert report.values["kind"] == "bert"
+    loaded = sentence_transformers.SentenceTransformer(str(out / "model"), device="cpu")
+    assert loaded.max_seq_length == 48
+    assert [type(part).__name__ for part in loaded] == list(MODULES)
+    ours = load_encoder(str(out / "model"))[0]
+    assert (ours.limit, report.values["limit"]) == (48, 16)
+    sentence = "the cat saw the dog " * 20
+    ids = ours.tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"]
+    assert len(ids) > 46
+    wanted = ours.vectors([torch.tensor(ids[:46])]).detach()
+    torch.testing.assert_close(torch.tensor(loaded.encode([sentence])), wanted, atol=1e-5, rtol=0)
+    assert "truncation" not in json.loads((out / "model" / "tokenizer.json").read_text()) or (
+        json.loads((out / "model" / "tokenizer.json").read_text())["truncation"] is None
+    )
+    assert AutoTokenizer.from_pretrained(out / "model").model_max_length == 48
+
+
+def test_the_report_says_what_was_trained(finished):
+    out, report = finished
+    assert [step for step, *_ in report.values["curve"]] == [0, 1, 2, 3, 4]
+    assert len(report.values["losses"]) == 4
+    assert 0.9 < report.values["curve"][0][1] < 1
+    assert report.values["documents"] == 40
+    assert read_records(out / "records.jsonl")[1]['["train"]']["value"]["curve"] == report.values["curve"]
+    page = (out / "report.html").read_text()
+    assert "The model reads 48 tokens, the original 16." in page
+    assert "Among 3 documents, passages are easy to find: give more text" in page
+    assert report.command.startswith(f"whereformer extend {report.facts['Options']['model']} --length 48 --steps 4")
+    assert not (out / "checkpoints").exists()
+
+
+def test_the_model_card_says_how_the_model_was_made(finished, model):
+    out, report = finished
+    card = ModelCard.load(out / "model" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
+    assert f"`{model}`, that was changed. The model reads 48 tokens, the original 16." in card.text
+    assert 'model = SentenceTransformer("path or id of this model")' in card.text
+    _, short, chunks, found, lead = report.values["curve"][-1]
+    assert f"| 4 | {short:.4f} | {chunks:.4f} | {found:.1%} | {lead:.4f} |" in card.text
+    assert "| length | `48` |" in card.text
+    assert f"torch {torch.__version__}" in card.text
+
+
+def test_short_texts_have_the_same_vectors(model):
+    teacher, kind = load_encoder(model)
+    student = extended(teacher, 40)
+    assert (kind, student.limit, student.model.config.windows) == ("bert", 40, "7,7")
+    short = [torch.arange(5, 11), torch.arange(10, 12)]
+    torch.testing.assert_close(student.vectors(short), teacher.vectors(short))
+    # The original reads 16 tokens, so the rows behind those are not used.
+    before, table = learned(teacher.model).weight, learned(student.model).weight
+    assert torch.equal(table, torch.cat([before[:16], before[:16], before[:8]]))
+
+
+def test_a_token_sees_what_is_near_as_in_a_text_of_its_own(model):
+    """A token in the middle of the second stretch has the state that it would have between its neighbors alone."""
+    teacher, _ = load_encoder(model)
+    student = extended(teacher, 80)
+    ids = torch.randint(5, 60, (1, 80))
+    states = student.states(ids, torch.ones_like(ids))
+    # Two layers of windows of 7 reach 14 tokens. Texts may begin at multiples of the 16 positions.
+    part = student.states(ids[:, 16:64], torch.ones(1, 48, dtype=torch.long))
+    torch.testing.assert_close(part[:, 14:34], states[:, 30:50])
+
+
+def test_interpolated_rows(model):
+    teacher, _ = load_encoder(model)
+    other = extended(teacher, 63, repeat=False)
+    before, table = learned(teacher.model).weight, learned(other.model).weight
+    torch.testing.assert_close(table[::2], before)
+    torch.testing.assert_close(table[1::2], (before[1:] + before[:-1]) / 2)
+    assert other.model.config.windows is None
+
+
+def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words):
+    torch.manual_seed(0)
+    roberta = RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=34, pad_token_id=0, initializer_range=0.3))
+    teacher, _ = load_encoder(save(tmp_path / "roberta", roberta, words, limit=33, pooling="cls_token"))
+    assert (len(learned(teacher.model).weight), teacher.limit, teacher.pooling) == (33, 33, "cls")
+    student = extended(teacher, 50)
+    assert student.model.config.windows == "15,0"
+    rows = [torch.arange(5, 19), torch.arange(10, 14)]
+    torch.testing.assert_close(student.vectors(rows), teacher.vectors(rows))
+    long = torch.arange(48) + 5
+    other = torch.cat([long[:-1], long[:1]])
+    assert not torch.allclose(student.vectors([long]), student.vectors([other]), atol=1e-4)
+    # Padding on the left counts neither for positions nor for windows.
+    ids, mask = student.padded([torch.arange(5, 35), long])
+    padding = int((mask[0] == 0).sum())
+    left = [torch.stack([each[0].roll(padding), each[1]]) for each in (ids, mask)]
+    states, wanted = student.states(*left), student.states(ids, mask)
+    torch.testing.assert_close(states[0, padding:], wanted[0, :-padding])
+    torch.testing.assert_close(states[1], wanted[1])
+
+
+def interrupt(monkeypatch, options):
+    """Extend an encoder, and interrupt that in the fourth step."""
+    steps = iter(range(3))
+
+    def stop(*arguments):
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return draw(*arguments)
+
+    draw = extend.lesson
+    with monkeypatch.context() as patched:
+        patched.setattr(extend, "lesson", stop)
+        with pytest.raises(KeyboardInterrupt):
+            whereformer.extend(**options)
+
+
+def same(one, other):
+    """Whether two extensions have the same numbers and weights."""
+    models = [load_encoder(str(place / "model"))[0].model.state_dict() for place, _ in (one, other)]
+    return one[1].values == other[1].values and all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": out}
+    interrupt(monkeypatch, options)
+    with pytest.raises(InputError, match="holds results with seed 0, not 1"):
+        whereformer.extend(**options, seed=1)
+    assert same((out, whereformer.extend(**options)), finished)
+    # A finished run is not repeated, unless its model is damaged.
+    monkeypatch.setattr(extend, "BANK", 0)
+    assert same((out, whereformer.extend(**options)), finished)
+    monkeypatch.undo()
+    (out / "model" / "model.safetensors").write_bytes(b"")
+    assert same((out, whereformer.extend(**options)), finished)
+    assert "doing train again: model.safetensors was changed" in capsys.readouterr().out
+
+
+def test_a_damaged_checkpoint_is_passed_over(finished, model, documents, tmp_path, monkeypatch, capsys):
+    options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out"}
+    interrupt(monkeypatch, options)
+    (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
+    (saved / "state.pt").write_bytes((saved / "state.pt").read_bytes()[:-9])
+    assert same((tmp_path / "out", whereformer.extend(**options)), finished)
+    told = "".join(capsys.readouterr().out.split())
+    assert f"passingover{saved}:state.ptisnotwhatwaswritten" in told
+
+
+def test_another_text_is_refused(finished, model, words, tmp_path):
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    other = save_documents(tmp_path / "other.jsonl", words[::-1])
+    with pytest.raises(InputError, match="holds results with another text; choose another folder"):
+        whereformer.extend(model=model, data=other, length=48, steps=4, out=out, quiet=True)
+
+
+def test_a_loss_that_is_not_finite_is_a_line(model, documents, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(extend, "TEMPERATURE", 0.0)
+    said = fails(capsys, "extend", model, "--data", documents, "--length=48", "--steps=2", f"--out={tmp_path / 'out'}")
+    assert "MODEL: the loss is not finite (NaN or inf) after 0 steps" in said
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_a_full_disk_is_a_line_and_the_run_continues(finished, model, documents, tmp_path, capsys):
+    options = ["extend", model, "--data", documents, "--length=48", "--steps=4", f"--out={tmp_path / 'out'}"]
+    with largest_file(20_000):  # less than a checkpoint
+        assert "run the same command again" in fails(capsys, *options)
+    report = whereformer.extend(model=model, data=documents, length=48, steps=4, out=tmp_path / "out", quiet=True)
+    assert same((tmp_path / "out", report), finished)
+
+
+def test_training_brings_documents_near_their_passages(model, documents, tmp_path):
+    report = whereformer.extend(model=model, data=documents, length=48, steps=40, out=tmp_path / "out", quiet=True)
+    first, last = (sum(report.values["losses"][part]) for part in (slice(8), slice(-8, None)))
+    assert last < first
+
+
+def test_contrast_is_the_softmax_over_documents_and_over_passages():
+    documents, passages = torch.eye(2), torch.eye(2).repeat_interleave(extend.PASSAGES, 0)
+    others, taken = torch.cat([-torch.eye(2), torch.eye(2)]), torch.arange(4) >= 2
+    right = 1 / extend.TEMPERATURE
+    finding = math.log1p(math.exp(-right))
+    wrong = math.log(extend.PASSAGES + 1 + math.exp(-right))
+    expected = finding + math.log1p(math.exp(wrong - right))
+    assert float(extend.contrast(documents, passages, others, taken)) == pytest.approx(expected, rel=1e-3, abs=1e-7)
+
+
+def test_only_positions_are_trained_at_first(model):
+    optimizer, schedule = extend.optimizer_of(load_encoder(model)[0].model, 100)
+    rates = []
+    for _ in range(31):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    positions, others = zip(*rates, strict=True)
+    assert positions[0] == extend.POSITION_RATE / 5
+    assert others[0] == others[14] == 0
+    assert 0 < others[15] < others[30] <= extend.RATE
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda to, words: save(to, bert(), words, modules=("Transformer", "Pooling", "Dense")),
+            "got Transformer, Pooling, Dense",
+        ),
+        (lambda to, words: save(to, bert(), words, pooling="max_tokens"), "got max"),
+        (lambda to, words: save(to, bert(), words, limit=40), "its tokenizer gives up to 40 tokens, and it has 32"),
+        (
+            lambda to, words: save(to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, num_layers=1)), words),
+            "got 't5'",
+        ),
+        (lambda to, words: str(to), "; `hf download NAME --local-dir FOLDER` gets one"),
+        (lambda to, words: str(Path(save(to / "model", bert(), words)).parent), "; did you mean "),
+    ],
+)
+def test_models_that_cannot_be_extended(make, message, tmp_path, words, documents, capsys):
+    said = fails(capsys, "extend", make(tmp_path / "m", words), "--data", documents, "--out", str(tmp_path / "out"))
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", [], "got none"),
+        ("modules.json", ["x"], "expected the modules"),
+        ("modules.json", {}, "expected a list"),
+        ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "got mean, cls"),
+        ("1_Pooling/config.json", {"pooling_mode_lasttoken": True}, "expected pooling by mean or cls, got lasttoken"),
+        ("sentence_bert_config.json", {"max_seq_length": "many"}, "expected a number of tokens as max_seq_length"),
+        ("sentence_bert_config.json", [], "expected a dict"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "got a CrossEncoder"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_path, words, documents, capsys):
+    path = save(tmp_path / "m", bert(), words)
+    (tmp_path / "m" / name).write_text(json.dumps(content))
+    said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
+    assert message in said
+
+
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "tokenizer.json"])
+def test_a_pipe_in_the_model_is_not_read(name, tmp_path, words, documents, capsys):
+    path = save(tmp_path / "m", bert(), words)
+    (tmp_path / "m" / name).unlink()
+    os.mkfifo(tmp_path / "m" / name)
+    said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
+    assert "expected a file, got a named pipe" in said
+
+
+def test_too_few_documents_to_hold_any_out(model, documents, capsys):
+    said = fails(capsys, "extend", model, "--data", documents, "--documents", "10")
+    assert "documents: expected at least 32, got 10" in said
+
+
+def test_weights_that_are_not_finite(tmp_path, words, documents):
+    model = bert()
+    model.embeddings.word_embeddings.weight.data[7] = math.nan
+    with pytest.raises(InputError, match="has numbers that are not finite"):
+        whereformer.extend(model=save(tmp_path / "m", model, words), data=documents, out=tmp_path / "out", quiet=True)
+
+
+def test_text_that_is_too_short(model, documents, tmp_path):
+    with pytest.raises(InputError, match="expected at least 32 documents of 2048 tokens, got 0"):
+        whereformer.extend(model=model, data=documents, length=2048, out=tmp_path / "out", quiet=True)
+    with pytest.raises(InputError, match="expected more than the model's 16 tokens, got 16"):
+        whereformer.extend(model=model, data=documents, length=16, out=tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_the_command(model, documents, tmp_path, capsys):
+    main(["extend", model, "--data", documents, "--length", "24", "--steps", "0", "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "passages found" in printed
+    assert "SentenceTransformer" in printed

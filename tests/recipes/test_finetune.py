@@ -1,0 +1,391 @@
+"""Fine-tuning end to end, at a size that takes seconds."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+import whereformer
+from tests.failing import fails
+from tests.lab.test_train import Waits
+from tests.studies.finetuning import columns, save_glue, save_model
+from tests.studies.trainings import toy_tracker
+from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
+from whereformer.cli.main import main
+from whereformer.data import glue
+from whereformer.lab import pretrained
+from whereformer.lab import train as training
+from whereformer.lab.loading import quiet_transformers
+from whereformer.lab.run import read_records
+from whereformer.recipes.finetune import Finetune
+
+TINY = ["--seeds=1", "--epochs=1", "--batch-size=8", "--kernels=0,2", "--device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return str(save_glue(tmp_path_factory.mktemp("glue"), "cola", "mrpc", "mnli", "stsb", subsets=("train",)))
+
+
+def records(out):
+    """The values of a folder's runs, by task, variant and seed."""
+    found = read_records(Path(out) / "records.jsonl")[1]
+    return {tuple(json.loads(name)[1:]): content["value"] for name, content in found.items()}
+
+
+def run(model, data, out, *more, task="cola"):
+    main(["finetune", "--model", model, "--data", data, "--task", task, "--out", str(out), *TINY, *more])
+    return records(out)
+
+
+def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
+    found = run(model, data, tmp_path, "--position=learned+tisa,tisa", "--seeds=2", task="cola,mnli,stsb")
+    out = capsys.readouterr().out
+    names = ("learned", "learned+tisa, S=2", "none", "tisa, S=2")
+    assert list(found) == [(t, n, s) for t in ("cola", "mnli", "stsb") for s in (0, 1) for n in names]
+    assert set(found["mnli", names[1], 0]["scores"]) == {"matched", "mismatched"}
+    assert set(found["stsb", "learned", 0]["scores"][""]) == {"pearson", "spearman"}
+    assert [step for step, _ in found["mnli", "learned", 1]["losses"]] == [1, 2, 3]
+    curves = found["cola", names[1], 1]["curves"]
+    assert [len(part) for part in (curves, curves[0], curves[0][0])] == [2, 2, 65]
+    assert found["cola", "none", 0]["curves"] is None
+    assert "cola: only part of the official data (train 24 rows); do not compare with published scores" in out
+    assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
+    assert "cola, learned+tisa, S=2, seed 1: matthews" in out
+    assert "mnli matched" in out
+    assert "All models, the best first" in out
+    table = (tmp_path / "report.md").read_text()
+    assert "| task | metric | baseline | S = 2 | gain | error reduction |" in table
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("What the heads learned: ") == 2 * 2  # a heading and a figure's label
+    assert "whereformer finetune --task cola,mnli,stsb" in page
+
+
+def test_the_function_does_what_the_command_does(model, data, tmp_path):
+    by_command = run(model, data, tmp_path)
+    options = {"model": model, "data": data, "task": ["cola"], "kernels": [0, 2], "seeds": 1, "epochs": 1}
+    report = whereformer.finetune(**options, batch_size=8, device="cpu", quiet=True)
+    assert {key: vars(each) for key, each in report.values.items()} == by_command
+    assert "learned+tisa: scores in percent" in str(report)
+    assert "<table" in report._repr_html_()
+    plan = whereformer.finetune(**options, dry_run=True, quiet=True)
+    assert "2: 1 task, 2 models, 1 seed" in str(plan)
+
+
+def test_it_learns(model, data, tmp_path):
+    found = run(model, data, tmp_path, "--epochs=40", "--learning-rate=0.01", "--kernels=2")
+    losses = [loss for _, loss in found["cola", "learned+tisa, S=2", 0]["losses"]]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_finished_run_is_never_repeated(model, data, tmp_path, monkeypatch, capsys):
+    whole = run(model, data, tmp_path / "whole", "--seeds=2")
+    real, done = Finetune.tune, []
+
+    def tune(self, run, task, name, seed):
+        if len(done) == 3 and seed:
+            raise KeyboardInterrupt
+        done.append((name, seed))
+        return real(self, run, task, name, seed)
+
+    monkeypatch.setattr(Finetune, "tune", tune)
+    with pytest.raises(SystemExit) as stop:
+        run(model, data, tmp_path / "parts", "--seeds=2")
+    assert stop.value.code == 130
+    capsys.readouterr()
+    # One seed of every model comes before the next.
+    assert done == [("learned", 0), ("learned+tisa, S=2", 0), ("learned", 1)]
+    done.clear()
+    assert run(model, data, tmp_path / "parts", "--seeds=2") == whole
+    assert done == [("learned+tisa, S=2", 1)]
+    assert "3 of 4 runs are already done" in capsys.readouterr().out
+    # More can be asked for later: nothing that is there is done again.
+    done.clear()
+    more = run(model, data, tmp_path / "parts", "--seeds=1", "--kernels=0,1,2", task="cola,mrpc")
+    assert done[0] == ("learned+tisa, S=1", 0)
+    assert len(more) == 4 + 1 + 3
+    assert more.items() >= whole.items()
+
+
+def test_a_killed_run_continues_to_the_same_numbers(model, data, tmp_path):
+    words = ["finetune", "--model", model, "--data", data, "--task=cola", *TINY, "--epochs=4", "--seeds=2"]
+    whole = run(model, data, tmp_path / "whole", "--epochs=4", "--seeds=2")
+    command = [sys.executable, "-m", "whereformer", *words, "--out", str(tmp_path / "killed")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    path, until = tmp_path / "killed" / "records.jsonl", time.time() + 120
+    while (not path.exists() or path.read_bytes().count(b"\n") < 2) and time.time() < until:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert 0 < len(records(tmp_path / "killed")) < 4
+    assert run(model, data, tmp_path / "killed", "--epochs=4", "--seeds=2") == whole
+
+
+def test_jobs_give_the_same_numbers(model, data, tmp_path):
+    assert run(model, data, tmp_path / "1") == run(model, data, tmp_path / "2", "--jobs=2")
+
+
+@pytest.mark.parametrize("position", ["learned", "learned+tisa", "rope"])
+def test_no_step_waits_for_the_device(position, model, data, monkeypatch):
+    mode, steps, real = Waits(), [], training._State.step
+
+    def step(self, parts, plan):
+        mode.step = "step"
+        steps.append(loss := real(self, parts, plan))
+        mode.step = "else"
+        return loss
+
+    monkeypatch.setattr(training._State, "step", step)
+    recipe = Finetune(model=model, data=data, task="cola", position=position, kernels=2, epochs=4, batch_size=8)
+
+    class Here:
+        device, step, say = "cpu", staticmethod(lambda *_: None), staticmethod(lambda text: None)
+
+    (name,) = recipe.variants
+    recipe.prepared  # noqa: B018
+    with mode:
+        recipe.tune(Here(), "cola", name, 0)
+    assert len(steps) == 12
+    assert set(mode.found) <= {0, "else"}, mode.found
+
+
+def test_packed_scores_are_padded_ones(tmp_path, data):
+    model = save_model(tmp_path / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    options = ["--learning-rate=0.01", "--epochs=3"]
+    padded = run(model, data, tmp_path / "padded", *options, task="stsb")
+    packed = run(model, data, tmp_path / "packed", *options, "--packed", task="stsb")
+    assert padded.keys() == packed.keys()
+    for key, expected in padded.items():
+        # Not Spearman's: rounding may change an order.
+        assert packed[key]["scores"][""]["pearson"] == pytest.approx(expected["scores"][""]["pearson"], abs=1e-3)
+
+
+def test_a_funnel_with_a_method_of_its_own(tmp_path, data):
+    model = save_model(tmp_path / "model", blocks="1-1", decoder_layers="1", position="tisa", max_length=16)
+    found = run(model, data, tmp_path / "out", "--position=own,rope")
+    assert [name for _, name, _ in found] == ["own", "none", "rope"]
+
+
+def test_all_models_of_a_seed_start_from_the_same_weights(model):
+    learned, tisa, other = (
+        pretrained.fresh(model, position, kernels, 2, seed).state_dict()
+        for position, kernels, seed in (("learned", None, 3), ("learned+tisa", 5, 3), ("rope", None, 4))
+    )
+    backbone = [name for name in learned if not name.startswith("encoder.position.")]
+    assert all(torch.equal(learned[name], tisa[name]) for name in backbone)
+    assert any("amplitude" in name for name in tisa)
+    assert not torch.equal(learned["classifier.out.weight"], other["classifier.out.weight"])
+    assert torch.equal(learned["encoder.embeddings.word.weight"], other["encoder.embeddings.word.weight"])
+
+
+@pytest.mark.parametrize("model_class", [None, BertForMaskedLM])
+def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_path, model_class):
+    folder = model
+    if model_class is not None:
+        size = {"vocab_size": 90, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        with quiet_transformers():
+            model_class(BertConfig(**size, intermediate_size=32, max_position_embeddings=40)).save_pretrained(tmp_path)
+        folder = str(tmp_path)
+    with quiet_transformers():
+        trained = load_pretrained(folder, model_class=Encoder).position.state_dict()
+        added, alone = (pretrained.fresh(folder, name, 3, 2, 0) for name in ("learned+tisa", "tisa"))
+    learned = added.encoder.position.parts[0].state_dict()
+    assert trained.keys() == learned.keys()
+    assert all(torch.equal(trained[name], learned[name]) for name in trained)
+    assert set(alone.encoder.position.state_dict()) == {"amplitude", "sharpness", "center"}
+
+
+def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
+    recipe = Finetune(model=model, data=save_glue(tmp_path, "cola"), task="cola", batch_size=5)
+    rows = recipe.prepared.tasks["cola"].train
+    classifier = pretrained.fresh(model, "learned", None, 2, 0)
+    found = recipe.predict(classifier, rows)
+    with torch.no_grad():
+        alone = [classifier(torch.tensor([list(ids)])).logits[0] for ids, _ in rows.rows]
+    torch.testing.assert_close(torch.tensor(found), torch.stack(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Finetune, "predict", lambda self, model, rows: np.full((24, 2), math.nan))
+    words = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
+    assert "--learning-rate: learned predicts values that are not finite (NaN or inf)" in fails(capsys, *words)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "stable_adamw"])
+def test_another_optimizer_and_schedule_are_used_and_each_run_is_reported(model, data, tmp_path, optimizer):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    usual = run(model, data, tmp_path / "usual", "--position=own", "--learning-rate=0.01")["cola", "own", 0]
+    more = ["--learning-rate=0.01", f"--optimizer={optimizer}", "--schedule=wsd", "--report-to=tensorboard"]
+    found = run(model, data, tmp_path / "other", "--position=own,learned+tisa", *more)["cola", "own", 0]
+    assert not (tmp_path / "usual" / "tensorboard").exists()
+    assert found["losses"][0] == usual["losses"][0]
+    assert found["losses"][-1] != usual["losses"][-1]
+    names = {path.name for path in (tmp_path / "other" / "tensorboard").iterdir()}
+    assert names >= {"cola-own-seed0", "cola-learned+tisa-S=2-seed0"}
+    events = EventAccumulator(str(tmp_path / "other" / "tensorboard" / "cola-own-seed0")).Reload()
+    (last,) = events.Scalars("loss")
+    assert [last.step, last.value] == pytest.approx(found["losses"][-1], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_tracker_gets_the_losses_under_the_folders_name(model, data, tmp_path, monkeypatch, name):
+    tracker = toy_tracker(monkeypatch, name)
+    found = run(model, data, tmp_path / "mine", f"--report-to={name}", "--position=own")
+    assert tracker.names == ["mine-cola-own-seed0"]
+    step, loss = found["cola", "own", 0]["losses"][-1]
+    assert tracker.logs[tracker.names[0]] == [{"loss": pytest.approx(loss, abs=1e-4), "step": step}]
+    assert tracker.run is None
+
+
+def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
+    main(
+        ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path / "o"), "--dry-run", *TINY]
+    )
+    out = capsys.readouterr().out
+    assert "2: 1 task, 2 models, 1 seed" in out
+    assert "A dry run: nothing was trained or written." in out
+    assert "3 steps per run" in " ".join(out.split())
+    assert not (tmp_path / "o").exists()
+
+
+def test_own_task(model, tmp_path):
+    rows = columns(glue.GLUE["mrpc"], 20)
+    lines = [json.dumps(dict(zip(rows, row, strict=True))) for row in zip(*rows.values(), strict=True)]
+    for name in ("mine", "judged"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    files = [f"--train={tmp_path / 'mine.jsonl'}", f"--validation={tmp_path / 'judged.jsonl'}"]
+    options = ["--text=sentence1,sentence2", "--label=label", "--out", str(tmp_path / "out"), *TINY]
+    main(["finetune", "--model", model, *files, *options, "--position=tisa"])
+    assert set(records(tmp_path / "out")["mine", "none", 0]["scores"][""]) == {"accuracy", "matthews"}
+
+
+def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsys):
+    rows = [json.dumps({"text": "the cat saw the dog", "label": number % 3}) for number in range(9)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    files = [f"--{name}={tmp_path / 'mine.jsonl'}" for name in ("train", "validation")]
+    arguments = ["finetune", "--model", model, *files, "--text=text", "--label=label", f"--out={tmp_path}", *TINY]
+    main(arguments)
+    before = records(tmp_path)
+    capsys.readouterr()
+    line = fails(capsys, *arguments, "--regression")
+    assert "holds results of another model or of other rows of mine; choose another folder" in line
+    assert records(tmp_path) == before
+
+
+def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
+    with quiet_transformers():
+        tuned = load_pretrained(model, model_class=EncoderForSequenceClassification, num_labels=3)
+    tuned.save_pretrained(tmp_path / "tuned")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "tuned")
+    found = run(str(tmp_path / "tuned"), data, tmp_path / "out", "--kernels=2", task="cola,mnli,stsb")
+    assert [task for task, _, _ in found] == ["cola", "mnli", "stsb"]
+
+
+def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
+    arguments = ["finetune", "--data", data, "--task=cola", "--out", str(tmp_path / "out"), "--dry-run", *TINY]
+    trained = save_model(tmp_path / "tisa", position="tisa")
+    line = fails(capsys, *arguments, "--model", trained)
+    assert "--kernels: the model was pretrained with TISA, and its number of kernels can't change; use" in line
+    main([*arguments, "--model", trained, "--position=own"])
+    assert re.search(r"own +[0-9,]+ parameters", capsys.readouterr().out)
+    main([*arguments, "--model", save_model(tmp_path / "learned")])
+    out = capsys.readouterr().out
+    assert re.search(r"learned +6,898 parameters, 640 of position *\n", out)
+    assert re.search(r"learned\+tisa, S=2 +6,922 parameters, 664 of position, 24 of them new", out)
+    main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
+    assert "640 of position, 640 of them new" in capsys.readouterr().out
+
+
+def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Finetune, "tune", None)
+    out = tmp_path / "out"
+
+    def says(*options, task="cola", model=model):
+        return fails(
+            capsys, "finetune", "--model", model, "--data", data, "--task", task, f"--out={out}", *TINY, *options
+        )
+
+    assert "--task: expected sst2, mnli" in says(task="colla")
+    assert f"--model: expected a folder with a config.json, got '{tmp_path}'" in says(model=str(tmp_path))
+    config = tmp_path / "run" / "model" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_bytes((Path(model) / "config.json").read_bytes())
+    assert f"; did you mean '{config.parent}'?" in says(model=str(config.parent.parent))
+    assert "--model: no tokenizer can be read from" in says(model=str(config.parent))
+    # transformers would make a billion names, before it looks at anything else.
+    for count in (10**9, 1e9):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "num_labels": count}))
+        assert "num_labels: expected a" in says(model=str(config.parent))
+    assert "--position: unknown position method 'tsia'; did you mean 'tisa'?" in says("--position=tsia")
+    assert "--kernels: expected numbers, got 'a'" in says("--kernels=a")
+    assert "--kernels: expected 0 to 1024, got 1025" in says("--kernels=3,1025")
+    assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
+    assert "--epochs: expected a number between 0 and 1e+06, got 0" in says("--epochs=0")
+    assert "--learning-rate: expected a number between 0 and 1e+06, got -1.0" in says("--learning-rate=-1")
+    assert "--max-length: expected at least 4, got 3" in says("--max-length=3")
+    assert "--seeds: expected" in says("--seeds=0")
+    bare = tmp_path / "bare"
+    AutoTokenizer.from_pretrained(model).save_pretrained(bare)
+    (bare / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert "--model: expected" in says(model=str(bare))
+    (bare / "config.json").write_text(json.dumps({"model_type": "bert", "position_embedding_type": "relative_key"}))
+    assert "--model: position_embedding_type: expected 'absolute'" in says(model=str(bare))
+    assert not out.exists()
+
+
+def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
+    model = save_model(tmp_path / "model", max_length=10)
+    arguments = ["finetune", "--model", model, "--data", data, "--task=mrpc", "--out", str(tmp_path / "out"), *TINY]
+    line = fails(capsys, *arguments)
+    assert "rows are longer than the 10 tokens that the model covers, the longest has" in line
+    assert "set --max-length 10 to truncate them" in line
+    assert "--max-length: " in fails(capsys, *arguments, "--max-length=11")
+    main([*arguments, "--max-length=10"])
+    assert "rows were truncated to 10 tokens" in capsys.readouterr().out
+    assert "rows were truncated to 10 tokens" in (tmp_path / "out" / "report.md").read_text()
+    # Methods that go on beyond what was trained need no cut.
+    main([*arguments[: -len(TINY)], *TINY, "--position=tisa", "--out", str(tmp_path / "other")])
+
+
+def test_another_models_tokenizer_is_refused(model, data, tmp_path, capsys):
+    folder = tmp_path / "model"
+    save_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"extra{number}" for number in range(9)])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    arguments = ["--model", model, "--data", data, "--task=cola", "--out", str(tmp_path / "out"), *TINY]
+    line = fails(capsys, "finetune", *arguments, "--tokenizer", str(tmp_path / "tokenizer"))
+    assert "--tokenizer: it has ids up to" in line
+
+
+def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
+    run(model, data, tmp_path)
+    capsys.readouterr()
+    arguments = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
+    assert "holds results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4")
+    other = "holds results of another model or of other rows of cola; choose another folder"
+    assert other in fails(capsys, *arguments, "--train-rows=8")
+    assert other in fails(capsys, *arguments, "--model", save_model(tmp_path / "other", hidden_size=32))
+    (tmp_path / "records.jsonl").write_text('{"format": 1}')
+    assert "is not the record of a run" in fails(capsys, *arguments)
+
+
+def test_a_loss_that_is_no_number_stops_with_advice(model, data, tmp_path, capsys):
+    arguments = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
+    assert "--learning-rate: " in fails(capsys, *arguments, "--learning-rate=1e30")

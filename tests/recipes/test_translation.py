@@ -1,0 +1,402 @@
+"""Training translation end to end, at a size that takes seconds."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+import whereformer
+from tests.failing import fails, largest_file, refusals
+from tests.studies.parallel_text import TINY, pairs, train, write
+from tests.studies.trainings import same, weights
+from whereformer import Seq2SeqForConditionalGeneration
+from whereformer.cli.main import main
+from whereformer.data import batches, parallel, subwords
+from whereformer.data.parallel import collate
+from whereformer.errors import InputError
+from whereformer.lab.loading import quiet_transformers
+from whereformer.lab.run import read_records
+from whereformer.lab.training.optimizer import build_schedule
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("text"), *pairs())
+
+
+def run(data, out, *more):
+    train(data, out, *more)
+    return results_of(out)
+
+
+def results_of(out):
+    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """The folder of a finished run; to be left as it is."""
+    out = tmp_path_factory.mktemp("finished")
+    run(data, out)
+    return out
+
+
+def test_it_writes_model_tokenizer_and_report_and_says_how_to_go_on(data, tmp_path, capsys):
+    results = run(data, tmp_path)
+    out = capsys.readouterr().out
+    assert [step for step, _ in results["scores"]] == [2, 4, 6]
+    assert all(score["loss"] > 0 and 0 <= score["accuracy"] <= 1 for _, score in results["scores"])
+    assert [step for step, _ in results["losses"]] == [1, 2, 3, 4, 5, 6]
+    assert results["training"]["pairs"] == 285
+    assert results["held_out"]["pairs"] == 15
+    assert results["positional_parameters"] == 2 * 2 * (2 * 16 + 1) * 8
+    assert re.search("held-out +15 pairs", out)
+    assert "mean of the weights at the last 2 scores" in " ".join(out.split())
+    assert f"whereformer translate run {tmp_path / 'model'}" in " ".join(out.split())
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert not list(tmp_path.rglob("*.partial"))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"| loss | `{round(results['averaged']['loss'], 4)}` |" in card
+    assert "whereformer translate train --source" in card
+
+
+def test_the_function_does_what_the_command_does(data, finished, tmp_path):
+    sizes = {"hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "encoder_layers": 1, "decoder_layers": 1}
+    options = {"source": data[1], "target": data[3], **sizes, "vocab_size": 320, "batch_tokens": 256, "max_length": 60}
+    options |= {"steps": 6, "every": 2, "warmup": 2, "average": 2, "learning_rate": 0.01, "quiet": True}
+    report = whereformer.translate(**options, out=tmp_path)
+    assert same(weights(tmp_path), weights(finished))
+    assert report.values == results_of(tmp_path) == results_of(finished)
+    assert "(mean of the weights at the last 2 scores)" in str(report)
+    assert "285 pairs" in str(whereformer.translate(**options, out=tmp_path, dry_run=True))
+    with pytest.raises(InputError, match="data: no such file"):
+        whereformer.translate(out=tmp_path / "other", data=["no.jsonl"])
+
+
+def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tmp_path):
+    results = results_of(finished)
+    assert results["averaged_steps"] == [4, 6]
+    for step in (4, 6):  # the schedule does not depend on the number of steps
+        run(data, tmp_path / str(step), f"--steps={step}", "--average=1")
+    parts = [weights(tmp_path / str(step)) for step in (4, 6)]
+    for name, weight in weights(finished).items():
+        torch.testing.assert_close(weight, (parts[0][name] + parts[1][name]) / 2)
+    model = AutoModelForSeq2SeqLM.from_pretrained(finished / "model").eval()
+    assert isinstance(model, Seq2SeqForConditionalGeneration)
+    assert model.config.use_cache
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    assert model.config.vocab_size == len(tokenizer)
+    assert (model.generation_config.num_beams, model.generation_config.max_length) == (4, 60)
+    # Its score by hand, without padding, from the saved model and the text.
+    source, target = pairs()
+    held_out = parallel.hold_out("source", [*zip(source, target, strict=True)])[1]
+    loss = count = 0
+    for one, other in held_out:
+        labels = tokenizer(other, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            loss += float(model(tokenizer(one, return_tensors="pt")["input_ids"], labels=labels).loss) * labels.numel()
+        count += labels.numel()
+    assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_at(step, what, run):
+    """Run a training that does something while it makes the batch of a step."""
+    real = batches.Drawn.__call__
+
+    def draw(self, number):
+        if number + 1 == step:
+            what()
+        return real(self, number)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(batches.Drawn, "__call__", draw)
+        with pytest.raises((SystemExit, StopError)) as stop:
+            run()
+    return stop.value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--dropout=0.2", "--accumulate=2", "--position=tisa+learned", "--norm=post", "--average=3"],
+        ["--optimizer=muon", "--schedule=wsd"],
+    ],
+)
+def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options, capsys):
+    def kill():
+        raise StopError
+
+    whole = run(data, tmp_path / "whole", *options)
+    stop_at(6, kill, lambda: run(data, tmp_path / "killed", *options))
+    again = run(data, tmp_path / "killed", *options)
+    assert "continuing after step 4 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    assert whole == again
+
+
+def test_ctrl_c_finishes_the_step_and_the_same_command_continues(data, finished, tmp_path, capsys):
+    stopped = stop_at(5, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(data, tmp_path))
+    assert stopped.code == 130
+    again = run(data, tmp_path)
+    assert "continuing after step 5 of 6" in capsys.readouterr().out
+    assert again == results_of(finished)
+    assert same(weights(tmp_path), weights(finished))
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_model_made_again(data, finished, tmp_path, capsys):
+    out = shutil.copytree(finished, tmp_path / "out")
+    (out / "model" / "model.safetensors").write_bytes(b"")
+    newest = out / "checkpoints" / "checkpoint-4" / "state.pt"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    again = run(data, out)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "doing train again: model.safetensors was changed" in told
+    assert "state.pt is not what was written" in told
+    assert "continuing after step 2 of 6" in told
+    assert again == results_of(finished)
+    assert same(weights(out), weights(finished))
+
+
+def test_a_full_disk_and_a_loss_that_is_not_finite_are_a_line(data, finished, tmp_path, capsys):
+    common = ["translate", "train", *data, *TINY]
+    with largest_file(50_000):  # less than a checkpoint
+        assert "run the same command again" in fails(capsys, *common, "--out", str(tmp_path / "full"))
+    run(data, tmp_path / "full")
+    assert same(weights(tmp_path / "full"), weights(finished))
+    capsys.readouterr()
+    said = fails(capsys, *common, "--learning-rate=1e6", "--out", str(tmp_path / "nan"))
+    assert "--learning-rate: the loss is not finite (NaN or inf) after" in said
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(data, tmp_path):
+    # One long pair fills a batch, and the second process has nothing to read.
+    for name, more in {"parts": ["--accumulate=2"], "single": ["--batch-tokens=60"]}.items():
+        options = [*data, *TINY, "--dropout=0", "--device=cpu", "--report-to=none", *more]
+        run(data, tmp_path / name, "--dropout=0", "--report-to=none", *more)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+        command += ["whereformer", "translate", "train", *options, "--out", str(tmp_path / f"{name}-two")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=500)
+        assert done.returncode == 0, done.stderr
+        # Not the weights: the gradient of keys' biases is noise, of which Adam makes steps.
+        one, two = (results_of(tmp_path / folder) for folder in (name, f"{name}-two"))
+        for (step, loss), other in zip(one["losses"], two["losses"], strict=True):
+            assert other == [step, pytest.approx(loss, abs=1e-5)]
+        for (step, scores), other in zip(one["scores"], two["scores"], strict=True):
+            assert other == [step, pytest.approx(scores, abs=1e-5)]
+
+
+def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    before = results_of(tmp_path)
+    run(data, tmp_path)
+    assert "1 of 1 runs are already done" in capsys.readouterr().out
+    common = ["translate", "train", *data, "--out", str(tmp_path), *TINY]
+    assert "holds results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
+    other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
+    common = ["translate", "train", *other, "--out", str(tmp_path), *TINY]
+    assert "holds results for a different text" in fails(capsys, *common)
+    assert results_of(tmp_path) == before
+
+
+def test_validation_of_its_own_and_tables(tmp_path, capsys):
+    source, target = pairs()
+    for name, rows in (("train", slice(20, None)), ("validation", slice(0, 20))):
+        lines = zip(source[rows], target[rows], strict=True)
+        text = "".join(json.dumps({"en": one, "xx": other}) + "\n" for one, other in lines)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    data = ["--data", str(tmp_path / "train.jsonl"), "--columns=xx,en", "--validation"]
+    data.append(str(tmp_path / "validation.jsonl"))
+    results = run(data, tmp_path / "out", "--steps=2")
+    assert results["training"]["pairs"] == 280
+    assert results["held_out"]["pairs"] == 20
+
+
+def test_empty_and_long_lines_are_left_out_and_counted(tmp_path, capsys):
+    source, target = pairs()
+    data = write(tmp_path, ["", *source, "the dog " * 80, "cat"], ["x", *target, "y", " "])
+    results = run(data, tmp_path / "out", "--steps=1")
+    counts = [results[part] for part in ("training", "held_out")]
+    assert sum(part["empty"] for part in counts) == 2
+    assert sum(part["too_long"] for part in counts) == 1
+    assert sum(part["pairs"] for part in counts) == len(source)
+    assert max(part["longest"] for part in counts) <= 60
+    assert "left out: " in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(data, tmp_path, capsys):
+    options = [option for option in TINY if not option.startswith("--steps")]
+    main(["translate", "train", *data, "--out", str(tmp_path / "out"), *options, "--epochs=3", "--dry-run"])
+    out = capsys.readouterr().out
+    assert "read 3.0 times" in out
+    assert "parameters" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monkeypatch):
+    for file in (data[1], data[3]):
+        os.utime(file, (1e9, 1e9))
+    options = [f"--cache={tmp_path / 'cache'}", "--steps=1"]
+    first = run(data, tmp_path / "a", *options)
+
+    def forbidden(*given):
+        raise AssertionError("the text is read again")
+
+    monkeypatch.setattr(subwords, "fit", forbidden)
+    monkeypatch.setattr(parallel, "in_lots", forbidden)
+    second = run(data, tmp_path / "b", *options)
+    assert first == second
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not (tmp_path / "a" / "cache").exists()
+    # Lines that are too long for one run may be short enough for another.
+    short = run(data, tmp_path / "c", *options, "--max-length=18")
+    assert short["training"]["too_long"] > first["training"]["too_long"]
+
+
+def test_epochs_are_passes_over_the_text_and_a_batch_is_a_function_of_its_step():
+    lengths = torch.randint(2, 20, (300, 2), generator=torch.Generator().manual_seed(0))
+    for tokens in (256, 768):
+        drawn = batches.Drawn(lengths, tokens, seed=1)
+        steps = [drawn(step) for step in range(2 * drawn.per_epoch)]
+        rows = [row for step in steps[: drawn.per_epoch] for row in step]
+        assert sorted(rows) == list(range(300))
+        assert [drawn(step) for step in (3, 4, 0, drawn.per_epoch)] == [steps[at] for at in (3, 4, 0, drawn.per_epoch)]
+        assert all(len(step) * int(lengths[step].max()) <= tokens for step in steps)
+
+
+def test_a_batch_has_no_mask_where_nothing_is_padded():
+    long, short = torch.tensor([5, 6, 2]), torch.tensor([7, 2])
+    assert "attention_mask" not in collate([(long, short), (long, long)])
+    batch = collate([(short, long), (long, short)])
+    assert batch["input_ids"].tolist() == [[7, 2, 0], [5, 6, 2]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch["labels"].tolist() == [[5, 6, 2], [7, 2, -100]]
+
+
+def test_the_schedule_is_the_papers():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=512**-0.5 * 4000**-0.5)
+    schedule = build_schedule(optimizer, "inverse_sqrt", 4000, 10_000)
+    for step in (1, 2, 3999, 4000, 4001, 9000):
+        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert schedule.base_lrs[0] * schedule.lr_lambdas[0](step - 1) == pytest.approx(expected)
+
+
+def test_mixed_precision_trains_and_keeps_float32_weights(data, tmp_path):
+    half = run(data, tmp_path / "half", "--dtype=bfloat16")
+    whole = run(data, tmp_path / "whole")
+    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path / "half").values())
+    assert half["averaged"]["loss"] != whole["averaged"]["loss"]
+    assert half["averaged"]["loss"] == pytest.approx(whole["averaged"]["loss"], abs=0.05)
+
+
+def test_the_seed_decides(data, tmp_path):
+    first = run(data, tmp_path / "a")
+    other = run(data, tmp_path / "b", "--seed=1")
+    assert first["losses"] != other["losses"]
+
+
+def test_options_of_the_method_and_cross_attention(data, tmp_path):
+    options = '--position-options={"clip": 3, "values": false}'
+    run(data, tmp_path, "--position=shaw", options, "--cross-position=t5", "--steps=1")
+    model = Seq2SeqForConditionalGeneration.from_pretrained(tmp_path / "model")
+    assert model.config.position_options == {"clip": 3, "values": False}
+    assert model.config.cross_position == "t5"
+
+
+def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_path):
+    run(data, tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    source, target = pairs()
+    rows = [tokenizer(one, text_target=other) for one, other in zip(source[:8], target[:8], strict=True)]
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path / "theirs"),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        predict_with_generate=True,
+        generation_max_length=12,
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to="none",
+    )
+    trainer = Seq2SeqTrainer(
+        model,
+        arguments,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer,
+        compute_metrics=lambda predicted: {"longest": int((predicted.predictions > 2).sum(1).max())},
+    )
+    with quiet_transformers():
+        trainer.train()
+        scores = trainer.evaluate()
+    assert 0 < scores["eval_loss"] < 10
+    assert 0 < scores["eval_longest"] <= 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "--data: expected tables, or --source and --target, got none"),
+        *refusals("""
+        --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
+        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a whole number, got '3'
+        --position-options '[' => --position-options: expected a JSON object
+        --cross-position tsia => --cross-position: unknown position method 'tsia'; did you mean 'tisa'?
+        --cross-position t5+t5 => --cross-position: 't5+t5' names a method twice
+        --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
+        --encoder-layers 0 => --encoder-layers: expected at least 1, got 0
+        --dropout 1 => --dropout: expected 0 to 0.9, got 1.0
+        --label-smoothing 1 => --label-smoothing: expected 0 to 0.9, got 1.0
+        --vocab-size 256 => --vocab-size: expected at least 300, got 256
+        --max-length 3 => --max-length: expected at least 4, got 3
+        --batch-tokens 100 => --batch-tokens: expected at least 128, got 100
+        --steps 5 --epochs 2 => --epochs: either --steps or --epochs
+        --epochs 0 => --epochs: expected a positive number, got 0.0
+        --steps 0 => --steps: expected at least 1, got 0
+        --learning-rate nan => --learning-rate: expected a positive number, got nan
+        --average 0 => --average: expected at least 1, got 0
+        --threads 0 => --threads: expected 1 to 1024, got 0
+        --source no.en --target no.de => --source: no such file: 'no.en'
+        --source no.en => --target: expected a file to go with --source, got none
+        --data no.jsonl => --data: no such file: 'no.jsonl'
+    """),
+    ],
+)
+def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
+    arguments, expected, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(subwords, "fit", None)
+    if not {"--source", "--data"} & {*arguments} and arguments:
+        arguments = ["--data", "no.jsonl", *arguments]
+    message = fails(capsys, "translate", "train", "--out", str(tmp_path / "out"), *arguments)
+    assert expected in message
+
+
+def test_text_of_which_nothing_fits(tmp_path, capsys):
+    data = write(tmp_path, [f"{n} {n * 7} {n * 13}" for n in range(30)], [f"{n * 11} {n * 3} {n}" for n in range(30)])
+    common = ["translate", "train", *data, "--out", str(tmp_path / "out"), *TINY, "--max-length=4", "--vocab-size=300"]
+    message = fails(capsys, *common, "--batch-tokens=64")
+    assert "--max-length: no held-out pair of" in message
+    assert "at most 4 tokens" in message
