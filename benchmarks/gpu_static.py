@@ -34,6 +34,7 @@ from triton.runtime.jit import JITFunction
 
 from whereformer import DistanceDecay, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, attention
 from whereformer.kernels.triton import available
+from whereformer.kernels.triton import launch as host
 from whereformer.lab.provenance import write_results
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -189,6 +190,7 @@ def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
     """Compile instead of launching; yields the list of compiled kernels with their options."""
     compiled: list[tuple[Any, dict[str, Any]]] = []
     launch, unavailable_on, capability_of = JITFunction.run, available._unavailable_on, available.capability
+    record = host.record
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
@@ -196,9 +198,11 @@ def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
     driver.set_active(_NoGpu(capability))
     JITFunction.run, available._unavailable_on = compile_only, lambda device: None
     available.capability = lambda device: divmod(capability, 10)
+    host.record = lambda compute, inputs: (compute(), None)  # without launches, there is nothing to plan
     try:
         yield compiled
     finally:
+        host.record = record
         JITFunction.run, available._unavailable_on, available.capability = launch, unavailable_on, capability_of
 
 

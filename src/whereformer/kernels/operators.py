@@ -30,16 +30,17 @@ Value = TypeVar("Value")
 class Backend:
     """How calls are computed.
 
-    ``record_forward`` computes the same as ``forward``. Beside the results it returns a function that does it again for
-    other tensors of the same dtypes, sizes, strides and alignment, or None. Its arguments are those of ``tensors``: the
-    call's in the order of ``AXES``.
+    ``record_forward`` and ``record_backward`` compute the same as ``forward`` and ``backward``. Beside the results they
+    return a function that does it again for other tensors of the same dtypes, sizes, strides and alignment, or None.
+    Its arguments are those of ``tensors``: the call's in the order of ``AXES``, and then those that the backward is
+    given, but None.
     """
 
     name: str
     inputs: tuple[str, ...] = GRADIENTS
     """Those of ``GRADIENTS`` that it knows; calls with others are refused."""
     records = False
-    """Whether it returns such a function."""
+    """Whether it returns such functions."""
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         """Return why it cannot take the call on that device; None if it can."""
@@ -73,6 +74,11 @@ class Backend:
     def record_forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Callable[..., Results] | None]:
         return self.forward(call), None
 
+    def record_backward(
+        self, call: Call, needed: Sequence[str], tensors: Sequence[Tensor], *given: Any
+    ) -> tuple[list[Tensor], Callable[..., list[Tensor]] | None]:
+        return self.backward(call, needed, *given), None
+
 
 class Memory(Generic[Value]):
     """The values of a number of keys at most; the oldest is forgotten first. Threads share it."""
@@ -96,6 +102,7 @@ class Plan:
         nothing: dict[str, Any] = dict.fromkeys(self.names)
         self.template, self.backend = replace(call, **nothing), backend
         self._forward: Callable[..., Results] | None = None
+        self._backwards: Memory[Callable[..., list[Tensor]]] = Memory(8)
 
     def call(self, tensors: Sequence[Tensor]) -> Call:
         """Return the call of the kind that has these tensors."""
@@ -117,11 +124,21 @@ class Plan:
         return results
 
     def backward(
-        self, tensors: Sequence[Tensor], needs: Sequence[bool], d_output: Tensor, d_lse: Tensor | None, *kept: Any
+        self, tensors: Sequence[Tensor], needs: Sequence[bool], d_output: Tensor, d_lse: Tensor | None, *kept: Tensor
     ) -> list[Tensor]:
         """Return the gradients of tensors that need one; ``kept`` is the output and what else the forward kept."""
+        given = (d_output, *kept) if d_lse is None else (d_output, d_lse, *kept)
+        layouts = layout_of(d_output), True if d_lse is None else layout_of(d_lse), *[each.stride() for each in kept]
+        key = (*needs, *layouts, torch.are_deterministic_algorithms_enabled())
+        again = None if None in key else self._backwards.values.get(key)
+        if again is not None:
+            return again(*tensors, *given)
         needed = [name for name, need in zip(self.names, needs, strict=True) if need]
-        return self.backend.backward(self.call(tensors), needed, d_output, d_lse, *kept)
+        call = self.call(tensors)
+        gradients, again = self.backend.record_backward(call, needed, (*tensors, *given), d_output, d_lse, *kept)
+        if again is not None and None not in key:
+            self._backwards.put(key, again)
+        return gradients
 
 
 class _Dispatched(Plan):

@@ -3,8 +3,8 @@
 A field that is None or a compile-time constant (``tl.constexpr``) is compiled into the kernel. Each tuple holds either
 tuples or values, never both: Triton 3.6 forgets the constants of a tuple that has values beside it.
 
-Scores are in units of log2 in all kernels, so the table of numbers and the products with a table of keys are multiplied
-by log2(e) here.
+Scores are in units of log2 in all kernels. They multiply the table of numbers by log2(e) when they load it; the
+products with tables of vectors are multiplied before.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Inputs(NamedTuple):
 class BiasTable(NamedTuple):
     """A table of numbers over offsets."""
 
-    log2: Any  # (heads, length), in units of log2; None if a call has no such table
+    data: Any  # (heads, length), in natural units; None if a call has no such table
     end: Any  # the offset after the last column: in a table of every offset it divides by 16 where the lengths do
     length: Any
 
@@ -120,11 +120,14 @@ class Terms(NamedTuple):
     dense: PairMatrix  # in natural units
 
 
-class RowCounts(NamedTuple):
-    """What kernels of single rows know of ``PairRules``."""
+class ToFill(NamedTuple):
+    """What the first kernel fills besides ``PairRules``; None if not needed."""
 
-    n_q: Any
-    heads: Any
+    delta: Any  # (batch, heads, n_q)
+    d_lse: Any  # likewise, which is subtracted from delta
+    bounds: Any  # see OffsetSums
+    sums: Any  # with zeros
+    seed: Any  # of dropout, from which those of rows are made
 
 
 class PairRules(NamedTuple):
@@ -202,9 +205,9 @@ def new_ends(like: Tensor, heads: int, n: int) -> Tensor:
 
 
 def new_rows(like: Tensor, heads: int, n: int, length: int) -> Tensor:
-    """Allocate the rows of ``TableSums``, for a table of this length: zeros, as no kernel writes all of them."""
+    """Allocate the rows of ``TableSums``, for a table of this length: to be zeros, as no kernel writes all."""
     pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n, SUMS_ROWS) * SUMS_ROWS
-    return like.new_zeros(like.shape[0], heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32)
+    return like.new_empty(like.shape[0], heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32)
 
 
 def by_column(ends: Tensor, rows: Tensor, length: int) -> Tensor:
@@ -244,10 +247,13 @@ class OffsetSums(NamedTuple):
     """
 
     data: Any  # (batch, heads, length), int64; None if not needed
-    unit: Any  # what a gradient of 1 is as a whole number
+    bounds: Any  # (batch, heads, 4, blocks of PREPARED_ROWS), from which the unit of a head follows; see jit.prepare
 
 
 LOG2E = math.log2(math.e)
+
+PREPARED_ROWS = 64
+"""The queries that a program of the first kernel works on."""
 
 SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
 """The columns of a table in a piece of its sums, and what the number of rows is a multiple of."""
@@ -335,24 +341,20 @@ def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
     return Norm(shift, log_sum[0] if log_sum else None, delta)
 
 
-def at_rows(tensor: Tensor, rows: slice) -> Tensor:
-    """Return some rows of a (batch, heads, n_q, ...) tensor; itself, without a view, if these are all."""
-    length = rows.stop - rows.start
-    return tensor if length == tensor.shape[2] else tensor.narrow(2, rows.start, length)
+def pairs_of(call: Call, seeds: Tensor | None) -> PairRules:
+    """Describe to the kernels which queries attend to which keys.
 
-
-def pairs_of(call: Call, dropout_seeds: Tensor | None) -> PairRules:
-    """Describe to the kernels which queries attend to which keys; ``dropout_seeds`` are those of the call's rows."""
-    n_q, n_k = call.n_q, call.value.shape[2]
-    key_mask = call.key_mask
-    key_end = key_ranks = query_ranks = query_documents = key_documents = None
+    This allocates ``key_end``, and the dropout seeds of rows where ``seeds`` does not have them, for the first kernel.
+    """
+    value, key_end = call.value, None
+    if call.key_mask is not None:
+        key_end = value.new_empty(value.shape[0], dtype=torch.int32)
+    if call.seed is not None and seeds is None:
+        seeds = value.new_empty(value.shape[0], call.heads, call.n_q, dtype=torch.int32)
+    key_ranks = query_ranks = query_documents = key_documents = None
     keys_between: tuple[Tensor | None, Tensor | None] = (None, None)
     queries_between: tuple[Tensor | None, Tensor | None] = (None, None)
     query_positions, key_positions = call.query_positions, call.key_positions
-    if key_mask is not None:
-        numbers = torch.arange(1, n_k + 1, dtype=torch.int32, device=key_mask.device)
-        key_end = (key_mask * numbers).amax(1)
-        key_mask = key_mask.contiguous().view(torch.uint8)
     if call.query_documents is not None and call.key_documents is not None:
         query_documents, key_documents = _same_dtype(call.query_documents, call.key_documents)
         keys_between = _partners(query_documents, key_documents)
@@ -368,8 +370,8 @@ def pairs_of(call: Call, dropout_seeds: Tensor | None) -> PairRules:
         query_ranks = None if call.query_table is None else _ranks(query_positions)
     query_start, query_stride, key_start, key_stride = call.affine
     return PairRules(
-        n_q=n_q,
-        n_k=n_k,
+        n_q=call.n_q,
+        n_k=call.n_k,
         heads=call.heads,
         min_offset=call.min_offset,
         max_offset=call.max_offset,
@@ -382,7 +384,7 @@ def pairs_of(call: Call, dropout_seeds: Tensor | None) -> PairRules:
         key_positions_batch=across[1],
         key_ranks=key_ranks,
         query_ranks=query_ranks,
-        key_mask=key_mask,
+        key_mask=None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8),
         key_end=key_end,
         query_documents=query_documents,
         key_documents=key_documents,
@@ -390,10 +392,15 @@ def pairs_of(call: Call, dropout_seeds: Tensor | None) -> PairRules:
         last_keys=keys_between[1],
         first_queries=queries_between[0],
         last_queries=queries_between[1],
-        dropout_seeds=dropout_seeds,
+        dropout_seeds=seeds,
         dropout_threshold=int(call.dropout_p * 2**32),
         dropout_scale=1.0 / (1.0 - call.dropout_p),
     )
+
+
+def of_heads(table: Tensor, batch: int, heads: int) -> Tensor:
+    """Return a table, (heads or 1, T, dim), for every item and head."""
+    return table.unsqueeze(0).expand(batch, heads, -1, -1)
 
 
 def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -426,47 +433,30 @@ def _ranks(positions: Tensor) -> Tensor:
     return same.tril(-1).sum(-1, dtype=torch.int32).flatten(-2)[..., :length].contiguous()
 
 
-def terms_of(call: Call, d_out: Tensor | None = None) -> Terms:
-    """Return what makes the call's scores; the gradient kernels also need the output's gradient."""
-    tables = (call.bias, call.key_table, call.query_table, call.value_table)
-    spans = [(first, table.shape[1]) for first, table in zip(call.first, tables, strict=True) if table is not None]
+def terms_of(
+    call: Call, key_products: Tensor | None, query_products: Tensor | None, value_products: Tensor | None
+) -> Terms:
+    """Return what makes the call's scores, with the products of ``VectorTable`` for each table of vectors."""
+    spans = [(first, table.shape[1]) for first, table in zip(call.first, call.tables, strict=True) if table is not None]
     first = last = None
     # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
     if not all(_covers(call, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
-    batch = call.value.shape[0]
-    key_products = query_products = value_products = None
-    if call.key_table is not None:
-        key_products = (key_table_rows(call) @ (call.key_table * LOG2E).mT).contiguous()
-    if call.query_table is not None:
-        query_products = (query_table_rows(call) @ (call.query_table * LOG2E).mT).contiguous()
-    if call.value_table is not None and d_out is not None:
-        value_products = (d_out.float() @ call.value_table.mT).contiguous()
+    batch, bias = call.value.shape[0], BiasTable(None, None, None)
+    if call.bias is not None:
+        length = call.bias.shape[1]
+        bias = BiasTable(call.bias.contiguous(), call.first[0] + length, length)
     return Terms(
         products=Products(constant(precision_of(call))),
         scale=_scale_of(call),
         span=TableSpan(first, last),
-        bias=_bias_table(call),
+        bias=bias,
         key_table=_vector_table(call, key_products, call.key_table, call.first[1]),
         query_table=_vector_table(call, query_products, call.query_table, call.first[2]),
         value_table=_vector_table(call, value_products, call.value_table, call.first[3]),
         levels=Levels(level_matrix(call.query_levels, batch), level_matrix(call.key_levels, batch)),
         dense=pair_matrix(call.dense, batch),
     )
-
-
-def key_table_rows(call: Call) -> Tensor:
-    """Return what the vectors of ``key_table`` meet, (batch, heads, n_q, dim), in float32."""
-    if call.key_table_factors is not None:
-        return call.key_table_factors.expand(call.value.shape[0], -1, -1, -1)
-    assert call.query is not None
-    return call.query.float() * call.scale
-
-
-def query_table_rows(call: Call) -> Tensor:
-    """Return what the vectors of ``query_table`` meet, (batch, heads, n_k, dim), in float32."""
-    assert call.query_table_factors is not None  # see launch.attend
-    return call.query_table_factors.expand(call.value.shape[0], -1, -1, -1)
 
 
 def _scale_of(call: Call) -> Scale:
@@ -487,17 +477,6 @@ def _covers(call: Call, first: int, length: int) -> bool:
     return call.query_positions is None and first <= low and high < first + length
 
 
-def _bias_table(call: Call) -> BiasTable:
-    """Return the table of numbers, in units of log2."""
-    bias = call.bias
-    if bias is None:
-        return BiasTable(None, None, None)
-    # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
-    lowest = torch.finfo(bias.dtype).min / 4
-    log2 = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest).mul_(LOG2E))
-    return BiasTable(log2.contiguous(), call.first[0] + bias.shape[1], bias.shape[1])
-
-
 def _vector_table(call: Call, products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
     if table is None:
         return VectorTable(None, None, None, None)
@@ -510,21 +489,21 @@ def _vector_table(call: Call, products: Tensor | None, table: Tensor | None, fir
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
-def parts_of(call: Call) -> Iterator[tuple[Call, slice]]:
-    """Split the call into runs of queries small enough for their products with tables of vectors; mostly one run."""
+def parts_of(call: Call) -> Iterator[tuple[Call, slice, Tensor | None]]:
+    """Split a call into runs of queries small enough for their products with tables of vectors; mostly one run.
+
+    Each comes with its rows, and if they are not all, with their dropout seeds, in the 32 bits that the kernels take.
+    """
     lengths = [table.shape[1] for table in (call.key_table, call.value_table) if table is not None]
     longest, n_q = max(lengths, default=1), call.n_q
     room = n_q * ROW_TABLE_NUMBERS
     size = n_q if n_q * longest <= room else max(FEWEST_TABLE_ROWS, room // longest)
     if size >= n_q:
-        yield call, slice(0, n_q)
+        yield call, slice(0, n_q), None
         return
-    for first in range(0, n_q, size):
-        rows = range(first, min(first + size, n_q))
-        yield call.part(rows), slice(rows.start, rows.stop)
-
-
-def dropout_seeds_of(call: Call) -> Tensor | None:
-    """Return the dropout seeds of all rows, in the 32 bits that the kernels take."""
     seeds = call.dropout_seeds()
-    return None if seeds is None else torch.where(seeds >= 2**31, seeds - 2**32, seeds).to(torch.int32)
+    if seeds is not None:
+        seeds = torch.where(seeds >= 2**31, seeds - 2**32, seeds).to(torch.int32)
+    for first in range(0, n_q, size):
+        rows = slice(first, min(first + size, n_q))
+        yield call.part(range(rows.start, rows.stop)), rows, None if seeds is None else seeds[:, :, rows].contiguous()

@@ -132,14 +132,18 @@ def forward(
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
             add_at_offsets(at_offset, weights, terms.value_table, tile, pairs)
-        acc += (ends.left * normalizer)[:, None] * load(values, place, 0, length, 1).to(tl.float32)
-        acc += (ends.right * normalizer)[:, None] * load(values, place, length - 1, length, 1).to(tl.float32)
+        # Weights and vectors are rounded to the values' dtype, so that tensor cores multiply them.
+        first_vector = load(values, place, 0, length, 1).to(inputs.value.data.dtype.element_ty)
+        last_vector = load(values, place, length - 1, length, 1).to(inputs.value.data.dtype.element_ty)
+        acc += (ends.left * normalizer)[:, None] * first_vector.to(tl.float32)
+        acc += (ends.right * normalizer)[:, None] * last_vector.to(tl.float32)
         # Threads read what other threads have stored.
         tl.debug_barrier()
         for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
             at = at_offset + row_of_sums(terms.value_table, pairs, place, piece, first_row, pairs.n_q) * SUMS_WIDTH
             weights = tl.load(at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
             vectors = load(values, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH)
+            vectors = vectors.to(inputs.value.data.dtype.element_ty)
             weights = tl.reshape(weights, [BLOCK_M, SUMS_WIDTH]).to(vectors.dtype)
             acc = tl.dot(weights, vectors, acc, input_precision=terms.products.precision)
     store(out, acc, place, first_row, pairs.n_q, BLOCK_M)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .scores import from_products, kept, level_differences, products_index, scores_of, weights_of
-from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place_of, row_index
+from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries
 
 
 class RowState(NamedTuple):
@@ -91,16 +91,3 @@ def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AR
     tile = ScoreTile(place, first_row, first_key, rows, columns)
     _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
     return d_scores
-
-
-@triton.jit
-def row_products(out, d_out, delta, counts, BLOCK_M: tl.constexpr):
-    """Compute ``delta_i = <out_i, d_out_i>``, which the softmax's gradient subtracts in each row."""
-    blocks = tl.cdiv(counts.n_q, BLOCK_M)
-    program = tl.program_id(0)
-    place = place_of(program, blocks, counts)
-    first_row = program % blocks * BLOCK_M
-    o = load(out, place, first_row, counts.n_q, BLOCK_M).to(tl.float32)
-    do = load(d_out, place, first_row, counts.n_q, BLOCK_M).to(tl.float32)
-    row = first_row + tl.arange(0, BLOCK_M)
-    tl.store(delta + row_index(counts, place, row), tl.sum(o * do, 1), mask=row < counts.n_q)

@@ -11,6 +11,7 @@ from .areas import ANY, INSIDE, LEFT, RIGHT, query_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
 from .offset_sums import add_by_offset
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
+from .prepare import unit_of
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
 
@@ -41,6 +42,7 @@ def _key_blocks(
     known,
     gradients,
     offsets,
+    unit,
     terms,
     pairs,
     place,
@@ -64,7 +66,7 @@ def _key_blocks(
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
         if offsets.data is not None:
-            add_by_offset(offsets, d_scores, tile, terms, pairs, AREA)
+            add_by_offset(offsets, d_scores, unit, tile, terms, pairs, AREA)
         if keys.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(q.dtype)
             d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)
@@ -84,6 +86,9 @@ def _key_areas(
     sums, keys, inputs, known, gradients, offsets, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Add what all queries of a head contribute to the sums of a block of keys."""
+    unit = 1.0
+    if offsets.data is not None:
+        unit = unit_of(offsets, pairs, place.batch, place.head)
     bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
     if offsets.data is not None:
         # Keys beyond the last are never stored, but they would be added to the sums by offset: mask them in all tiles.
@@ -101,19 +106,19 @@ def _key_areas(
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
             sums = _key_blocks(
-                sums, keys, inputs, known, gradients, offsets, terms, pairs, place, start, end, area, BLOCK_M
+                sums, keys, inputs, known, gradients, offsets, unit, terms, pairs, place, start, end, area, BLOCK_M
             )
     if pairs.query_positions is None and pairs.min_offset is not None:
         start, end = bounds[4], bounds[5]
-        sums = _key_blocks(sums, keys, inputs, known, gradients, offsets, terms, pairs, place, start, end, ANY, BLOCK_M)
+        sums = _key_blocks(
+            sums, keys, inputs, known, gradients, offsets, unit, terms, pairs, place, start, end, ANY, BLOCK_M
+        )
     return sums
 
 
 @triton.jit
-def key_gradients(
-    inputs, known, gradients, offsets, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there.
+def key_gradients(inputs, known, gradients, offsets, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Compute all gradients that sum over queries, for one block of keys of one head.
 
     The sums include the queries of all heads that share the keys. Add to the sums of ``offsets`` too, if it has data.
     """
@@ -133,9 +138,6 @@ def key_gradients(
         tl.zeros([BLOCK_N, terms.levels.key.padded], tl.float32),
         no_ends(BLOCK_N),
     )
-    if ADD:
-        d_v = sums.value + load(gradients.value, place, first_key, pairs.n_k, BLOCK_N)
-        sums = KeySums(sums.key, d_v, sums.factors, sums.levels, sums.query_table)
     if SHARED == 1:
         sums = _key_areas(sums, keys, inputs, known, gradients, offsets, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
@@ -143,12 +145,7 @@ def key_gradients(
             of_member = BatchHead(place.batch, place.head + member)
             sums = _key_areas(sums, keys, inputs, known, gradients, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors, d_levels, query_table = sums
-    d_k *= terms.scale.natural
-    if ADD:
-        d_k += load(gradients.key, place, first_key, pairs.n_k, BLOCK_N)
-        d_factors += load(gradients.factors, place, first_key, pairs.n_k, BLOCK_N)
-        d_levels += load(gradients.levels, place, first_key, pairs.n_k, BLOCK_N)
-    store(gradients.key, d_k, place, first_key, pairs.n_k, BLOCK_N)
+    store(gradients.key, d_k * terms.scale.natural, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.factors, d_factors, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.levels, d_levels, place, first_key, pairs.n_k, BLOCK_N)

@@ -13,9 +13,8 @@ MARGIN = tl.constexpr(arguments.LARGEST_BLOCK)
 
 
 @triton.jit
-def add_by_offset(sums, d_scores, tile, terms, pairs, AREA: tl.constexpr):
+def add_by_offset(sums, d_scores, unit, tile, terms, pairs, AREA: tl.constexpr):
     """Add a transposed tile to the sums by offset of its batch row and head; see ``OffsetSums``."""
-    unit = tl.load(sums.unit)
     if pairs.query_positions is None and pairs.query_stride == pairs.key_stride:
         _add_diagonals(sums, d_scores, unit, tile, pairs, AREA)
     else:

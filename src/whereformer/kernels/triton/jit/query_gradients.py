@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
-from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
+from .offsets import SUMS_WIDTH, Ends, add_at_offsets, add_ends, no_ends, row_of_sums, store_ends
 from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, store
 
 
@@ -81,8 +81,11 @@ def _query_blocks(
 
 
 @triton.jit
-def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Compute all gradients that sum over keys, for one block of queries of one head."""
+def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Compute all gradients that sum over keys, for one block of queries of one head.
+
+    ``key_vectors`` is the table that the queries meet, (batch, heads, T, head_dim); without data if they meet none.
+    """
     blocks = tl.cdiv(pairs.n_q, BLOCK_M)
     program = tl.program_id(0)
     place = place_of(program, blocks, pairs)
@@ -108,7 +111,20 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[area + 2], bounds[area + 3]
             sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, start, end, area, BLOCK_M, BLOCK_N)
-    store(gradients.query, sums.query * terms.scale.natural, place, first_row, pairs.n_q, BLOCK_M)
+    d_q = sums.query  # [BLOCK_M, head_dim]
+    if key_vectors.data is not None:
+        length = terms.key_table.length
+        d_q += sums.key_table.left[:, None] * load(key_vectors, place, 0, length, 1).to(tl.float32)
+        d_q += sums.key_table.right[:, None] * load(key_vectors, place, length - 1, length, 1).to(tl.float32)
+        # Threads read what other threads have stored.
+        tl.debug_barrier()
+        for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
+            at = row_of_sums(terms.key_table, pairs, place, piece, first_row, pairs.n_q) * SUMS_WIDTH
+            found = tl.load(gradients.tables.key_table_rows + at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
+            vectors = load(key_vectors, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH).to(tl.float32)
+            found = tl.reshape(found, [BLOCK_M, SUMS_WIDTH])
+            d_q = tl.dot(found, vectors, d_q, input_precision=terms.products.precision)
+    store(gradients.query, d_q * terms.scale.natural, place, first_row, pairs.n_q, BLOCK_M)
     store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)
     # Distances are subtracted.
     store(gradients.levels, -sums.levels, place, first_row, pairs.n_q, BLOCK_M)

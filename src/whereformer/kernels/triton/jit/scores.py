@@ -10,6 +10,7 @@ from .tiles import beside_products, key_index, load_column, load_numbers, row_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
+MOST_BIAS = tl.constexpr(8.507058665963221e37)  # a quarter of the largest finite number
 SATURATED = tl.constexpr(44.0)  # the hyperbolic tangent of this is 1
 WIDEST_BAND = tl.constexpr(8)  # the largest sum of strides with which a tile's offsets fit into shared memory
 
@@ -91,15 +92,23 @@ def from_products(table, index, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.cons
 @triton.jit
 def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
     """Return what the table of numbers adds to each pair of a tile; one number if the tile is LEFT or RIGHT."""
-    table = bias.log2 + tile.place.head * bias.length
+    table = bias.data + tile.place.head * bias.length
     if AREA == LEFT:
-        return tl.load(table)
+        return _log2(tl.load(table))
     elif AREA == RIGHT:
-        return tl.load(table + bias.length - 1)
+        return _log2(tl.load(table + bias.length - 1))
     elif pairs.query_positions is None and pairs.query_stride + pairs.key_stride <= WIDEST_BAND:
         return _from_band(table, bias, tile, pairs)
     else:
-        return beside_products(tl.load(table + _clamped(offsets - (bias.end - bias.length), bias.length)))
+        return _log2(beside_products(tl.load(table + _clamped(offsets - (bias.end - bias.length), bias.length))))
+
+
+@triton.jit
+def _log2(bias):
+    """Return numbers of a bias in units of log2."""
+    # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
+    bias = bias.to(tl.float32)
+    return tl.where(bias == float("-inf"), bias, _bounded(bias, MOST_BIAS) * LOG2E)
 
 
 @triton.jit
@@ -114,7 +123,7 @@ def _from_band(table, bias, tile, pairs):
     # The offset of the last row and the first column is the lowest.
     low = pairs.start + tile.first_key * pairs.key_stride - (tile.first_row + M - 1) * pairs.query_stride
     WIDTH: tl.constexpr = triton.next_power_of_2(M * pairs.query_stride + N * pairs.key_stride)
-    band = tl.load(table + _clamped(low - (bias.end - bias.length) + tl.arange(0, WIDTH), bias.length))
+    band = _log2(tl.load(table + _clamped(low - (bias.end - bias.length) + tl.arange(0, WIDTH), bias.length)))
     pair = tl.arange(0, M * N)
     if tile.rows.shape[0] == 1:
         index = (pair // M) * pairs.key_stride + (M - 1 - pair % M) * pairs.query_stride
@@ -159,7 +168,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     rows, columns = tile.rows, tile.columns
     CAPS_PRODUCTS: tl.constexpr = terms.scale.cap is not None
     ADDED: tl.constexpr = not CAPS_PRODUCTS and not left.factors.type.is_block()
-    WITH_BIAS: tl.constexpr = ADDED and terms.bias.log2 is not None
+    WITH_BIAS: tl.constexpr = ADDED and terms.bias.data is not None
     WITH_KEYS: tl.constexpr = ADDED and not WITH_BIAS and terms.key_table.products is not None
     WITH_QUERIES: tl.constexpr = ADDED and not WITH_BIAS and not WITH_KEYS and terms.query_table.products is not None
     capped = 0.0
@@ -183,7 +192,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     # No key has a negative index, so this always holds. Without the condition, Triton's pipeliner would stage these
     # loads through shared memory, which wastes room and time on numbers that are gathered one by one.
     if tile.first_key >= 0:
-        if terms.bias.log2 is not None:
+        if terms.bias.data is not None:
             bias = _from_bias(terms.bias, tile, offsets, pairs, AREA)
             if WITH_BIAS:
                 scores = tl.fma(scores, terms.scale.log2, bias)

@@ -1,0 +1,120 @@
+"""Plans: functions that do what was recorded, with other tensors. Kernels and the GPU's driver are made up here."""
+
+import ctypes
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+plan = importlib.import_module("whereformer.kernels.triton.plan")
+
+
+def double(given, out, number):
+    """What the kernel does, with addresses of float32."""
+    given, out = ((ctypes.c_float * number).from_address(address) for address in (given, out))
+    for index in range(number):
+        out[index] = 2 * given[index]
+
+
+class Kernel:
+    arg_names = ("given", "out", "number")
+
+    def __getitem__(self, grid):
+        def run(given, out, number, **options):
+            double(given[0].data_ptr(), out.data_ptr(), number)
+            source = SimpleNamespace(signature={"given": ("*fp32", "constexpr"), "out": "*fp32", "number": "i32"}, fn=0)
+            return Compiled(source)
+
+        return run
+
+
+class Compiled(SimpleNamespace):
+    function, packed_metadata, metadata = 1, 2, 3
+
+    def __init__(self, source):
+        super().__init__(src=source)
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The streams and programs of launches by plans."""
+    from triton.runtime import driver
+
+    found = []
+
+    def launcher_cls(source, metadata):
+        assert list(source.signature.values()) == ["*fp32", "*fp32", "i32"]
+
+        def run(x, y, z, stream, function, metadata, launch_metadata, enter, leave, *arguments):
+            found.append((x, stream))
+            double(*arguments)
+
+        return run
+
+    active = SimpleNamespace(
+        launcher_cls=launcher_cls, get_current_device=lambda: 0, get_current_stream=lambda device: 7
+    )
+    monkeypatch.setattr(driver, "_active", active)
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    return found
+
+
+def compute(x, y):
+    """Memory, views, operations and launches, of which one is for nothing."""
+    unused = torch.empty(5)
+    unused[1:].zero_()
+    out = x.new_empty(2, 6)
+    first, second = out.unbind()
+    plan.launch(Kernel(), 3, (x[2:], 16), first, 4)
+    plan.launch(Kernel(), 1, (y, 16), second[1:], 5)
+    first[4:].copy_(torch.stack([x.sum(), y.amax()]))
+    second[:1].fill_(1.5)
+    return [out, None, x.view(2, 4) @ y[:4]]
+
+
+def test_a_plan_does_what_was_recorded_with_other_tensors(launches):
+    tensors = torch.randn(8), torch.randn(5)
+    found, again = plan.record(lambda: compute(*tensors), tensors)
+    for _ in range(2):
+        others = torch.randn(8), torch.randn(5)
+        wanted, launches[:] = compute(*others), []
+        with torch.autocast("cpu", torch.bfloat16):
+            got = again(*others)
+        assert launches == [(3, 7), (1, 7)]
+        for ours, theirs in zip(got, wanted, strict=True):
+            assert (ours is None) if theirs is None else torch.equal(ours, theirs)
+    assert not torch.equal(found[0], got[0])
+
+
+def test_plans_keep_no_tensors(launches):
+    tensors = torch.randn(8), torch.randn(5)
+    _, again = plan.record(lambda: compute(*tensors), tensors)
+    held = [cell.cell_contents for cell in again.__closure__ or ()]
+    values = [value for each in held if hasattr(each, "__globals__") for value in each.__globals__.values()]
+    assert not any(isinstance(value, torch.Tensor) for value in [*held, *values])
+
+
+def test_a_profiler_that_watches_launches_sees_them(launches, monkeypatch):
+    from triton import knobs
+
+    tensors = torch.randn(8), torch.randn(5)
+    _, again = plan.record(lambda: compute(*tensors), tensors)
+    monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
+    assert again(*tensors) is None
+
+
+@pytest.mark.parametrize("reads", ["a number", "a tensor from elsewhere"])
+def test_what_depends_on_more_than_the_inputs_is_not_recorded(launches, reads):
+    elsewhere = torch.ones(5)
+
+    def compute(x):
+        return [x * x.sum().item() if reads == "a number" else x + elsewhere]
+
+    x = torch.randn(5)
+    found, again = plan.record(lambda: compute(x), [x])
+    assert torch.equal(found[0], compute(x)[0])
+    assert again is None
