@@ -350,12 +350,7 @@ def _without_steps(
         rescaled.append(term)
     strides = [at.stride // step if at.length > 1 else 1 for at in (queries, keys)]
     start = (keys.start - queries.start) // step
-    return (
-        tuple(rescaled),
-        Positions(0, strides[0], queries.length),
-        Positions(start, strides[1], keys.length),
-        step,
-    )
+    return (tuple(rescaled), Positions(0, strides[0], queries.length), Positions(start, strides[1], keys.length), step)
 
 
 def check_heads_tensor(name: str, tensor: Tensor) -> Tensor:

@@ -11,16 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .terms import (
-    DenseBias,
-    DistanceDecay,
-    FactorPair,
-    OffsetBias,
-    OffsetKeys,
-    OffsetQueries,
-    OffsetValues,
-    Term,
-)
+from .terms import DenseBias, DistanceDecay, FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Term
 
 
 def merge(

@@ -33,7 +33,7 @@ class Backend:
     ``record_forward`` and ``record_backward`` compute the same as ``forward`` and ``backward``. Beside the results they
     return a function that does it again for other tensors of the same dtypes, sizes, strides and alignment, or None.
     Its arguments are those of ``tensors``: the call's in the order of ``AXES``, and then those that the backward is
-    given, but None.
+    given, but None. It returns None where it must not be used now.
     """
 
     name: str
@@ -71,12 +71,14 @@ class Backend:
         """
         raise NotImplementedError
 
-    def record_forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Callable[..., Results] | None]:
+    def record_forward(
+        self, call: Call, tensors: Sequence[Tensor]
+    ) -> tuple[Results, Callable[..., Results | None] | None]:
         return self.forward(call), None
 
     def record_backward(
         self, call: Call, needed: Sequence[str], tensors: Sequence[Tensor], *given: Any
-    ) -> tuple[list[Tensor], Callable[..., list[Tensor]] | None]:
+    ) -> tuple[list[Tensor], Callable[..., list[Tensor] | None] | None]:
         return self.backward(call, needed, *given), None
 
 
@@ -101,8 +103,8 @@ class Plan:
         self.names = [name for name in AXES if getattr(call, name) is not None]
         nothing: dict[str, Any] = dict.fromkeys(self.names)
         self.template, self.backend = replace(call, **nothing), backend
-        self._forward: Callable[..., Results] | None = None
-        self._backwards: Memory[Callable[..., list[Tensor]]] = Memory(8)
+        self._forward: Callable[..., Results | None] | None = None
+        self._backwards: Memory[Callable[..., list[Tensor] | None]] = Memory(8)
 
     def call(self, tensors: Sequence[Tensor]) -> Call:
         """Return the call of the kind that has these tensors."""
@@ -118,10 +120,10 @@ class Plan:
         return output, lse
 
     def forward(self, tensors: Sequence[Tensor]) -> Results:
-        if self._forward is not None:
-            return self._forward(*tensors)
-        results, self._forward = self.backend.record_forward(self.call(tensors), tensors)
-        return results
+        found = None if self._forward is None else self._forward(*tensors)
+        if found is None:
+            found, self._forward = self.backend.record_forward(self.call(tensors), tensors)
+        return found
 
     def backward(
         self, tensors: Sequence[Tensor], needs: Sequence[bool], d_output: Tensor, d_lse: Tensor | None, *kept: Tensor
@@ -130,15 +132,14 @@ class Plan:
         given = (d_output, *kept) if d_lse is None else (d_output, d_lse, *kept)
         layouts = layout_of(d_output), True if d_lse is None else layout_of(d_lse), *[each.stride() for each in kept]
         key = (*needs, *layouts, torch.are_deterministic_algorithms_enabled())
-        again = None if None in key else self._backwards.values.get(key)
-        if again is not None:
-            return again(*tensors, *given)
-        needed = [name for name, need in zip(self.names, needs, strict=True) if need]
-        call = self.call(tensors)
-        gradients, again = self.backend.record_backward(call, needed, (*tensors, *given), d_output, d_lse, *kept)
-        if again is not None and None not in key:
-            self._backwards.put(key, again)
-        return gradients
+        again = self._backwards.values.get(key)
+        found = None if again is None else again(*tensors, *given)
+        if found is None:
+            needed, call = [name for name, need in zip(self.names, needs, strict=True) if need], self.call(tensors)
+            found, again = self.backend.record_backward(call, needed, (*tensors, *given), d_output, d_lse, *kept)
+            if again is not None and None not in key:
+                self._backwards.put(key, again)
+        return found
 
 
 class _Dispatched(Plan):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -77,26 +78,14 @@ class VectorTable(NamedTuple):
     room: Any  # a power of two of at least the length; None if the table is long
 
 
-class Levels(NamedTuple):
-    """The levels whose distances are subtracted from scores: a column for each ``DistanceDecay``."""
+class Products(NamedTuple):
+    """How queries and keys are multiplied, and what bounds their products then."""
 
-    query: RowMatrix  # in natural units, as are those of keys; both may have no data
-    key: RowMatrix
-
-
-class Scale(NamedTuple):
-    """The factor on products of queries and keys, which is positive, and what bounds them then."""
-
-    natural: Any
+    scale: Any  # the factor on products, which is positive
     log2: Any  # times log2(e); or divided by the cap
     cap: Any  # in units of log2; None without a soft cap
     last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
-
-
-class Products(NamedTuple):
-    """How matrices are multiplied."""
-
-    precision: Any  # Triton's name of how those of float32 are: a compile-time constant
+    precision: Any  # Triton's name of how products of float32 are computed: also a compile-time constant
 
 
 class TableSpan(NamedTuple):
@@ -110,13 +99,13 @@ class Terms(NamedTuple):
     """What turns inputs into scores, which are in units of log2."""
 
     products: Products
-    scale: Scale
     span: TableSpan
     bias: BiasTable
     key_table: VectorTable  # products of the queries with it, times scale * log2(e)
     query_table: VectorTable  # products of the keys' factors with it, times log2(e)
     value_table: VectorTable  # products of the output's gradient with it
-    levels: Levels
+    query_levels: RowMatrix  # the levels whose distances are subtracted, in natural units; may have no data
+    key_levels: RowMatrix
     dense: PairMatrix  # in natural units
 
 
@@ -180,42 +169,15 @@ class Known(NamedTuple):
 
 
 class TableSums(NamedTuple):
-    """Sums over the keys of each query, which make up the gradients of tables; None if not needed.
+    """Sums over the keys of each query that read a column of a table of vectors; None if not needed.
 
-    ``ends``, (batch, heads, 2, n_q), are the sums at or beyond the ends of a table. ``rows`` are those of each column
-    between them, in pieces, so that those of a tile are neighbors in memory: (batch, heads, pieces, rows, SUMS_WIDTH).
+    Those of a table of queries are sums over the queries of each key. ``ends``, (batch, heads, 2, n), are the sums at
+    or beyond the ends of the table. ``rows`` are those of each column between them, in pieces, so that those of a tile
+    are neighbors in memory: (batch, heads, pieces, rows, SUMS_WIDTH).
     """
-
-    key_table_ends: Any
-    key_table_rows: Any
-    value_table_ends: Any  # these are of weights
-    value_table_rows: Any
-
-
-class KeyRowSums(NamedTuple):
-    """Sums over the queries of each key, for the gradient of a table of queries; as in ``TableSums``, by keys."""
 
     ends: Any
     rows: Any
-
-
-def new_ends(like: Tensor, heads: int, n: int) -> Tensor:
-    """Allocate the ends of ``TableSums``."""
-    return like.new_empty(like.shape[0], heads, 2, n, dtype=torch.float32)
-
-
-def new_rows(like: Tensor, heads: int, n: int, length: int) -> Tensor:
-    """Allocate the rows of ``TableSums``, for a table of this length: to be zeros, as no kernel writes all."""
-    pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n, SUMS_ROWS) * SUMS_ROWS
-    return like.new_empty(like.shape[0], heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32)
-
-
-def by_column(ends: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Return sums by column, (batch, heads, n, length)."""
-    if length == 1:
-        return ends.sum(2).unsqueeze(-1)
-    between = rows.transpose(2, 3).flatten(3)[:, :, : ends.shape[3], : length - 2]
-    return torch.cat([ends[:, :, 0].unsqueeze(-1), between, ends[:, :, 1].unsqueeze(-1)], -1)
 
 
 class QueryGradients(NamedTuple):
@@ -224,7 +186,8 @@ class QueryGradients(NamedTuple):
     query: RowMatrix
     factors: RowMatrix
     levels: RowMatrix
-    tables: TableSums
+    key_table: TableSums
+    value_table: TableSums  # of weights
 
 
 class KeyGradients(NamedTuple):
@@ -234,7 +197,7 @@ class KeyGradients(NamedTuple):
     value: RowMatrix
     factors: RowMatrix
     levels: RowMatrix
-    query_table: KeyRowSums
+    query_table: TableSums
 
 
 class OffsetSums(NamedTuple):
@@ -341,66 +304,60 @@ def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
     return Norm(shift, log_sum[0] if log_sum else None, delta)
 
 
-def pairs_of(call: Call, seeds: Tensor | None) -> PairRules:
-    """Describe to the kernels which queries attend to which keys.
-
-    This allocates ``key_end``, and the dropout seeds of rows where ``seeds`` does not have them, for the first kernel.
-    """
-    value, key_end = call.value, None
-    if call.key_mask is not None:
-        key_end = value.new_empty(value.shape[0], dtype=torch.int32)
-    if call.seed is not None and seeds is None:
-        seeds = value.new_empty(value.shape[0], call.heads, call.n_q, dtype=torch.int32)
-    key_ranks = query_ranks = query_documents = key_documents = None
-    keys_between: tuple[Tensor | None, Tensor | None] = (None, None)
-    queries_between: tuple[Tensor | None, Tensor | None] = (None, None)
-    query_positions, key_positions = call.query_positions, call.key_positions
-    if call.query_documents is not None and call.key_documents is not None:
-        query_documents, key_documents = _same_dtype(call.query_documents, call.key_documents)
-        keys_between = _partners(query_documents, key_documents)
-        queries_between = _partners(key_documents, query_documents)
-    across = [0, 0]
-    if query_positions is not None and key_positions is not None:
-        query_positions, key_positions = _same_dtype(query_positions, key_positions)
-        across = [
-            positions.shape[-1] if positions.dim() == 2 and positions.shape[0] > 1 else 0
-            for positions in (query_positions, key_positions)
-        ]
-        key_ranks = _ranks(key_positions)
-        query_ranks = None if call.query_table is None else _ranks(query_positions)
-    query_start, query_stride, key_start, key_stride = call.affine
-    return PairRules(
-        n_q=call.n_q,
-        n_k=call.n_k,
-        heads=call.heads,
-        min_offset=call.min_offset,
-        max_offset=call.max_offset,
-        start=key_start - query_start,
-        query_stride=constant(query_stride),
-        key_stride=constant(key_stride),
-        query_positions=query_positions,
-        query_positions_batch=across[0],
-        key_positions=key_positions,
-        key_positions_batch=across[1],
-        key_ranks=key_ranks,
-        query_ranks=query_ranks,
-        key_mask=None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8),
-        key_end=key_end,
-        query_documents=query_documents,
-        key_documents=key_documents,
-        first_keys=keys_between[0],
-        last_keys=keys_between[1],
-        first_queries=queries_between[0],
-        last_queries=queries_between[1],
-        dropout_seeds=seeds,
-        dropout_threshold=int(call.dropout_p * 2**32),
-        dropout_scale=1.0 / (1.0 - call.dropout_p),
+def new_table_sums(call: Call, name: str) -> TableSums:
+    """Allocate the sums of a table; the rows have to be filled with zeros, as no kernel writes all."""
+    n, length = call.n_k if name == "query_table" else call.n_q, getattr(call, name).shape[1]
+    pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n, SUMS_ROWS) * SUMS_ROWS
+    new, batch = call.value.new_empty, call.value.shape[0]
+    return TableSums(
+        new(batch, call.heads, 2, n, dtype=torch.float32),
+        new(batch, call.heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32),
     )
 
 
-def of_heads(table: Tensor, batch: int, heads: int) -> Tensor:
-    """Return a table, (heads or 1, T, dim), for every item and head."""
-    return table.unsqueeze(0).expand(batch, heads, -1, -1)
+def by_column(sums: TableSums, length: int) -> Tensor:
+    """Return sums by column, (batch, heads, n, length)."""
+    ends: Tensor = sums.ends
+    if length == 1:
+        return ends.sum(2).unsqueeze(-1)
+    between = sums.rows.transpose(2, 3).flatten(3)[:, :, : ends.shape[3], : length - 2]
+    return torch.cat([ends[:, :, 0].unsqueeze(-1), between, ends[:, :, 1].unsqueeze(-1)], -1)
+
+
+def pairs_of(call: Call) -> PairRules:
+    """Describe to the kernels which queries attend to which keys.
+
+    This allocates ``key_end``, and the dropout seeds of rows where the call has one seed, for the first kernel.
+    """
+    value, key_end, seeds = call.value, None, call.seed
+    if call.key_mask is not None:
+        key_end = value.new_empty(value.shape[0], dtype=torch.int32)
+    if seeds is not None and seeds.dim() == 0:
+        seeds = value.new_empty(value.shape[0], call.heads, call.n_q, dtype=torch.int32)
+    key_ranks = query_ranks = query_documents = key_documents = None
+    partners: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] = None, None, None, None
+    query_positions, key_positions = call.query_positions, call.key_positions
+    if call.query_documents is not None and call.key_documents is not None:
+        query_documents, key_documents = _same_dtype(call.query_documents, call.key_documents)
+        partners = *_partners(query_documents, key_documents), *_partners(key_documents, query_documents)
+    across = [0, 0]
+    if query_positions is not None and key_positions is not None:
+        query_positions, key_positions = _same_dtype(query_positions, key_positions)
+        across = [at.shape[1] if at.dim() == 2 and len(at) > 1 else 0 for at in (query_positions, key_positions)]
+        key_ranks = _ranks(key_positions)
+        query_ranks = None if call.query_table is None else _ranks(query_positions)
+    query_start, query_stride, key_start, key_stride = call.affine
+    offsets = call.min_offset, call.max_offset, key_start - query_start, constant(query_stride), constant(key_stride)
+    positions = query_positions, across[0], key_positions, across[1], key_ranks, query_ranks
+    mask = None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8), key_end
+    documents = query_documents, key_documents, *partners
+    dropout = seeds, int(call.dropout_p * 2**32), 1.0 / (1.0 - call.dropout_p)
+    return PairRules(call.n_q, call.n_k, call.heads, *offsets, *positions, *mask, *documents, *dropout)
+
+
+def table_matrix(table: Tensor | None, call: Call) -> RowMatrix:
+    """Describe a table of vectors, (heads or 1, T, dim), to the kernels, for every item and head."""
+    return row_matrix(None if table is None else table.unsqueeze(0).expand(call.value.shape[0], call.heads, -1, -1))
 
 
 def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -433,10 +390,8 @@ def _ranks(positions: Tensor) -> Tensor:
     return same.tril(-1).sum(-1, dtype=torch.int32).flatten(-2)[..., :length].contiguous()
 
 
-def terms_of(
-    call: Call, key_products: Tensor | None, query_products: Tensor | None, value_products: Tensor | None
-) -> Terms:
-    """Return what makes the call's scores, with the products of ``VectorTable`` for each table of vectors."""
+def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
+    """Return what makes the call's scores, with the products of ``VectorTable`` by the names of tables of vectors."""
     spans = [(first, table.shape[1]) for first, table in zip(call.first, call.tables, strict=True) if table is not None]
     first = last = None
     # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
@@ -446,25 +401,22 @@ def terms_of(
     if call.bias is not None:
         length = call.bias.shape[1]
         bias = BiasTable(call.bias.contiguous(), call.first[0] + length, length)
-    return Terms(
-        products=Products(constant(precision_of(call))),
-        scale=_scale_of(call),
-        span=TableSpan(first, last),
-        bias=bias,
-        key_table=_vector_table(call, key_products, call.key_table, call.first[1]),
-        query_table=_vector_table(call, query_products, call.query_table, call.first[2]),
-        value_table=_vector_table(call, value_products, call.value_table, call.first[3]),
-        levels=Levels(level_matrix(call.query_levels, batch), level_matrix(call.key_levels, batch)),
-        dense=pair_matrix(call.dense, batch),
-    )
-
-
-def _scale_of(call: Call) -> Scale:
+    log2, cap = call.scale * LOG2E, None
     if call.softcap is not None:
-        return Scale(call.scale, call.scale / call.softcap, call.softcap * LOG2E, constant(False))
-    tables = (call.bias, call.key_table, call.query_table)
-    added = (*tables, call.query_factors, call.query_levels, call.dense)
-    return Scale(call.scale, call.scale * LOG2E, None, constant(all(term is None for term in added)))
+        log2, cap = call.scale / call.softcap, call.softcap * LOG2E
+    added = call.bias, call.key_table, call.query_table, call.query_factors, call.query_levels, call.dense, cap
+    last_scaled, precision = constant(all(each is None for each in added)), constant(precision_of(call))
+    return Terms(
+        Products(call.scale, log2, cap, last_scaled, precision),
+        TableSpan(first, last),
+        bias,
+        _vector_table(call, "key_table", products),
+        _vector_table(call, "query_table", products),
+        _vector_table(call, "value_table", products),
+        level_matrix(call.query_levels, batch),
+        level_matrix(call.key_levels, batch),
+        pair_matrix(call.dense, batch),
+    )
 
 
 def _covers(call: Call, first: int, length: int) -> bool:
@@ -477,7 +429,9 @@ def _covers(call: Call, first: int, length: int) -> bool:
     return call.query_positions is None and first <= low and high < first + length
 
 
-def _vector_table(call: Call, products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
+def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> VectorTable:
+    index, products = ("bias", "key_table", "query_table", "value_table").index(name), found.get(name)
+    table, first = call.tables[index], call.first[index]
     if table is None:
         return VectorTable(None, None, None, None)
     length = table.shape[1]
@@ -489,21 +443,19 @@ def _vector_table(call: Call, products: Tensor | None, table: Tensor | None, fir
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
-def parts_of(call: Call) -> Iterator[tuple[Call, slice, Tensor | None]]:
+def parts_of(call: Call) -> Iterator[tuple[Call, slice]]:
     """Split a call into runs of queries small enough for their products with tables of vectors; mostly one run.
 
-    Each comes with its rows, and if they are not all, with their dropout seeds, in the 32 bits that the kernels take.
+    Each comes with its rows. If they are not all, its seed is those of its rows, in the 32 bits that the kernels take.
     """
     lengths = [table.shape[1] for table in (call.key_table, call.value_table) if table is not None]
     longest, n_q = max(lengths, default=1), call.n_q
-    room = n_q * ROW_TABLE_NUMBERS
-    size = n_q if n_q * longest <= room else max(FEWEST_TABLE_ROWS, room // longest)
+    size = n_q if longest <= ROW_TABLE_NUMBERS else max(FEWEST_TABLE_ROWS, n_q * ROW_TABLE_NUMBERS // longest)
     if size >= n_q:
-        yield call, slice(0, n_q), None
+        yield call, slice(0, n_q)
         return
     seeds = call.dropout_seeds()
-    if seeds is not None:
-        seeds = torch.where(seeds >= 2**31, seeds - 2**32, seeds).to(torch.int32)
     for first in range(0, n_q, size):
         rows = slice(first, min(first + size, n_q))
-        yield call.part(range(rows.start, rows.stop)), rows, None if seeds is None else seeds[:, :, rows].contiguous()
+        part = call.part(range(rows.start, rows.stop))
+        yield part if seeds is None else replace(part, seed=seeds[:, :, rows].to(torch.int32).contiguous()), rows

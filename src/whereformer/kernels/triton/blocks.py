@@ -66,15 +66,9 @@ _RICH_64_ROWS = {
     "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # With a bias, whose gradient is summed beside those of keys.
-_BIASED = {
-    **_PLAIN,
-    "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), _PLAIN["key"][2]),
-}
+_BIASED = {**_PLAIN, "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), _PLAIN["key"][2])}
 # With 99 KiB of shared memory, wide heads leave room for one program, which should have more warps.
-_SMALL = {
-    **_PLAIN,
-    "forward": (_PLAIN["forward"][0], Blocks(128, 32, 8, 2), _PLAIN["forward"][2]),
-}
+_SMALL = {**_PLAIN, "forward": (_PLAIN["forward"][0], Blocks(128, 32, 8, 2), _PLAIN["forward"][2])}
 _SMALL_BIASED = {
     "forward": (_PLAIN["forward"][0], Blocks(128, 64, 8, 2), _PLAIN["forward"][2]),
     "query": (Blocks(128, 32, 8, 2), *_PLAIN["query"][1:]),
@@ -117,10 +111,7 @@ _RICH_FLOAT_64_ROWS = {
 }
 # With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
 # instructions, and of those these need the fewest instructions for each score.
-_BY_KEY_FLOAT_64_ROWS = {
-    **_RICH_FLOAT_64_ROWS,
-    "key": (Blocks(32, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
-}
+_BY_KEY_FLOAT_64_ROWS = {**_RICH_FLOAT_64_ROWS, "key": (Blocks(32, 128, 8, 1), *_RICH_FLOAT["key"][1:])}
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
 _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),

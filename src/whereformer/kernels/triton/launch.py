@@ -27,7 +27,6 @@ from .arguments import (
     SUMS_ROWS,
     SUMS_WIDTH,
     KeyGradients,
-    KeyRowSums,
     Known,
     OffsetSums,
     PairRules,
@@ -38,15 +37,14 @@ from .arguments import (
     by_column,
     inputs_of,
     level_matrix,
-    new_ends,
     new_norm,
-    new_rows,
+    new_table_sums,
     norm_of,
-    of_heads,
     pair_matrix,
     pairs_of,
     parts_of,
     row_matrix,
+    table_matrix,
     terms_of,
 )
 from .blocks import LARGEST_BLOCK, blocks_of, cdiv, precision_of
@@ -96,12 +94,12 @@ class Triton(Backend):
             norm.fill_(math.inf)
             return out, norm, _lse_of(norm) if call.wants_lse else None
         with torch.no_grad(), without_autocast(out.device), _on(out.device):
-            for part, rows, seeds in parts_of(call):
+            for part, rows in parts_of(call):
                 if part is call:
-                    _fill(call, None, out, norm)
+                    _fill(call, out, norm)
                 else:
                     part_out, part_norm = part.new_output(), self.new_kept(part)
-                    _fill(part, seeds, part_out, part_norm)
+                    _fill(part, part_out, part_norm)
                     out[:, :, rows], norm[..., rows] = part_out, part_norm
         return out, norm, _lse_of(norm) if call.wants_lse else None
 
@@ -112,20 +110,18 @@ class Triton(Backend):
             return [call.new_gradient(name).zero_() for name in needed]
         sums: dict[str, Tensor] = {}
         with torch.no_grad(), without_autocast(output.device), _on(output.device):
-            for part, rows, seeds in parts_of(call):
+            for part, rows in parts_of(call):
                 if part is call:
-                    return _Backward(call, None, needed, d_output, d_lse, output, kept).run()
-                of_rows = None if d_lse is None else d_lse[:, :, rows]
+                    gradients = {name: call.new_gradient(name) for name in needed}
+                    return list(_Backward(call, gradients, d_output, d_lse, output, kept).run().values())
+                gradients = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
+                given = d_output[:, :, rows], None if d_lse is None else d_lse[:, :, rows], output[:, :, rows]
                 norm = self.new_kept(part).copy_(kept[..., rows])
-                given = d_output[:, :, rows], of_rows, output[:, :, rows], norm
-                for name, gradient in zip(needed, _Backward(part, seeds, needed, *given).run(), strict=True):
-                    by_row = rows_axis(name) == "n_q"
-                    if name not in sums:
-                        sums[name] = call.new_gradient(name) if by_row else torch.zeros_like(gradient, dtype=call.wide)
-                    if by_row:
-                        sums[name][:, :, rows] = gradient
+                for name, gradient in _Backward(part, gradients, *given, norm).run().items():
+                    if rows_axis(name) == "n_q":
+                        sums.setdefault(name, call.new_gradient(name))[:, :, rows] = gradient
                     else:
-                        sums[name] += gradient
+                        sums[name] = gradient + sums.get(name, 0)
         return [call.new_gradient(name).copy_(sums[name]) for name in needed]
 
     def record_forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Any, Callable[..., Any] | None]:
@@ -153,106 +149,101 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 def _prepare(
     call: Call,
     pairs: PairRules,
-    seeds: Tensor | None,
     out: Tensor | None = None,
     d_out: Tensor | None = None,
     d_lse: Tensor | None = None,
-    with_offsets: bool = False,
+    with_bias: bool = False,
 ) -> tuple[Tensor | None, OffsetSums]:
-    """Fill what ``pairs`` has room for, and in the backward return ``delta``, with the sums of a bias's gradient.
-
-    Args:
-        seeds: those of dropout's rows, if they are there already.
-    """
+    """Fill what ``pairs`` has room for, and in the backward return ``delta``, with the sums of a bias's gradient."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
-    value, batch, heads, n_q = call.value, call.value.shape[0], call.heads, call.n_q
-    delta = None if out is None else value.new_empty(batch, heads, n_q, dtype=torch.float32)
-    offsets, vectors, length = OffsetSums(None, None), None, 0
-    if with_offsets:
-        length = _number_of_sums(call)
-        offsets = OffsetSums(
-            value.new_empty(batch, heads, length, dtype=torch.int64),
-            value.new_empty(batch, heads, 4, cdiv(n_q, PREPARED_ROWS), dtype=torch.float32),
-        )
-        vectors = None if call.value_table is None else of_heads(call.value_table, batch, heads)
-    seed = call.seed if seeds is None else None
+    value, batch, heads, blocks = call.value, call.value.shape[0], call.heads, cdiv(call.n_q, PREPARED_ROWS)
+    delta = None if out is None else value.new_empty(batch, heads, call.n_q, dtype=torch.float32)
+    seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
+    offsets, length, table = OffsetSums(None, None), 0, None
+    if with_bias:
+        (*_, length), table = _columns(call), call.value_table
+        sums = value.new_empty(batch, heads, length, dtype=torch.int64)
+        offsets = OffsetSums(sums, value.new_empty(batch, heads, 4, blocks, dtype=torch.float32))
     if any(each is not None for each in (delta, seed, call.key_mask)):
         launch(
             prepare,
-            batch * heads * cdiv(n_q, PREPARED_ROWS),
+            batch * heads * blocks,
             row_matrix(out),
             row_matrix(d_out),
-            row_matrix(value if with_offsets else None, shared=call.shared),
-            row_matrix(vectors),
+            row_matrix(value if with_bias else None, shared=call.shared),
+            table_matrix(table, call),
             ToFill(delta, d_lse, offsets.bounds, offsets.data, seed),
             pairs,
-            *(0 if vectors is None else vectors.shape[2], length),
+            *(0 if table is None else table.shape[1], length),
             num_warps=4,
         )
     return delta, offsets
 
 
-def _products_with(
-    rows: Tensor | None, table: Tensor, call: Call, n: int, zeros: Tensor | None, scale: float = 1.0, times: float = 1.0
-) -> Tensor | None:
-    """Return ``scale * rows @ (times * table).mT``, (batch, heads, n, T), and fill ``zeros`` with zeros.
+def _columns(call: Call) -> tuple[int, int, int]:
+    """Return the column of a bias to which the first of ``OffsetSums`` belongs, the columns from one to the next, and
+    their number."""
+    assert call.bias is not None
+    query_start, query_stride, key_start, stride = call.affine
+    if call.query_positions is None and query_stride == stride:
+        first = key_start - query_start + (1 - call.n_q - LARGEST_BLOCK) * stride - call.first[0]
+        return first, stride, call.n_q + call.n_k - 1 + 2 * LARGEST_BLOCK
+    return -call.n_k, 1, call.bias.shape[1] + 2 * call.n_k
 
-    Args:
-        rows: (1 or batch, heads, n, dim); None for zeros only.
-    """
+
+def _met_by(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor | None, float]:
+    """Return what a table of vectors is multiplied with, (1 or batch, heads, n, dim), and the factor on that."""
+    if name == "value_table":
+        return d_out, 1.0
+    factors = call.query_table_factors if name == "query_table" else call.key_table_factors
+    return (call.query, call.scale) if factors is None else (factors, 1.0)
+
+
+def _terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums]) -> Terms:
+    """Return what makes the call's scores, after multiplying tables of vectors with what they meet, and filling the
+    rows of their ``sums`` with zeros."""
     from .jit.vectors import products
 
-    batch, heads, length = call.value.shape[0], call.heads, table.shape[1]
-    out = None if rows is None else call.value.new_empty(batch, heads, n, length, dtype=torch.float32)
-    launch(
-        products,
-        batch * heads * cdiv(n, SUMS_ROWS) * (SUMS_ROWS // PREPARED_ROWS),
-        row_matrix(rows, batch),
-        row_matrix(of_heads(table, batch, heads)),
-        out,
-        zeros,
-        *(scale, times, n, heads, length),
-        BLOCK=32 if length <= 32 else 64,
-        PRECISION=precision_of(call),
-        num_warps=4,
-    )
-    return out
+    found: dict[str, Tensor | None] = {}
+    batch, heads = call.value.shape[0], call.heads
+    for name in _BY_TABLE:
+        table, (rows, scale) = getattr(call, name), _met_by(name, call, d_out)
+        if table is None or (rows is None and name not in sums):
+            continue
+        n, length = call.n_k if name == "query_table" else call.n_q, table.shape[1]
+        found[name] = None if rows is None else call.value.new_empty(batch, heads, n, length, dtype=torch.float32)
+        launch(
+            products,
+            batch * heads * cdiv(n, SUMS_ROWS) * (SUMS_ROWS // PREPARED_ROWS),
+            row_matrix(rows, batch),
+            table_matrix(table, call),
+            found[name],
+            sums[name].rows if name in sums else None,
+            *(scale, 1.0 if name == "value_table" else LOG2E, n, heads, length),
+            BLOCK=32 if length <= 32 else 64,
+            PRECISION=precision_of(call),
+            num_warps=4,
+        )
+    return terms_of(call, found)
 
 
-def _terms(call: Call, d_out: Tensor | None, sums: dict[str, Tensor]) -> Terms:
-    """Return what makes the call's scores; the gradient kernels also need the output's gradient.
-
-    This fills ``sums``, the rows of ``TableSums`` of each table, with zeros.
-    """
-    keys = queries = values = None
-    if (table := call.key_table) is not None:
-        rows, scale = (call.query, call.scale) if call.key_table_factors is None else (call.key_table_factors, 1.0)
-        keys = _products_with(rows, table, call, call.n_q, sums.get("key_table"), scale, LOG2E)
-    if (table := call.query_table) is not None:
-        queries = _products_with(call.query_table_factors, table, call, call.n_k, sums.get("query_table"), times=LOG2E)
-    if (table := call.value_table) is not None and (d_out is not None or "value_table" in sums):
-        values = _products_with(d_out, table, call, call.n_q, sums.get("value_table"))
-    return terms_of(call, keys, queries, values)
-
-
-def _fill(call: Call, seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
+def _fill(call: Call, out: Tensor, norm: Tensor) -> None:
     """Fill the output and the norm of a call."""
     from .jit.forward import forward
 
-    batch, heads, blocks, table = call.value.shape[0], call.heads, blocks_of("forward", call), call.value_table
-    pairs = pairs_of(call, seeds)
-    _prepare(call, pairs, seeds)
-    sums = {} if table is None else {"value_table": new_rows(out, heads, call.n_q, table.shape[1])}
+    blocks, pairs = blocks_of("forward", call), pairs_of(call)
+    _prepare(call, pairs)
+    sums = {} if call.value_table is None else {"value_table": new_table_sums(call, "value_table")}
     launch(
         forward,
-        batch * heads * cdiv(call.n_q, blocks.rows),
+        call.value.shape[0] * call.heads * cdiv(call.n_q, blocks.rows),
         inputs_of(call),
         row_matrix(out),
         norm_of(norm),
-        row_matrix(None if table is None else of_heads(table, batch, heads)),
-        sums.get("value_table"),
+        table_matrix(call.value_table, call),
+        sums["value_table"].rows if sums else None,
         _terms(call, None, sums),
         pairs,
         **blocks.launch,
@@ -272,33 +263,22 @@ _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table"
 
 
 class _Backward:
-    """One backward pass; ``seeds`` are those of dropout's rows, if they are there already."""
+    """One backward pass, which fills ``gradients``."""
 
     def __init__(
-        self,
-        call: Call,
-        seeds: Tensor | None,
-        needed: Sequence[str],
-        d_out: Tensor,
-        d_lse: Tensor | None,
-        out: Tensor,
-        norm: Tensor,
+        self, call: Call, gradients: dict[str, Tensor], d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor
     ) -> None:
-        self.call, self.batch, self.heads = call, call.value.shape[0], call.heads
-        self.gradients = {name: call.new_gradient(name) for name in needed}
-        out, self.d_out = (each if each.stride(3) == 1 else each.contiguous() for each in (out, d_out))
+        self.call, self.gradients = call, gradients
+        self.programs = call.value.shape[0] * call.heads
+        self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         d_lse = None if d_lse is None else d_lse.float().contiguous()
-        self.pairs = pairs_of(call, seeds)
-        delta, self.offsets = _prepare(call, self.pairs, seeds, out, self.d_out, d_lse, with_offsets=self.needs("bias"))
-        self.inputs, self.known = inputs_of(call), Known(row_matrix(self.d_out), norm_of(norm, delta))
-        self.sums = {
-            name: new_rows(out, self.heads, call.n_k if name == "query_table" else call.n_q, table.shape[1])
-            for name, gradients in _BY_TABLE.items()
-            if (table := getattr(call, name)) is not None and self.needs(*gradients)
-        }
-        self.terms = _terms(call, self.d_out, self.sums)
-        tables = ("bias", *_BY_TABLE, "dense")
-        self.places = {name: self._place(name) for name in GRADIENTS if name not in tables}
+        pairs = pairs_of(call)
+        delta, self.offsets = _prepare(call, pairs, out, self.d_out, d_lse, with_bias=self.needs("bias"))
+        has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
+        self.sums = {name: new_table_sums(call, name) for name in has}
+        self.first = inputs_of(call), Known(row_matrix(self.d_out), norm_of(norm, delta))
+        self.last = _terms(call, self.d_out, self.sums), pairs
+        self.places = {name: self._place(name) for name in GRADIENTS if name not in ("bias", *_BY_TABLE, "dense")}
 
     def needs(self, *names: str) -> bool:
         """Whether any of these gradients is needed."""
@@ -307,14 +287,14 @@ class _Backward:
     def _place(self, name: str) -> Tensor | None:
         """Return the memory to sum a gradient in: its own, or float32 if more is added to it."""
         tensor: Tensor | None = getattr(self.call, name)
-        if tensor is None:
-            return None
-        if name.endswith(("factors", "levels")):
-            return tensor.new_zeros(self.batch, *tensor.shape[1:], dtype=torch.float32)
-        return self.gradients[name] if name in self.gradients else self.call.new_gradient(name)
+        if tensor is None or (name in self.gradients and name in ("query", "key", "value")):
+            return self.gradients.get(name)
+        if name in ("query", "key", "value"):
+            return self.call.new_gradient(name)
+        return tensor.new_zeros(self.call.value.shape[0], *tensor.shape[1:], dtype=torch.float32)
 
-    def run(self) -> list[Tensor]:
-        """Return the gradients."""
+    def run(self) -> dict[str, Tensor]:
+        """Return the gradients by name."""
         if self.needs(*_SUMS_OVER_KEYS):
             self._query_gradients()
         if self.needs(*_SUMS_OVER_QUERIES):
@@ -326,155 +306,117 @@ class _Backward:
             if found is not None and found is not gradient:
                 # Rows that all of the batch share have the sum of their gradients.
                 gradient.copy_(found.sum(0, keepdim=True) if len(found) != len(gradient) else found)
-        return list(self.gradients.values())
+        return self.gradients
 
     def _query_gradients(self) -> None:
         """Compute all gradients that are sums over keys, and those that follow from them."""
         from .jit.query_gradients import query_gradients
 
-        call, blocks, table = self.call, blocks_of("query", self.call), self.call.key_table
-        key_sums, value_sums = self.sums.get("key_table"), self.sums.get("value_table")
-        key_ends, value_ends = (
-            None if sums is None else new_ends(self.d_out, self.heads, call.n_q) for sums in (key_sums, value_sums)
-        )
-        meets = table is not None and call.key_table_factors is None and self.needs("query")
+        call, blocks, places, nothing = self.call, blocks_of("query", self.call), self.places, TableSums(None, None)
+        meets_query = call.key_table_factors is None and self.needs("query")
         launch(
             query_gradients,
-            self.batch * self.heads * cdiv(call.n_q, blocks.rows),
-            self.inputs,
-            self.known,
+            self.programs * cdiv(call.n_q, blocks.rows),
+            *self.first,
             QueryGradients(
-                query=row_matrix(self.places["query"]),
-                factors=row_matrix(self.places["query_factors"]),
-                levels=level_matrix(self.places["query_levels"], self.batch),
-                tables=TableSums(key_ends, key_sums, value_ends, value_sums),
+                row_matrix(places["query"]),
+                row_matrix(places["query_factors"]),
+                level_matrix(places["query_levels"], call.value.shape[0]),
+                self.sums.get("key_table", nothing),
+                self.sums.get("value_table", nothing),
             ),
-            row_matrix(of_heads(table, self.batch, self.heads) if table is not None and meets else None),
-            self.terms,
-            self.pairs,
+            table_matrix(call.key_table if meets_query else None, call),
+            *self.last,
             **blocks.launch,
         )
-        if key_ends is not None and key_sums is not None and table is not None:
-            if (d_table_factors := self.places["key_table_factors"]) is not None:
-                d_table_factors += by_column(key_ends, key_sums, table.shape[1]) @ table
-            met, scale = (call.query, call.scale) if call.key_table_factors is None else (call.key_table_factors, 1.0)
-            self._table_gradient("key_table", met, key_ends, key_sums, scale)
-        if value_ends is not None and value_sums is not None:
-            self._table_gradient("value_table", self.d_out, value_ends, value_sums)
-
-    def _table_gradient(self, name: str, met: Tensor | None, ends: Tensor, sums: Tensor, scale: float = 1.0) -> None:
-        """Compute the gradient of a table from sums by offset and what its vectors meet times ``scale``, (1 or batch,
-        heads, n, dim)."""
-        from .jit.vectors import table_gradients
-
-        if not self.needs(name) or met is None:
-            return
-        gradient, (n, dim) = self.gradients[name], met.shape[2:]
-        length = gradient.shape[1]
-        out = met.new_empty(self.batch, self.heads, length, dim, dtype=torch.float32)
-        launch(
-            table_gradients,
-            self.batch * self.heads * (cdiv(max(length - 2, 0), SUMS_WIDTH) + 1),
-            row_matrix(met, self.batch),
-            ends,
-            sums,
-            out,
-            *(scale, n, self.heads, length),
-            PRECISION=precision_of(self.call),
-            num_warps=4,
-        )
-        self.gradients[name] = out.sum(0) if len(gradient) == self.heads else out.sum((0, 1)).unsqueeze(0)
+        self._table_gradients("key_table")
+        self._table_gradients("value_table")
 
     def _key_gradients(self) -> None:
-        """Compute all gradients that are sums over queries."""
+        """Compute all gradients that are sums over queries, and those that follow from them."""
         from .jit.key_gradients import key_gradients
 
-        call, blocks, table = self.call, blocks_of("key", self.call), self.call.query_table
-        sums = self.sums.get("query_table")
-        ends = None if sums is None else new_ends(self.d_out, self.heads, call.n_k)
+        call, blocks, places = self.call, blocks_of("key", self.call), self.places
         launch(
             key_gradients,
-            self.batch * self.heads // call.shared * cdiv(call.n_k, blocks.keys),
-            self.inputs,
-            self.known,
+            self.programs // call.shared * cdiv(call.n_k, blocks.keys),
+            *self.first,
             KeyGradients(
-                row_matrix(self.places["key"], shared=call.shared),
-                row_matrix(self.places["value"], shared=call.shared),
-                row_matrix(self.places["key_factors"]),
-                level_matrix(self.places["key_levels"], self.batch),
-                KeyRowSums(ends, sums),
+                row_matrix(places["key"], shared=call.shared),
+                row_matrix(places["value"], shared=call.shared),
+                row_matrix(places["key_factors"]),
+                level_matrix(places["key_levels"], call.value.shape[0]),
+                self.sums.get("query_table", TableSums(None, None)),
             ),
             self.offsets,
-            self.terms,
-            self.pairs,
+            *self.last,
             **blocks.launch,
         )
         if self.needs("bias"):
-            _finish_bias(call, self.pairs, self.offsets, self.gradients["bias"])
-        if ends is not None and sums is not None and table is not None:
-            if (d_factors := self.places["query_table_factors"]) is not None:
-                d_factors += by_column(ends, sums, table.shape[1]) @ table
-            self._table_gradient("query_table", call.query_table_factors, ends, sums)
+            self._bias_gradient()
+        self._table_gradients("query_table")
+
+    def _bias_gradient(self) -> None:
+        """Compute the gradient of a bias, (heads, T), from whole numbers, whose sum is the same in any order."""
+        from .jit.prepare import finish_bias
+
+        (first, stride, number), length, columns = _columns(self.call), self.gradients["bias"].shape[1], 128
+        left = min(max(-first // stride + 1, 0), number)
+        right = min(max(-((first - max(length - 1, 1)) // stride), left), number)
+        launch(
+            finish_bias,
+            self.call.heads * cdiv(length, columns),
+            self.gradients["bias"],
+            self.offsets,
+            self.last[1],
+            *(first, left, right, number, length, self.call.value.shape[0]),
+            STRIDE=stride,
+            BLOCK=columns,
+            num_warps=1,
+        )
+
+    def _table_gradients(self, name: str) -> None:
+        """Compute the gradients of a table of vectors and of its factors from the sums by offset."""
+        from .jit.vectors import table_gradients
+
+        table, sums, (met, scale) = getattr(self.call, name), self.sums.get(name), _met_by(name, self.call, self.d_out)
+        if sums is None:
+            return
+        if (d_factors := self.places.get(f"{name}_factors")) is not None:
+            d_factors += by_column(sums, table.shape[1]) @ table
+        if not self.needs(name) or met is None:
+            return
+        (batch, heads), (n, dim), length = sums.ends.shape[:2], met.shape[2:], table.shape[1]
+        out = table.new_empty(batch, heads, length, dim, dtype=torch.float32)
+        launch(
+            table_gradients,
+            self.programs * (cdiv(max(length - 2, 0), SUMS_WIDTH) + 1),
+            row_matrix(met, batch),
+            *sums,
+            out,
+            *(scale, n, heads, length),
+            PRECISION=precision_of(self.call),
+            num_warps=4,
+        )
+        self.gradients[name] = out.sum(0) if len(table) == heads else out.sum((0, 1)).unsqueeze(0)
 
     def _dense_gradients(self) -> None:
         """Compute the gradient of dense scores."""
         from .jit.dense_gradients import dense_gradients
 
-        blocks, gradient = blocks_of("dense", self.call), self.gradients["dense"]
+        call, blocks, gradient = self.call, blocks_of("dense", self.call), self.gradients["dense"]
         items, size = len(gradient), blocks.rows
         launch(
             dense_gradients,
-            items * self.heads * cdiv(self.call.n_q, size) * cdiv(self.call.n_k, size),
-            self.inputs,
-            self.known,
+            items * call.heads * cdiv(call.n_q, size) * cdiv(call.n_k, size),
+            *self.first,
             pair_matrix(gradient, items),
-            self.terms,
-            self.pairs,
-            self.batch // items,
+            *self.last,
+            call.value.shape[0] // items,
             BLOCK=size,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
-
-
-# --- the gradient of a bias, a sum of whole numbers, which is the same in any order
-
-
-def _finish_bias(call: Call, pairs: PairRules, offsets: OffsetSums, gradient: Tensor) -> None:
-    """Compute the gradient of a bias, (heads, T), from the sums."""
-    from .jit.prepare import finish_bias
-
-    (batch, heads, number), length = offsets.data.shape, gradient.shape[1]
-    first, stride = -call.n_k, 1
-    if _by_diagonal(call):
-        query_start, _, key_start, stride = call.affine
-        first = key_start - query_start + (1 - call.n_q - LARGEST_BLOCK) * stride - call.first[0]
-    left = min(max(-first // stride + 1, 0), number)
-    right = min(max(-((first - max(length - 1, 1)) // stride), left), number)
-    columns = 128
-    launch(
-        finish_bias,
-        heads * cdiv(length, columns),
-        gradient,
-        offsets,
-        pairs,
-        *(first, left, right, number, length, batch),
-        STRIDE=stride,
-        BLOCK=columns,
-        num_warps=1,
-    )
-
-
-def _number_of_sums(call: Call) -> int:
-    """Return how many sums a row of ``OffsetSums`` has."""
-    assert call.bias is not None
-    by_diagonal = call.n_q + call.n_k - 1 + 2 * LARGEST_BLOCK
-    return by_diagonal if _by_diagonal(call) else call.bias.shape[1] + 2 * call.n_k
-
-
-def _by_diagonal(call: Call) -> bool:
-    _, query_stride, _, key_stride = call.affine
-    return call.query_positions is None and query_stride == key_stride
 
 
 backend = Triton()

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -30,19 +29,20 @@ _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_stri
 def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Launch a kernel."""
     compiled = kernel[(programs,)](*arguments, **options)
-    recorder = _recorder.get()
-    if recorder is not None:
+    if (recorder := _recorder.get()) is not None:
         recorder.add_launch(compiled, programs, dict(zip(kernel.arg_names, arguments, strict=False)))
 
 
 def record(
     compute: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]
-) -> tuple[Sequence[Tensor | None], Callable[..., Any] | None]:
-    """Return what ``compute`` returns, and a function of the inputs that does the same, if it can be recorded.
+) -> tuple[Any, Callable[..., Any] | None]:
+    """Return what ``compute`` returns, and a function of the inputs that does the same; None if there is no such.
 
-    The function returns None where it must not be used: where a profiler has hooks in Triton's launches.
+    There is none if what is computed depends on numbers in tensors, or if two inputs are one tensor, as query and key
+    may be: other calls of the kind may tell them apart. The function returns None where it must not be used: where a
+    profiler has hooks in Triton's launches.
     """
-    if interpreted():
+    if interpreted() or len({id(tensor) for tensor in inputs}) < len(inputs):
         return compute(), None
     recorder = _Recorder(inputs)
     token = _recorder.set(recorder)
@@ -54,24 +54,10 @@ def record(
     return outputs, recorder.function(outputs)
 
 
-@dataclass
-class _Line:
-    """A line of the function.
-
-    Args:
-        makes: the name of the tensor that it makes, without which it is not needed; None if it writes to memory.
-        uses: the names of the tensors that it uses.
-        launches: whether it uses their addresses.
-    """
-
-    text: str
-    makes: str | None
-    uses: list[str]
-    launches: bool = False
-
-
 class _Recorder(DispatchMode):
-    """Writes down torch operations and launches.
+    """Writes torch operations and launches down as lines, each with the names of the tensors that it uses.
+
+    An allocation or a view is written where it is first used. Launches need no view, only where it begins.
 
     Args:
         inputs: the tensors that are given; all others have to be made while it records.
@@ -82,54 +68,42 @@ class _Recorder(DispatchMode):
         self.names: dict[int, str] = {}
         self.kept: list[Tensor] = []  # an id is unique while its object lives
         self.bases: dict[str, tuple[str, int]] = {}  # of views: what they are a view of, and how far from its beginning
-        self.lines: list[_Line] = []
+        self.waiting: dict[str, tuple[str, list[Tensor]]] = {}
+        self.lines: list[tuple[str, list[str]]] = []
         self.values: dict[str, Any] = {"empty": torch.empty_strided}
         self.works, self.computes = True, False
         self.device = inputs[0].device
-        self.inputs = [self._new_name(tensor) for tensor in inputs]
+        self.inputs = [self._new(tensor) for tensor in inputs]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = operation(*args, **(kwargs or {}))
-        kind = operation.overloadpacket.__name__
+        kwargs = kwargs or {}
+        results = operation(*args, **kwargs)
         found = [each for each in leaves(results) if isinstance(each, Tensor)]
         given = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if kind in ("detach", "alias"):
-            self.kept.append(found[0])
-            self.names[id(found[0])] = self._name_of(given[0])
-        elif kind in _ALLOCATIONS:
-            (made,) = found
-            name, dtype, device = self._new_name(made), self._value(made.dtype), self._value(made.device)
-            size, strides = tuple(made.shape), made.stride()
-            self.lines.append(_Line(f"{name} = empty({size}, {strides}, dtype={dtype}, device={device})", name, []))
-        elif found:
-            self._add_operation(operation, args, kwargs or {}, results, found, given)
-        else:
-            # It read a number, on which what follows may depend.
-            self.works = False
-        return results
-
-    def _add_operation(
-        self, operation: Any, args: Any, kwargs: Any, results: Any, found: list[Tensor], given: list[Tensor]
-    ) -> None:
-        uses = [self._name_of(each) for each in given]
-        call = f"{self._value(operation)}({self._text_of(args, kwargs)})"
-        if operation.is_view:
-            for index, view in enumerate(found):
-                name = self._new_name(view)
-                root, start = self.bases.get(uses[0], (uses[0], 0))
-                self.bases[name] = root, start + view.data_ptr() - given[0].data_ptr()
-                item = f"[{index}]" if isinstance(results, tuple | list) else ""
-                self.lines.append(_Line(f"{name} = {call}{item}", name, uses))
-            return
-        self.computes = True
         new = [each for each in found if id(each) not in self.names]
-        if len(new) == len(found) == 1:
-            name = self._new_name(new[0])
-            self.lines.append(_Line(f"{name} = {call}", name, uses))
+        if operation.overloadpacket.__name__ in _ALLOCATIONS:
+            (made,) = found
+            dtype, device = self._value(made.dtype), self._value(made.device)
+            text = f"empty({tuple(made.shape)}, {made.stride()}, dtype={dtype}, device={device})"
+            self.waiting[self._new(made)] = text, []
+        elif operation.is_view:
+            base = self.names.get(id(given[0]), "")
+            root, start = self.bases.get(base, (base, 0))
+            call = self._call(operation, args, kwargs)
+            for index, view in enumerate(found):
+                name = self._new(view)
+                self.bases[name] = root, start + view.data_ptr() - given[0].data_ptr()
+                self.waiting[name] = f"{call}[{index}]" if isinstance(results, tuple | list) else call, given
+        elif not found or len(new) not in (0, len(found)):
+            # It read a number, on which what follows may depend, or is of an unknown kind.
+            self.works = False
         else:
-            made = "".join(f"{self._new_name(each)}, " for each in new)
-            self.works = self.works and len(new) in (0, len(found))
-            self.lines.append(_Line(f"{made}= {call}" if made else call, None, uses))
+            self.computes = True
+            uses, call = [self._use(each) for each in given], self._call(operation, args, kwargs)
+            names = [self._new(each) for each in new]
+            comma = "," * isinstance(results, tuple | list)
+            self.lines.append((f"{', '.join(names)}{comma} = {call}" if names else call, uses))
+        return results
 
     def add_launch(self, compiled: Any, programs: int, arguments: dict[str, Any]) -> None:
         """Write down a launch of a compiled kernel."""
@@ -143,54 +117,40 @@ class _Recorder(DispatchMode):
                     flatten(each, of_each)
             elif kind != "constexpr":
                 kinds.append(kind)
+                text = repr(value)
                 if isinstance(value, Tensor):
-                    name = self._name_of(value)
+                    name = self.names.get(id(value), "")
                     root, start = self.bases.get(name, (name, 0))
-                    uses.append(root)
-                    values.append(f"{root}_ + {start}" if start else f"{root}_")
-                else:
-                    values.append(repr(value))
+                    uses.append(self._written(root))
+                    text = f"{root}.data_ptr() + {start}" if start else f"{root}.data_ptr()"
+                values.append(text)
 
         for name, kind in compiled.src.signature.items():
             flatten(arguments.get(name), kind)
         function, metadata = self._value(compiled.function), self._value(compiled.packed_metadata)
         run = self._value(_launcher(tuple(kinds), compiled))
         text = f"{run}({programs}, 1, 1, stream, {function}, {metadata}, None, None, None, {', '.join(values)})"
-        self.lines.append(_Line(text, None, uses, launches=True))
+        self.lines.append((text, uses))
 
     def function(self, outputs: Sequence[Tensor | None]) -> Callable[..., Any] | None:
         """Return what was recorded as a function of the inputs that returns the outputs."""
-        results = ["None" if each is None else self._name_of(each) for each in outputs]
+        results = ["None" if each is None else self._use(each) for each in outputs]
         if not self.works:
             return None
-        needed, addressed = set(results), set()
-        lines: list[_Line] = []
-        for line in reversed(self.lines):
-            if line.makes is None or line.makes in needed:
-                needed.update(line.uses)
-                lines.append(line)
-                if line.launches:
-                    addressed.update(line.uses)
-        last: dict[str, _Line] = {}  # the last line that uses a tensor
-        for line in lines:
-            for name in line.uses:
-                last.setdefault(name, line)
-        body = [f"{name}_ = {name}.data_ptr()" for name in self.inputs if name in addressed]
-        for line in reversed(lines):
-            body.append(line.text)
-            if line.makes in addressed:
-                body.append(f"{line.makes}_ = {line.makes}.data_ptr()")
-            done = [name for name in dict.fromkeys(line.uses) if last[name] is line and name not in results]
+        body, needed = [f"return {', '.join(results)},"], set(results)
+        for text, uses in reversed(self.lines):
+            done = [name for name in dict.fromkeys(uses) if name not in needed]
             if done:
-                # Its memory is free for what comes after.
-                body.append(f"del {', '.join(done)}")
-        return self._compiled(body, results)
+                body.append(f"del {', '.join(done)}")  # the memory is free for what comes after
+            needed.update(done)
+            body.append(text)
+        return self._compiled(body[::-1])
 
-    def _compiled(self, body: list[str], results: list[str]) -> Callable[..., Any]:
+    def _compiled(self, body: list[str]) -> Callable[..., Any]:
         from triton import knobs
         from triton.runtime import driver
 
-        index, inputs = self.device.index or 0, ", ".join(self.inputs)
+        index, inputs, device = self.device.index or 0, ", ".join(self.inputs), self.device
         self.values |= {
             "hooks": (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook),
             "current_device": driver.active.get_current_device,
@@ -205,11 +165,10 @@ class _Recorder(DispatchMode):
             f"    with on({index}): return plan({inputs})",
             f"stream = current_stream({index})",
         ]
-        exec("\n    ".join([*head, *body, f"return {', '.join(results)},"]), self.values)
+        exec("\n    ".join([*head, *body]), self.values)
         plan: Callable[..., Any] = self.values["plan"]
         if not self.computes:
             return plan
-        device = self.device
 
         def plan_without_autocast(*tensors: Tensor) -> Any:
             with without_autocast(device):
@@ -217,47 +176,45 @@ class _Recorder(DispatchMode):
 
         return plan_without_autocast
 
-    def _new_name(self, tensor: Tensor) -> str:
+    def _new(self, tensor: Tensor) -> str:
         self.kept.append(tensor)
         return self.names.setdefault(id(tensor), f"t{len(self.names)}")
 
-    def _name_of(self, tensor: Tensor) -> str:
-        name = self.names.get(id(tensor))
-        if name is None:
+    def _use(self, tensor: Tensor) -> str:
+        return self._written(self.names.get(id(tensor), ""))
+
+    def _written(self, name: str) -> str:
+        """Return the name of a tensor after writing the line that makes it, if that waits."""
+        if not name:
             # It is no input, and was not made here.
             self.works = False
-            return "unknown"
+        if name in self.waiting:
+            text, given = self.waiting.pop(name)
+            self.lines.append((f"{name} = {text}", [self._use(each) for each in given]))
         return name
 
     def _value(self, value: Any) -> str:
         """Return the name of an object of the function's globals."""
         name = f"c{len(self.values)}"
-        for known, other in self.values.items():
-            if other is value or (isinstance(value, torch.device) and type(other) is torch.device and other == value):
-                return known
         self.values[name] = value
         return name
 
+    def _call(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> str:
+        named = [f"{name}={self._text(each)}" for name, each in kwargs.items()]
+        return f"{self._value(operation)}({', '.join([*map(self._text, args), *named])})"
+
     def _text(self, value: Any) -> str:
         if isinstance(value, Tensor):
-            return self._name_of(value)
+            return self.names.get(id(value), "")
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._text, value))}]"
         return repr(value) if value is None or type(value) in (bool, int) else self._value(value)
 
-    def _text_of(self, args: Any, kwargs: dict[str, Any]) -> str:
-        return ", ".join([*map(self._text, args), *(f"{name}={self._text(each)}" for name, each in kwargs.items())])
 
-
+@lru_cache(1024)
 def _launcher(kinds: tuple[str, ...], compiled: Any) -> Any:
     """Return Triton's launcher of a compiled kernel for a flat list of parameters, without constants."""
     from triton.runtime import driver
 
-    launcher = _launchers.get(compiled)
-    if launcher is None:
-        source = SimpleNamespace(constants={}, signature=dict(enumerate(kinds)), fn=compiled.src.fn)
-        launcher = _launchers[compiled] = driver.active.launcher_cls(source, compiled.metadata)
-    return launcher
-
-
-_launchers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    source = SimpleNamespace(constants={}, signature=dict(enumerate(kinds)), fn=compiled.src.fn)
+    return driver.active.launcher_cls(source, compiled.metadata)

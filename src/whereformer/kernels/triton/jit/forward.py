@@ -46,8 +46,8 @@ def _attend_blocks(
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
         scores, _ = scores_of(queries, keys, tile, terms, pairs, AREA)
         largest = tl.max(scores, 1)
-        if terms.scale.last:
-            largest *= terms.scale.log2
+        if terms.products.last:
+            largest *= terms.products.log2
         new_peak = tl.maximum(peak, largest)
         # Rows without a permitted key so far have no peak; any finite number gives them weights of 0.
         reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -66,17 +66,7 @@ def _attend_blocks(
 
 
 @triton.jit
-def forward(
-    inputs,
-    out,
-    norm,
-    values,
-    at_offset,
-    terms,
-    pairs,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute the output and the norm of one block of queries of one head.
 
     ``at_offset`` receives the share of a row's attention at each offset between the ends of the table ``values``,

@@ -58,7 +58,7 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
 @triton.jit
 def times_slope(d_scores, slope, terms):
     """Return the gradient of scaled products; ``slope`` is that of the soft cap."""
-    if terms.scale.cap is None:
+    if terms.products.cap is None:
         return d_scores
     else:
         return d_scores * slope
@@ -70,8 +70,8 @@ def add_level_slopes(sums, d_scores, tile, terms, pairs):
 
     Those by keys' levels are the same with the other sign. The sums are over the second axis of the tile.
     """
-    for column in tl.static_range(terms.levels.query.width):
-        differences = level_differences(terms.levels, tile, pairs, column)
+    for column in tl.static_range(terms.query_levels.width):
+        differences = level_differences(terms, tile, pairs, column)
         slopes = tl.where(differences > 0.0, d_scores, tl.where(differences < 0.0, -d_scores, 0.0))
         here = tl.arange(0, sums.shape[1])[None, :] == column
         sums += tl.where(here, tl.sum(slopes, 1)[:, None], 0.0)

@@ -72,7 +72,7 @@ def _key_blocks(
             d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)
         if keys.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
-        if terms.levels.query.data is not None:
+        if terms.query_levels.data is not None:
             d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
         if gradients.query_table.rows is not None:
             query_table = add_ends(query_table, d_scores, terms.query_table, tile, pairs, AREA)
@@ -135,7 +135,7 @@ def key_gradients(inputs, known, gradients, offsets, terms, pairs, BLOCK_M: tl.c
         tl.zeros([BLOCK_N, inputs.key.padded], tl.float32),
         tl.zeros([BLOCK_N, inputs.value.padded], tl.float32),
         tl.zeros([BLOCK_N, inputs.key_factors.padded], tl.float32),
-        tl.zeros([BLOCK_N, terms.levels.key.padded], tl.float32),
+        tl.zeros([BLOCK_N, terms.key_levels.padded], tl.float32),
         no_ends(BLOCK_N),
     )
     if SHARED == 1:
@@ -145,7 +145,7 @@ def key_gradients(inputs, known, gradients, offsets, terms, pairs, BLOCK_M: tl.c
             of_member = BatchHead(place.batch, place.head + member)
             sums = _key_areas(sums, keys, inputs, known, gradients, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors, d_levels, query_table = sums
-    store(gradients.key, d_k * terms.scale.natural, place, first_key, pairs.n_k, BLOCK_N)
+    store(gradients.key, d_k * terms.products.scale, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.factors, d_factors, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.levels, d_levels, place, first_key, pairs.n_k, BLOCK_N)

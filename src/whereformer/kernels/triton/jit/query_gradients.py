@@ -66,17 +66,17 @@ def _query_blocks(
             d_factors = tl.dot(
                 d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision=terms.products.precision
             )
-        if terms.levels.query.data is not None:
+        if terms.query_levels.data is not None:
             d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
-        if gradients.tables.key_table_rows is not None:
+        if gradients.key_table.rows is not None:
             key_table = add_ends(key_table, d_scores, terms.key_table, tile, pairs, AREA)
-        if gradients.tables.value_table_rows is not None:
+        if gradients.value_table.rows is not None:
             value_table = add_ends(value_table, weights, terms.value_table, tile, pairs, AREA)
         if AREA != LEFT and AREA != RIGHT:
-            if gradients.tables.key_table_rows is not None:
-                add_at_offsets(gradients.tables.key_table_rows, d_scores, terms.key_table, tile, pairs)
-            if gradients.tables.value_table_rows is not None:
-                add_at_offsets(gradients.tables.value_table_rows, weights, terms.value_table, tile, pairs)
+            if gradients.key_table.rows is not None:
+                add_at_offsets(gradients.key_table.rows, d_scores, terms.key_table, tile, pairs)
+            if gradients.value_table.rows is not None:
+                add_at_offsets(gradients.value_table.rows, weights, terms.value_table, tile, pairs)
     return QuerySums(d_q, d_factors, d_levels, key_table, value_table)
 
 
@@ -98,7 +98,7 @@ def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M
     sums = QuerySums(
         tl.zeros([BLOCK_M, inputs.query.padded], tl.float32),
         tl.zeros([BLOCK_M, inputs.query_factors.padded], tl.float32),
-        tl.zeros([BLOCK_M, terms.levels.query.padded], tl.float32),
+        tl.zeros([BLOCK_M, terms.query_levels.padded], tl.float32),
         no_ends(BLOCK_M),
         no_ends(BLOCK_M),
     )
@@ -120,15 +120,15 @@ def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M
         tl.debug_barrier()
         for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
             at = row_of_sums(terms.key_table, pairs, place, piece, first_row, pairs.n_q) * SUMS_WIDTH
-            found = tl.load(gradients.tables.key_table_rows + at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
+            found = tl.load(gradients.key_table.rows + at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
             vectors = load(key_vectors, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH).to(tl.float32)
             found = tl.reshape(found, [BLOCK_M, SUMS_WIDTH])
             d_q = tl.dot(found, vectors, d_q, input_precision=terms.products.precision)
-    store(gradients.query, d_q * terms.scale.natural, place, first_row, pairs.n_q, BLOCK_M)
+    store(gradients.query, d_q * terms.products.scale, place, first_row, pairs.n_q, BLOCK_M)
     store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)
     # Distances are subtracted.
     store(gradients.levels, -sums.levels, place, first_row, pairs.n_q, BLOCK_M)
-    if gradients.tables.key_table_rows is not None:
-        store_ends(gradients.tables.key_table_ends, sums.key_table, pairs, place, row, pairs.n_q)
-    if gradients.tables.value_table_rows is not None:
-        store_ends(gradients.tables.value_table_ends, sums.value_table, pairs, place, row, pairs.n_q)
+    if gradients.key_table.rows is not None:
+        store_ends(gradients.key_table.ends, sums.key_table, pairs, place, row, pairs.n_q)
+    if gradients.value_table.rows is not None:
+        store_ends(gradients.value_table.ends, sums.value_table, pairs, place, row, pairs.n_q)

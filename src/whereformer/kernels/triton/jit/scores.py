@@ -148,17 +148,17 @@ def _from_dense(dense, tile, pairs):
 
 
 @triton.jit
-def level_differences(levels, tile, pairs, COLUMN: tl.constexpr):
+def level_differences(terms, tile, pairs, COLUMN: tl.constexpr):
     """Return the level of each query less that of each key."""
-    of_queries = load_column(levels.query, tile.place, tile.rows, pairs.n_q, COLUMN)
-    return of_queries - load_column(levels.key, tile.place, tile.columns, pairs.n_k, COLUMN)
+    of_queries = load_column(terms.query_levels, tile.place, tile.rows, pairs.n_q, COLUMN)
+    return of_queries - load_column(terms.key_levels, tile.place, tile.columns, pairs.n_k, COLUMN)
 
 
 @triton.jit
 def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     """Return the scores of a tile, -inf where a pair may not attend; ``left`` and ``right`` are the sides of its axes.
 
-    If nothing is added to products (``scale.last``) they are not scaled yet: :func:`weights_of` does it. The second
+    If nothing is added to products (``products.last``) they are not scaled yet: :func:`weights_of` does it. The second
     result is the hyperbolic tangent in a soft cap; 0 without a cap.
 
     The compiler may round a product and a sum once or twice. Beside a large number this gives different scores, but
@@ -166,7 +166,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     multiply-adds.
     """
     rows, columns = tile.rows, tile.columns
-    CAPS_PRODUCTS: tl.constexpr = terms.scale.cap is not None
+    CAPS_PRODUCTS: tl.constexpr = terms.products.cap is not None
     ADDED: tl.constexpr = not CAPS_PRODUCTS and not left.factors.type.is_block()
     WITH_BIAS: tl.constexpr = ADDED and terms.bias.data is not None
     WITH_KEYS: tl.constexpr = ADDED and not WITH_BIAS and terms.key_table.products is not None
@@ -174,11 +174,11 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     capped = 0.0
     if left.vectors.type.is_block():
         scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision=terms.products.precision)
-        if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.scale.last):
-            scores *= terms.scale.log2
+        if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.products.last):
+            scores *= terms.products.log2
         if CAPS_PRODUCTS:
             capped = _tanh(_bounded(scores, SATURATED))
-            scores = capped * terms.scale.cap
+            scores = capped * terms.products.cap
     else:
         scores = tl.zeros_like((rows + columns).to(tl.float32))
     if left.factors.type.is_block():
@@ -195,24 +195,24 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         if terms.bias.data is not None:
             bias = _from_bias(terms.bias, tile, offsets, pairs, AREA)
             if WITH_BIAS:
-                scores = tl.fma(scores, terms.scale.log2, bias)
+                scores = tl.fma(scores, terms.products.log2, bias)
             else:
                 scores += bias
         if terms.key_table.products is not None:
             products = from_products(terms.key_table, index, tile, pairs, AREA)
             if WITH_KEYS:
-                scores = tl.fma(scores, terms.scale.log2, products)
+                scores = tl.fma(scores, terms.products.log2, products)
             else:
                 scores += products
         if terms.query_table.products is not None:
             products = from_products(terms.query_table, key_rows_index, tile, pairs, AREA, BY_KEY=True)
             if WITH_QUERIES:
-                scores = tl.fma(scores, terms.scale.log2, products)
+                scores = tl.fma(scores, terms.products.log2, products)
             else:
                 scores += products
-        if terms.levels.query.data is not None:
-            for column in tl.static_range(terms.levels.query.width):
-                distances = tl.abs(level_differences(terms.levels, tile, pairs, column))
+        if terms.query_levels.data is not None:
+            for column in tl.static_range(terms.query_levels.width):
+                distances = tl.abs(level_differences(terms, tile, pairs, column))
                 scores = tl.fma(distances, -LOG2E, scores)
         if terms.dense.data is not None:
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
@@ -277,8 +277,8 @@ def _tanh(x):
 @triton.jit
 def weights_of(scores, shift, log_sum, terms):
     """Return the weights of scores; see ``Norm``."""
-    if terms.scale.last:
-        return tl.exp2(tl.fma(scores, terms.scale.log2, -shift) - log_sum)
+    if terms.products.last:
+        return tl.exp2(tl.fma(scores, terms.products.log2, -shift) - log_sum)
     else:
         # The order matters: the difference of large numbers is exact, so the small number subtracted after is not lost.
         return tl.exp2((scores - shift) - log_sum)

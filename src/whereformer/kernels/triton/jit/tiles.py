@@ -85,8 +85,7 @@ def load_column(matrix, place, rows, n, COLUMN: tl.constexpr):
 def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
     """Load the side of a block of queries."""
     return Side(
-        load(inputs.query, place, first, pairs.n_q, BLOCK),
-        load(inputs.query_factors, place, first, pairs.n_q, BLOCK),
+        load(inputs.query, place, first, pairs.n_q, BLOCK), load(inputs.query_factors, place, first, pairs.n_q, BLOCK)
     )
 
 
@@ -94,8 +93,7 @@ def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
 def load_keys(inputs, pairs, place, first, BLOCK: tl.constexpr):
     """Load the side of a block of keys."""
     return Side(
-        load(inputs.key, place, first, pairs.n_k, BLOCK),
-        load(inputs.key_factors, place, first, pairs.n_k, BLOCK),
+        load(inputs.key, place, first, pairs.n_k, BLOCK), load(inputs.key_factors, place, first, pairs.n_k, BLOCK)
     )
 
 
