@@ -67,13 +67,6 @@ _RICH_64_ROWS = {
 }
 # With a bias, whose gradient is summed beside those of keys.
 _BIASED = {**_PLAIN, "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), _PLAIN["key"][2])}
-# With 99 KiB of shared memory, wide heads leave room for one program, which should have more warps.
-_SMALL = {**_PLAIN, "forward": (_PLAIN["forward"][0], Blocks(128, 32, 8, 2), _PLAIN["forward"][2])}
-_SMALL_BIASED = {
-    "forward": (_PLAIN["forward"][0], Blocks(128, 64, 8, 2), _PLAIN["forward"][2]),
-    "query": (Blocks(128, 32, 8, 2), *_PLAIN["query"][1:]),
-    "key": (Blocks(32, 64, 4, 1), *_BIASED["key"][1:]),
-}
 # With tables of vectors alone: their offsets are known when the kernels are compiled.
 _VECTORS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
@@ -128,7 +121,7 @@ def blocks_of(kernel: str, call: Call) -> Blocks:
     rich = any(tensor is not None for tensor in (call.query_factors, call.dense, call.query_positions))
     by_rows = (call.key_table, call.query_table, call.value_table, call.query_levels)
     vectors = any(tensor is not None for tensor in by_rows)
-    capability, minor = available.capability(call.value.device)
+    capability, _ = available.capability(call.value.device)
     if torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]:
         if capability == 9:
             by_key = call.query_table is not None or call.key_levels is not None
@@ -141,10 +134,7 @@ def blocks_of(kernel: str, call: Call) -> Blocks:
         plain = _MEASURED if capability == 9 and not few_keys else _PLAIN_64_ROWS
         sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
-        small = capability == 12 or (capability == 8 and minor in (6, 9))
-        biased = call.bias is not None
-        plain = (_SMALL_BIASED if biased else _SMALL) if small else _BIASED if biased else _PLAIN
-        sizes = _RICH if rich else _VECTORS if vectors else plain
+        sizes = _RICH if rich else _VECTORS if vectors else _PLAIN if call.bias is None else _BIASED
     widest = _widest(call)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
 

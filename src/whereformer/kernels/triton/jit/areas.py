@@ -93,8 +93,8 @@ def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl
 
 
 @triton.jit
-def query_areas(terms, pairs, batch, first_key, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the query blocks at which a key block changes area.
+def query_areas(terms, pairs, batch, first_key, all_any, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the query blocks at which a key block changes area; if ``all_any``, all are ANY.
 
     This is :func:`key_areas` with rows and columns exchanged: the areas begin at (start, any_end, right_end,
     inside_end, left_end, end), first ANY, then RIGHT, INSIDE, LEFT and ANY.
@@ -115,7 +115,7 @@ def query_areas(terms, pairs, batch, first_key, BLOCK_M: tl.constexpr, BLOCK_N: 
         start, end = _in_documents(
             pairs.first_queries, pairs.last_queries, batch, first_key, pairs.n_k, start, end, BLOCK_N, BLOCK_M
         )
-        any_end = _between(any_end, start, end)
+        any_end = tl.where(all_any, end, _between(any_end, start, end))
         left_end = end
         if pairs.min_offset is not None:
             left_end = _between(_blocks_up_to(low - pairs.min_offset, pairs.query_stride, BLOCK_M), any_end, end)

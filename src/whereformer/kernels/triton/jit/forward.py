@@ -10,7 +10,7 @@ import triton.language as tl
 from .areas import ANY, INSIDE, LEFT, key_areas
 from .offsets import SUMS_WIDTH, Ends, add_at_offsets, add_ends, no_ends, row_of_sums
 from .scores import kept, scores_of, weights_of
-from .tiles import ScoreTile, load, load_keys, load_queries, place_of, row_index, store
+from .tiles import QueryBlock, ScoreTile, load, load_keys, load_queries, place_of, row_index, store
 
 
 class Softmax(NamedTuple):
@@ -23,28 +23,16 @@ class Softmax(NamedTuple):
 
 
 @triton.jit
-def _attend_blocks(
-    softmax,
-    queries,
-    inputs,
-    terms,
-    pairs,
-    place,
-    first_row,
-    start,
-    end,
-    AREA: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def _attend_blocks(softmax, queries, inputs, terms, pairs, start, end, AREA: tl.constexpr, BLOCK_N: tl.constexpr):
     """Run the online softmax over the key blocks from ``start`` to ``end``."""
     out, peak, total, ends = softmax
-    rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
+    place = queries.place
     for block in range(start, end):
         first = block * BLOCK_N
-        tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
+        columns = (first + tl.arange(0, BLOCK_N))[None, :]
+        tile = ScoreTile(place, queries.first_row, first, queries.rows, columns)
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
-        scores, _ = scores_of(queries, keys, tile, terms, pairs, AREA)
+        scores, _ = scores_of(queries.side, keys, tile, terms, pairs, AREA)
         largest = tl.max(scores, 1)
         if terms.products.last:
             largest *= terms.products.log2
@@ -79,7 +67,8 @@ def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.cons
     first_row = (blocks - 1 - program % blocks) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     rows = row[:, None]
-    queries = load_queries(inputs, pairs, place, first_row, BLOCK_M)
+    side = load_queries(inputs, pairs, place, first_row, BLOCK_M)
+    queries = QueryBlock(place, first_row, rows, side, None, None)
     softmax = Softmax(
         tl.zeros([BLOCK_M, inputs.value.padded], tl.float32),
         tl.full([BLOCK_M], float("-inf"), tl.float32),
@@ -88,15 +77,11 @@ def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.cons
     )
     bounds, band = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
     if pairs.query_positions is None and pairs.min_offset is not None:
-        softmax = _attend_blocks(
-            softmax, queries, inputs, terms, pairs, place, first_row, bounds[0], bounds[1], ANY, BLOCK_M, BLOCK_N
-        )
+        softmax = _attend_blocks(softmax, queries, inputs, terms, pairs, bounds[0], bounds[1], ANY, BLOCK_N)
     for area in tl.static_range(LEFT, ANY + 1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[area + 2], bounds[area + 3]
-            softmax = _attend_blocks(
-                softmax, queries, inputs, terms, pairs, place, first_row, start, end, area, BLOCK_M, BLOCK_N
-            )
+            softmax = _attend_blocks(softmax, queries, inputs, terms, pairs, start, end, area, BLOCK_N)
     acc, peak, total, ends = softmax
     empty = total == 0.0
     shift = tl.where(empty, float("inf"), peak)
@@ -117,7 +102,7 @@ def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.cons
             first = block * BLOCK_N
             tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
             keys = load_keys(inputs, pairs, place, first, BLOCK_N)
-            scores, _ = scores_of(queries, keys, tile, terms, pairs, ANY)
+            scores, _ = scores_of(side, keys, tile, terms, pairs, ANY)
             weights = weights_of(scores, shift[:, None], log_sum[:, None], terms)
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)

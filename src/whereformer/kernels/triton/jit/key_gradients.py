@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, query_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
-from .offset_sums import add_by_offset
+from .offset_sums import WholeSums, add_by_offset
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .prepare import unit_of
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
@@ -36,22 +36,12 @@ class KeySums(NamedTuple):
 
 @triton.jit
 def _key_blocks(
-    sums,
-    keys,
-    inputs,
-    known,
-    gradients,
-    offsets,
-    unit,
-    terms,
-    pairs,
-    place,
-    start,
-    end,
-    AREA: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys."""
+    """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys.
+
+    ``buffer`` receives the sums by offset of keys' rows, and ``whole`` those of all rows; either may be None.
+    """
     d_k, d_v, d_factors, d_levels, query_table = sums
     for block in range(start, end):
         first = block * BLOCK_M
@@ -65,8 +55,8 @@ def _key_blocks(
             keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
-        if offsets.data is not None:
-            add_by_offset(offsets, d_scores, unit, tile, terms, pairs, AREA)
+        if whole.data is not None:
+            add_by_offset(whole, d_scores, tile, terms, pairs, AREA)
         if keys.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(q.dtype)
             d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)
@@ -74,45 +64,31 @@ def _key_blocks(
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
         if terms.query_levels.data is not None:
             d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
-        if gradients.query_table.rows is not None:
+        if buffer is not None:
             query_table = add_ends(query_table, d_scores, terms.query_table, tile, pairs, AREA)
             if AREA != LEFT and AREA != RIGHT:
-                add_at_offsets(gradients.query_table.rows, d_scores, terms.query_table, tile, pairs, BY_KEY=True)
+                add_at_offsets(buffer, d_scores, terms.query_table, tile, pairs, BY_KEY=True)
     return KeySums(d_k, d_v, d_factors, d_levels, query_table)
 
 
 @triton.jit
 def _key_areas(
-    sums, keys, inputs, known, gradients, offsets, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    sums, keys, inputs, known, buffer, offsets, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Add what all queries of a head contribute to the sums of a block of keys."""
-    unit = 1.0
+    whole = WholeSums(None, 1.0)
     if offsets.data is not None:
-        unit = unit_of(offsets, pairs, place.batch, place.head)
-    bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
-    if offsets.data is not None:
-        # Keys beyond the last are never stored, but they would be added to the sums by offset: mask them in all tiles.
-        start, any_end, right_end, inside_end, left_end, end = bounds
-        beyond = keys.first_key + BLOCK_N > pairs.n_k
-        bounds = (
-            start,
-            tl.where(beyond, end, any_end),
-            tl.where(beyond, end, right_end),
-            tl.where(beyond, end, inside_end),
-            tl.where(beyond, end, left_end),
-            end,
-        )
+        whole = WholeSums(offsets.data, unit_of(offsets, pairs, place.batch, place.head))
+    # Keys beyond the last are never stored, but they would be added to the sums by offset: mask them in all tiles.
+    beyond = offsets.data is not None and keys.first_key + BLOCK_N > pairs.n_k
+    bounds = query_areas(terms, pairs, place.batch, keys.first_key, beyond, BLOCK_M, BLOCK_N)
     for area in tl.static_range(ANY, LEFT - 1, -1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
-            sums = _key_blocks(
-                sums, keys, inputs, known, gradients, offsets, unit, terms, pairs, place, start, end, area, BLOCK_M
-            )
+            sums = _key_blocks(sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, area, BLOCK_M)
     if pairs.query_positions is None and pairs.min_offset is not None:
         start, end = bounds[4], bounds[5]
-        sums = _key_blocks(
-            sums, keys, inputs, known, gradients, offsets, unit, terms, pairs, place, start, end, ANY, BLOCK_M
-        )
+        sums = _key_blocks(sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, ANY, BLOCK_M)
     return sums
 
 
@@ -138,17 +114,18 @@ def key_gradients(inputs, known, gradients, offsets, terms, pairs, BLOCK_M: tl.c
         tl.zeros([BLOCK_N, terms.key_levels.padded], tl.float32),
         no_ends(BLOCK_N),
     )
+    buffer = gradients.query_table.rows
     if SHARED == 1:
-        sums = _key_areas(sums, keys, inputs, known, gradients, offsets, terms, pairs, place, BLOCK_M, BLOCK_N)
+        sums = _key_areas(sums, keys, inputs, known, buffer, offsets, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
         for member in range(SHARED):
             of_member = BatchHead(place.batch, place.head + member)
-            sums = _key_areas(sums, keys, inputs, known, gradients, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
+            sums = _key_areas(sums, keys, inputs, known, buffer, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors, d_levels, query_table = sums
     store(gradients.key, d_k * terms.products.scale, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.factors, d_factors, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.levels, d_levels, place, first_key, pairs.n_k, BLOCK_N)
-    if gradients.query_table.rows is not None:
+    if buffer is not None:
         column = first_key + tl.arange(0, BLOCK_N)
         store_ends(gradients.query_table.ends, query_table, pairs, place, column, pairs.n_k)

@@ -10,18 +10,7 @@ import triton.language as tl
 from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
 from .offsets import SUMS_WIDTH, Ends, add_at_offsets, add_ends, no_ends, row_of_sums, store_ends
-from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, store
-
-
-class QueryBlock(NamedTuple):
-    """A block of queries, with everything that is loaded once for it."""
-
-    place: Any
-    first_row: Any
-    rows: Any
-    side: Side
-    d_out: Any
-    row_state: Any
+from .tiles import QueryBlock, ScoreTile, load, load_keys, load_queries, place_of, store
 
 
 class QuerySums(NamedTuple):
@@ -36,26 +25,16 @@ class QuerySums(NamedTuple):
 
 @triton.jit
 def _query_blocks(
-    sums,
-    queries,
-    inputs,
-    gradients,
-    terms,
-    pairs,
-    start,
-    end,
-    AREA: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    sums, queries, inputs, gradients, terms, pairs, start, end, AREA: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Add what the key blocks from ``start`` to ``end`` contribute to the sums of a block of queries."""
     d_q, d_factors, d_levels, key_table, value_table = sums
-    place, first_row = queries.place, queries.first_row
     for block in range(start, end):
         first = block * BLOCK_N
-        tile = ScoreTile(place, first_row, first, queries.rows, (first + tl.arange(0, BLOCK_N))[None, :])
-        keys = load_keys(inputs, pairs, place, first, BLOCK_N)
-        v = load(inputs.value, place, first, pairs.n_k, BLOCK_N)
+        columns = (first + tl.arange(0, BLOCK_N))[None, :]
+        tile = ScoreTile(queries.place, queries.first_row, first, queries.rows, columns)
+        keys = load_keys(inputs, pairs, tile.place, first, BLOCK_N)
+        v = load(inputs.value, tile.place, first, pairs.n_k, BLOCK_N)
         weights, d_scores, slope = gradients_of(
             queries.side, keys, queries.d_out, v, queries.row_state, tile, terms, pairs, AREA
         )
@@ -104,13 +83,11 @@ def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M
     )
     bounds, _ = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
     if pairs.query_positions is None and pairs.min_offset is not None:
-        sums = _query_blocks(
-            sums, queries, inputs, gradients, terms, pairs, bounds[0], bounds[1], ANY, BLOCK_M, BLOCK_N
-        )
+        sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, bounds[0], bounds[1], ANY, BLOCK_N)
     for area in tl.static_range(LEFT, ANY + 1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[area + 2], bounds[area + 3]
-            sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, start, end, area, BLOCK_M, BLOCK_N)
+            sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, start, end, area, BLOCK_N)
     d_q = sums.query  # [BLOCK_M, head_dim]
     if key_vectors.data is not None:
         length = terms.key_table.length

@@ -33,6 +33,17 @@ class Side(NamedTuple):
     factors: Any
 
 
+class QueryBlock(NamedTuple):
+    """A block of queries, with everything that is loaded once for it."""
+
+    place: BatchHead
+    first_row: Any
+    rows: Any
+    side: Side
+    d_out: Any  # this and the next in the backward only
+    row_state: Any
+
+
 @triton.jit
 def place_of(program, blocks, pairs):
     """Return the batch row and head of a program; each head has ``blocks`` programs."""
