@@ -123,7 +123,7 @@ def test_the_backward_is_an_operator(needed):
     query, key, value = (tensor.float().transpose(1, 2).contiguous().transpose(1, 2) for tensor in content(5, 7))
     terms = [OffsetBias(torch.randn(HEADS, 9), -4), DenseBias(torch.randn(1, HEADS, 5, 7))]
     call = make_call(query, key, value, terms, return_lse=True)
-    output, kept, _ = native.backend.forward(call)
+    (output, kept, _), _ = native.backend.forward(call, [call.query, call.key, call.value])
     needed = [need and getattr(call, name) is not None for name, need in zip(GRADIENTS, needed, strict=True)]
     arguments = torch.randn_like(output), torch.randn(output.shape[:3]), output, kept, needed, *call.arguments()
     torch.library.opcheck(native.operators.backward, arguments)

@@ -19,7 +19,7 @@ from . import reference
 from .dropout import keep_mask
 from .fields import AXES, GRADIENTS, Call
 from .logsums import LogSums
-from .operators import Backend, Operators, Results
+from .operators import Again, Backend, Given, Operators, Results
 from .precision import without_autocast
 from .terms import Positions
 from .torch_private import recording
@@ -146,7 +146,7 @@ class Blockwise(Backend):
     def new_kept(self, call: Call) -> Tensor:
         return call.value.new_empty(0)
 
-    def forward(self, call: Call) -> Results:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
         output, lse = call.new_output(), call.new_lse()
         with torch.no_grad(), without_autocast(output.device):
             for block in _blocks_of(call):
@@ -154,32 +154,32 @@ class Blockwise(Backend):
                 output[:, :, rows], sums = block.attend(block.inputs())
                 if sums is not None:
                     lse[..., rows] = sums
-        return output, self.new_kept(call), lse if call.wants_lse else None
+        return (output, self.new_kept(call), lse if call.wants_lse else None), None
 
     def backward(
-        self, call: Call, needed: Sequence[str], d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor
-    ) -> list[Tensor]:
+        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Again]:
         gradients = {name: call.new_gradient(name) for name in needed}
         # A pair's own gradient is no sum over blocks, so it needs no wider memory.
         sums = {
             name: torch.zeros_like(gradient, dtype=gradient.dtype if name == "dense" else call.wide)
             for name, gradient in gradients.items()
         }
-        with recording(), without_autocast(output.device):
+        with recording(), without_autocast(given.output.device):
             for block in _blocks_of(call):
                 rows = slice(block.rows.start, block.rows.stop)
                 inputs = block.inputs()
                 leaves = [inputs[name].requires_grad_() for name in needed]
                 found, logs = block.attend(inputs)
-                results, given = [found], [d_output[:, :, rows].to(found.dtype)]
-                if d_lse is not None and logs is not None and logs.requires_grad:
+                results, d_results = [found], [given.d_output[:, :, rows].to(found.dtype)]
+                if given.d_lse is not None and logs is not None and logs.requires_grad:
                     results.append(logs[1])
-                    given.append(d_lse[:, :, rows])
-                parts = torch.autograd.grad(results, leaves, given, materialize_grads=True)
+                    d_results.append(given.d_lse[:, :, rows])
+                parts = torch.autograd.grad(results, leaves, d_results, materialize_grads=True)
                 for name, part in zip(needed, parts, strict=True):
                     whole = block.part_of(name, sums[name])
                     whole += part.to(whole.dtype)
-        return [gradient.copy_(sums[name]) for name, gradient in gradients.items()]
+        return [gradient.copy_(sums[name]) for name, gradient in gradients.items()], None
 
 
 backend = Blockwise()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,20 +27,32 @@ Results: TypeAlias = tuple[Tensor, Tensor, LogSums | None]
 Value = TypeVar("Value")
 
 
-class Backend:
-    """How calls are computed.
+Again: TypeAlias = Callable[..., Any] | None
+"""A function that computes the same for other tensors of the same dtypes, sizes, strides and alignment. It returns None
+where it must not be used now."""
 
-    ``record_forward`` and ``record_backward`` compute the same as ``forward`` and ``backward``. Beside the results they
-    return a function that does it again for other tensors of the same dtypes, sizes, strides and alignment, or None.
-    Its arguments are those of ``tensors``: the call's in the order of ``AXES``, and then those that the backward is
-    given, but None. It returns None where it must not be used now.
+
+class Given(NamedTuple):
+    """What a backward gets besides its call.
+
+    Args:
+        d_output: the output's gradient, like the output.
+        d_lse: that of the logs of sums, (batch, heads, n_q); None where nothing used them.
+        output, kept: what the forward returned.
     """
+
+    d_output: Tensor
+    d_lse: Tensor | None
+    output: Tensor
+    kept: Tensor
+
+
+class Backend:
+    """How calls are computed."""
 
     name: str
     inputs: tuple[str, ...] = GRADIENTS
     """Those of ``GRADIENTS`` that it knows; calls with others are refused."""
-    records = False
-    """Whether it returns such functions."""
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         """Return why it cannot take the call on that device; None if it can."""
@@ -55,31 +67,24 @@ class Backend:
         """Allocate what the forward keeps."""
         raise NotImplementedError
 
-    def forward(self, call: Call) -> Results:
-        """Compute a call."""
-        raise NotImplementedError
-
-    def backward(
-        self, call: Call, needed: Sequence[str], d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor
-    ) -> list[Tensor]:
-        """Return gradients.
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
+        """Compute a call, and return a function that does it again with other ``tensors``, if there is one.
 
         Args:
-            needed: their names, some of ``GRADIENTS`` in their order.
-            d_output: the output's gradient, like the output.
-            d_lse: that of the logs of sums, (batch, heads, n_q); None where nothing used them.
+            tensors: the call's, in the order of ``AXES``.
         """
         raise NotImplementedError
 
-    def record_forward(
-        self, call: Call, tensors: Sequence[Tensor]
-    ) -> tuple[Results, Callable[..., Results | None] | None]:
-        return self.forward(call), None
+    def backward(
+        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Again]:
+        """Return gradients, and a function that computes them again with other ``tensors``, if there is one.
 
-    def record_backward(
-        self, call: Call, needed: Sequence[str], tensors: Sequence[Tensor], *given: Any
-    ) -> tuple[list[Tensor], Callable[..., list[Tensor] | None] | None]:
-        return self.backward(call, needed, *given), None
+        Args:
+            needed: their names, some of ``GRADIENTS`` in their order.
+            tensors: the call's, and then those of ``given``.
+        """
+        raise NotImplementedError
 
 
 class Memory(Generic[Value]):
@@ -103,8 +108,8 @@ class Plan:
         self.names = [name for name in AXES if getattr(call, name) is not None]
         nothing: dict[str, Any] = dict.fromkeys(self.names)
         self.template, self.backend = replace(call, **nothing), backend
-        self._forward: Callable[..., Results | None] | None = None
-        self._backwards: Memory[Callable[..., list[Tensor] | None]] = Memory(8)
+        self._forward: Again = None
+        self._backwards: Memory[Callable[..., Any]] = Memory(8)
 
     def call(self, tensors: Sequence[Tensor]) -> Call:
         """Return the call of the kind that has these tensors."""
@@ -120,23 +125,24 @@ class Plan:
         return output, lse
 
     def forward(self, tensors: Sequence[Tensor]) -> Results:
-        found = None if self._forward is None else self._forward(*tensors)
+        found: Results | None = None if self._forward is None else self._forward(*tensors)
         if found is None:
-            found, self._forward = self.backend.record_forward(self.call(tensors), tensors)
+            found, self._forward = self.backend.forward(self.call(tensors), tensors)
         return found
 
-    def backward(
-        self, tensors: Sequence[Tensor], needs: Sequence[bool], d_output: Tensor, d_lse: Tensor | None, *kept: Tensor
-    ) -> list[Tensor]:
-        """Return the gradients of tensors that need one; ``kept`` is the output and what else the forward kept."""
-        given = (d_output, *kept) if d_lse is None else (d_output, d_lse, *kept)
-        layouts = layout_of(d_output), True if d_lse is None else layout_of(d_lse), *[each.stride() for each in kept]
+    def backward(self, tensors: Sequence[Tensor], needs: Sequence[bool], given: Given) -> list[Tensor]:
+        """Return the gradients of tensors that need one."""
+        d_output, d_lse, output, kept = given
+        # The forward decides about the types of its results.
+        layouts = layout_of(d_output), d_lse is None or layout_of(d_lse), output.stride(), kept.stride()
         key = (*needs, *layouts, torch.are_deterministic_algorithms_enabled())
+        tensors = [*tensors, *(each for each in given if each is not None)]
         again = self._backwards.values.get(key)
-        found = None if again is None else again(*tensors, *given)
+        found: list[Tensor] | None = None if again is None else again(*tensors)
         if found is None:
-            needed, call = [name for name, need in zip(self.names, needs, strict=True) if need], self.call(tensors)
-            found, again = self.backend.record_backward(call, needed, (*tensors, *given), d_output, d_lse, *kept)
+            needed = [name for name, need in zip(self.names, needs, strict=True) if need]
+            call = self.call(tensors[: len(needs)])
+            found, again = self.backend.backward(call, given, needed, tensors)
             if again is not None and None not in key:
                 self._backwards.put(key, again)
         return found
@@ -154,13 +160,10 @@ class _Dispatched(Plan):
             results: Results = self._operators.forward(*self.call(tensors).arguments())
         return results
 
-    def backward(
-        self, tensors: Sequence[Tensor], needs: Sequence[bool], d_output: Tensor, d_lse: Tensor | None, *kept: Tensor
-    ) -> list[Tensor]:
+    def backward(self, tensors: Sequence[Tensor], needs: Sequence[bool], given: Given) -> list[Tensor]:
         needed = {name for name, need in zip(self.names, needs, strict=True) if need}
         flags = [name in needed for name in GRADIENTS]
-        call = self.call(tensors)
-        gradients: list[Tensor] = self._operators.backward(d_output, d_lse, *kept, flags, *call.arguments())
+        gradients: list[Tensor] = self._operators.backward(*given, flags, *self.call(tensors).arguments())
         return gradients
 
 
@@ -190,7 +193,7 @@ class _Attend(torch.autograd.Function):
         if torch.is_grad_enabled() or not is_eager(d_output):
             # A gradient that is to have a gradient itself needs the operator, and so does one that something watches.
             plan = _Dispatched(plan.call(tensors), _operators[plan.backend.name])
-        gradients = iter(plan.backward(tensors, needs, d_output, d_lse, output, kept))
+        gradients = iter(plan.backward(tensors, needs, Given(d_output, d_lse, output, kept)))
         return None, *[next(gradients) if need else None for need in needs]
 
 
@@ -232,7 +235,7 @@ class Operators:
             call = self.backend.adapted(call)
             if call.value.device.type != "meta" and is_eager(*[getattr(call, name) for name in GRADIENTS]):
                 plan, tensors = self.plan_of(call)
-                if remember is not None and self.backend.records:
+                if remember is not None:
                     remember(call, plan, tensors)
                 return plan.attend(tensors)
             output, _, lse = self.forward(*call.arguments())
@@ -242,7 +245,7 @@ class Operators:
         """Return the plan of a call, and the call's tensors in its order."""
         arguments = call.arguments()
         tensors = [each for each in arguments if isinstance(each, Tensor)]
-        layouts = tuple(map(layout_of, tensors)) if self.backend.records else (None,)
+        layouts = tuple(map(layout_of, tensors))
         if None in layouts:
             return Plan(call, self.backend), tensors
         present = tuple([isinstance(each, Tensor) for each in arguments[: len(AXES)]])
@@ -279,7 +282,7 @@ class Operators:
         plan, tensors = self.plan_of(Call(*arguments))
         wanted = dict(zip(GRADIENTS, needed, strict=True))
         needs = [wanted.get(name, False) for name in plan.names]
-        return plan.backward(tensors, needs, d_output, d_lse, output, kept)
+        return plan.backward(tensors, needs, Given(d_output, d_lse, output, kept))
 
     def _fake_backward(
         self, d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..fields import Call, rows_axis
-from ..operators import Backend, Operators, Results
+from ..operators import Again, Backend, Given, Operators, Results
 from .arguments import (
     DTYPES,
     INPUTS,
@@ -41,7 +41,7 @@ def _is_empty(call: Call) -> bool:
 class Native(Backend):
     """What is kept are the parts of :class:`Kept`."""
 
-    name, inputs, records = "native", INPUTS, True
+    name, inputs = "native", INPUTS
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         if (reason := why_no_library()) is not None:
@@ -56,10 +56,7 @@ class Native(Backend):
     def new_kept(self, call: Call) -> Tensor:
         return Kept.of(call).whole
 
-    def forward(self, call: Call) -> Results:
-        return self.record_forward(call, [])[0]
-
-    def record_forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Callable[..., Results] | None]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
         output, kept = call.new_output(), Kept.of(call)
         if _is_empty(call):
             output.zero_()
@@ -68,7 +65,7 @@ class Native(Backend):
             return _results(call.wants_lse, output, kept.whole), None
         arguments = Arguments(call, output, kept, level_for(call.value.dtype), parts_of_forward(call), poison=poisons)
         arguments.compute()
-        places = arguments.places([*tensors, output, kept.whole]) if tensors else None
+        places = arguments.places([*tensors, output, kept.whole])
         if places is None:
             return _results(call.wants_lse, output, kept.whole), None
         fields, seed = arguments.data, -1
@@ -86,16 +83,16 @@ class Native(Backend):
         return _results(call.wants_lse, output, kept.whole), again
 
     def backward(
-        self, call: Call, needed: Sequence[str], d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor
-    ) -> list[Tensor]:
+        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Again]:
         if _is_empty(call):
-            return [call.new_gradient(name).zero_() for name in needed]
+            return [call.new_gradient(name).zero_() for name in needed], None
         parts = parts_of_backward(call, needed)
         into = _new_gradients(call, needed, parts)
-        given = Backward(d_output, None if d_lse is None else d_lse.to(call.wide), into)
+        backward = Backward(given.d_output, None if given.d_lse is None else given.d_lse.to(call.wide), into)
         level = level_for(call.value.dtype)
-        Arguments(call, output, Kept.of(call, kept), level, parts, given, poison=poisons).compute()
-        return [_finished(call, name, into.get(name)) for name in needed]
+        Arguments(call, given.output, Kept.of(call, given.kept), level, parts, backward, poison=poisons).compute()
+        return [_finished(call, name, into.get(name)) for name in needed], None
 
 
 def run(fields: array[int], places: Sequence[tuple[int, int, int]], tensors: Sequence[Tensor], seed: Any) -> None:

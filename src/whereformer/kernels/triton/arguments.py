@@ -245,46 +245,37 @@ def constant(value: int | bool | str) -> Any:
     return tl.constexpr(value)
 
 
-def row_matrix(tensor: Tensor | None, batch: int = 0, shared: int = 1) -> RowMatrix:
-    """Describe a tensor to the kernels, each of whose heads serves ``shared`` query heads.
-
-    If it has one row for the whole ``batch``, all items read that row.
-    """
+def row_matrix(tensor: Tensor | None, shared: int = 1) -> RowMatrix:
+    """Describe a tensor to the kernels, each of whose heads serves ``shared`` query heads."""
     if tensor is None:
         return RowMatrix(None, 0, 0, 0, constant(16), constant(16), constant(1))
-    *_, width = shape = tensor.shape
+    width = tensor.shape[3]
     if tensor.stride(3) != 1 and width != 1:
         tensor = tensor.contiguous()
-    across, head, row, _ = tensor.stride()
-    if shape[0] == 1 and batch > 1:
-        across = 0
-    return RowMatrix(tensor, across, head, row, constant(width), constant(padded(width)), constant(shared))
+    _, head, row, _ = tensor.stride()
+    return RowMatrix(tensor, _across(tensor), head, row, constant(width), constant(padded(width)), constant(shared))
 
 
-def level_matrix(tensor: Tensor | None, batch: int) -> RowMatrix:
+def _across(tensor: Tensor) -> int:
+    """Return the stride of the batch; if a tensor has one row, all items read that."""
+    return tensor.stride(0) if len(tensor) > 1 else 0
+
+
+def level_matrix(tensor: Tensor | None) -> RowMatrix:
     """Describe levels, or their gradient, to the kernels: no product of matrices needs their tiles to be wide."""
-    matrix = row_matrix(tensor, batch)
+    matrix = row_matrix(tensor)
     return matrix if tensor is None else matrix._replace(padded=constant(1 << (tensor.shape[3] - 1).bit_length()))
 
 
-def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
+def pair_matrix(tensor: Tensor | None) -> PairMatrix:
     """Describe a tensor with one number per pair to the kernels."""
-    if tensor is None:
-        return PairMatrix(None, 0, 0, 0, 0)
-    across = 0 if tensor.shape[0] == 1 and batch > 1 else tensor.stride(0)
-    return PairMatrix(tensor, across, *tensor.stride()[1:])
+    return PairMatrix(None, 0, 0, 0, 0) if tensor is None else PairMatrix(tensor, _across(tensor), *tensor.stride()[1:])
 
 
 def inputs_of(call: Call) -> Inputs:
     """Return the tensors that the call multiplies."""
-    batch = call.value.shape[0]
-    return Inputs(
-        row_matrix(call.query),
-        row_matrix(call.key, shared=call.shared),
-        row_matrix(call.value, shared=call.shared),
-        row_matrix(call.query_factors, batch),
-        row_matrix(call.key_factors, batch),
-    )
+    key, value = row_matrix(call.key, call.shared), row_matrix(call.value, call.shared)
+    return Inputs(row_matrix(call.query), key, value, row_matrix(call.query_factors), row_matrix(call.key_factors))
 
 
 def new_norm(like: Tensor, numbers: int, heads: int, n_q: int) -> Tensor:
@@ -343,7 +334,7 @@ def pairs_of(call: Call) -> PairRules:
     across = [0, 0]
     if query_positions is not None and key_positions is not None:
         query_positions, key_positions = _same_dtype(query_positions, key_positions)
-        across = [at.shape[1] if at.dim() == 2 and len(at) > 1 else 0 for at in (query_positions, key_positions)]
+        across = [_across(at) if at.dim() == 2 else 0 for at in (query_positions, key_positions)]
         key_ranks = _ranks(key_positions)
         query_ranks = None if call.query_table is None else _ranks(query_positions)
     query_start, query_stride, key_start, key_stride = call.affine
@@ -397,7 +388,7 @@ def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
     # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
     if not all(_covers(call, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
-    batch, bias = call.value.shape[0], BiasTable(None, None, None)
+    bias = BiasTable(None, None, None)
     if call.bias is not None:
         length = call.bias.shape[1]
         bias = BiasTable(call.bias.contiguous(), call.first[0] + length, length)
@@ -413,9 +404,9 @@ def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
         _vector_table(call, "key_table", products),
         _vector_table(call, "query_table", products),
         _vector_table(call, "value_table", products),
-        level_matrix(call.query_levels, batch),
-        level_matrix(call.key_levels, batch),
-        pair_matrix(call.dense, batch),
+        level_matrix(call.query_levels),
+        level_matrix(call.key_levels),
+        pair_matrix(call.dense),
     )
 
 

@@ -7,8 +7,7 @@ kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from ..fields import GRADIENTS, Call, rows_axis
 from ..logsums import LogSums
-from ..operators import Backend, Operators, Results
-from ..precision import without_autocast
+from ..operators import Again, Backend, Given, Operators, Results
 from ..terms import position_values
 from . import available
 from .arguments import (
@@ -55,7 +53,6 @@ class Triton(Backend):
     """What is kept is the kernels' ``Norm``, (1 or 2, batch, heads, n_q)."""
 
     name = "triton"
-    records = True
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         return available.why_not(call, device) or super().why_not(call, device)
@@ -87,50 +84,48 @@ class Triton(Backend):
         may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
         return new_norm(call.value, 2 if may_be_large else 1, call.heads, call.n_q)
 
-    def forward(self, call: Call) -> Results:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
+        return record(lambda: self._forward(call), tensors)
+
+    def backward(
+        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Again]:
+        return record(lambda: self._backward(call, given, needed), tensors)
+
+    def _forward(self, call: Call) -> Results:
         out, norm = call.new_output(), self.new_kept(call)
         if out.numel() == 0 or call.n_k == 0:
             out.zero_()
             norm.fill_(math.inf)
             return out, norm, _lse_of(norm) if call.wants_lse else None
-        with torch.no_grad(), without_autocast(out.device), _on(out.device):
-            for part, rows in parts_of(call):
-                if part is call:
-                    _fill(call, out, norm)
-                else:
-                    part_out, part_norm = part.new_output(), self.new_kept(part)
-                    _fill(part, part_out, part_norm)
-                    out[:, :, rows], norm[..., rows] = part_out, part_norm
+        for part, rows in parts_of(call):
+            if part is call:
+                _fill(call, out, norm)
+            else:
+                part_out, part_norm = part.new_output(), self.new_kept(part)
+                _fill(part, part_out, part_norm)
+                out[:, :, rows], norm[..., rows] = part_out, part_norm
         return out, norm, _lse_of(norm) if call.wants_lse else None
 
-    def backward(
-        self, call: Call, needed: Sequence[str], d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor
-    ) -> list[Tensor]:
+    def _backward(self, call: Call, given: Given, needed: Sequence[str]) -> list[Tensor]:
+        d_output, d_lse, output, kept = given
         if output.numel() == 0 or call.n_k == 0:
             return [call.new_gradient(name).zero_() for name in needed]
         sums: dict[str, Tensor] = {}
-        with torch.no_grad(), without_autocast(output.device), _on(output.device):
-            for part, rows in parts_of(call):
-                if part is call:
-                    gradients = {name: call.new_gradient(name) for name in needed}
-                    return list(_Backward(call, gradients, d_output, d_lse, output, kept).run().values())
-                gradients = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
-                given = d_output[:, :, rows], None if d_lse is None else d_lse[:, :, rows], output[:, :, rows]
-                norm = self.new_kept(part).copy_(kept[..., rows])
-                for name, gradient in _Backward(part, gradients, *given, norm).run().items():
-                    if rows_axis(name) == "n_q":
-                        sums.setdefault(name, call.new_gradient(name))[:, :, rows] = gradient
-                    else:
-                        sums[name] = gradient + sums.get(name, 0)
+        for part, rows in parts_of(call):
+            if part is call:
+                gradients = {name: call.new_gradient(name) for name in needed}
+                return list(_Backward(call, gradients, given).run().values())
+            gradients = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
+            of_lse = None if d_lse is None else d_lse[:, :, rows]
+            norm = self.new_kept(part).copy_(kept[..., rows])
+            given = Given(d_output[:, :, rows], of_lse, output[:, :, rows], norm)
+            for name, gradient in _Backward(part, gradients, given).run().items():
+                if rows_axis(name) == "n_q":
+                    sums.setdefault(name, call.new_gradient(name))[:, :, rows] = gradient
+                else:
+                    sums[name] = gradient + sums.get(name, 0)
         return [call.new_gradient(name).copy_(sums[name]) for name in needed]
-
-    def record_forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Any, Callable[..., Any] | None]:
-        return record(lambda: self.forward(call), tensors)
-
-    def record_backward(
-        self, call: Call, needed: Sequence[str], tensors: Sequence[Tensor], *given: Any
-    ) -> tuple[Any, Callable[..., Any] | None]:
-        return record(lambda: self.backward(call, needed, *given), tensors)
 
 
 def _lse_of(norm: Tensor) -> LogSums:
@@ -141,25 +136,15 @@ def _lse_of(norm: Tensor) -> LogSums:
     return torch.stack([shift.masked_fill(empty, -math.inf), log_sum.masked_fill(empty, 0.0)])
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Make this the current device, because Triton launches on that."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def _prepare(
-    call: Call,
-    pairs: PairRules,
-    out: Tensor | None = None,
-    d_out: Tensor | None = None,
-    d_lse: Tensor | None = None,
-    with_bias: bool = False,
+    call: Call, pairs: PairRules, given: Given | None = None, with_bias: bool = False
 ) -> tuple[Tensor | None, OffsetSums]:
     """Fill what ``pairs`` has room for, and in the backward return ``delta``, with the sums of a bias's gradient."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
     value, batch, heads, blocks = call.value, call.value.shape[0], call.heads, cdiv(call.n_q, PREPARED_ROWS)
-    delta = None if out is None else value.new_empty(batch, heads, call.n_q, dtype=torch.float32)
+    delta = None if given is None else value.new_empty(batch, heads, call.n_q, dtype=torch.float32)
     seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
     offsets, length, table = OffsetSums(None, None), 0, None
     if with_bias:
@@ -170,11 +155,11 @@ def _prepare(
         launch(
             prepare,
             batch * heads * blocks,
-            row_matrix(out),
-            row_matrix(d_out),
+            row_matrix(None if given is None else given.output),
+            row_matrix(None if given is None else given.d_output),
             row_matrix(value if with_bias else None, shared=call.shared),
             table_matrix(table, call),
-            ToFill(delta, d_lse, offsets.bounds, offsets.data, seed),
+            ToFill(delta, None if given is None else given.d_lse, offsets.bounds, offsets.data, seed),
             pairs,
             *(0 if table is None else table.shape[1], length),
             num_warps=4,
@@ -217,7 +202,7 @@ def _terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums]) -> Term
         launch(
             products,
             batch * heads * cdiv(n, SUMS_ROWS) * (SUMS_ROWS // PREPARED_ROWS),
-            row_matrix(rows, batch),
+            row_matrix(rows),
             table_matrix(table, call),
             found[name],
             sums[name].rows if name in sums else None,
@@ -265,15 +250,14 @@ _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table"
 class _Backward:
     """One backward pass, which fills ``gradients``."""
 
-    def __init__(
-        self, call: Call, gradients: dict[str, Tensor], d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor
-    ) -> None:
-        self.call, self.gradients = call, gradients
-        self.programs = call.value.shape[0] * call.heads
-        self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
-        d_lse = None if d_lse is None else d_lse.float().contiguous()
+    def __init__(self, call: Call, gradients: dict[str, Tensor], given: Given) -> None:
+        self.call, self.gradients, self.programs = call, gradients, call.value.shape[0] * call.heads
+        self.d_out, d_lse, output, norm = given
+        if self.d_out.stride(3) != 1:
+            self.d_out = self.d_out.contiguous()
+        given = Given(self.d_out, None if d_lse is None else d_lse.float().contiguous(), output, norm)
         pairs = pairs_of(call)
-        delta, self.offsets = _prepare(call, pairs, out, self.d_out, d_lse, with_bias=self.needs("bias"))
+        delta, self.offsets = _prepare(call, pairs, given, with_bias=self.needs("bias"))
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
         self.sums = {name: new_table_sums(call, name) for name in has}
         self.first = inputs_of(call), Known(row_matrix(self.d_out), norm_of(norm, delta))
@@ -321,7 +305,7 @@ class _Backward:
             QueryGradients(
                 row_matrix(places["query"]),
                 row_matrix(places["query_factors"]),
-                level_matrix(places["query_levels"], call.value.shape[0]),
+                level_matrix(places["query_levels"]),
                 self.sums.get("key_table", nothing),
                 self.sums.get("value_table", nothing),
             ),
@@ -345,7 +329,7 @@ class _Backward:
                 row_matrix(places["key"], shared=call.shared),
                 row_matrix(places["value"], shared=call.shared),
                 row_matrix(places["key_factors"]),
-                level_matrix(places["key_levels"], call.value.shape[0]),
+                level_matrix(places["key_levels"]),
                 self.sums.get("query_table", TableSums(None, None)),
             ),
             self.offsets,
@@ -391,7 +375,7 @@ class _Backward:
         launch(
             table_gradients,
             self.programs * (cdiv(max(length - 2, 0), SUMS_WIDTH) + 1),
-            row_matrix(met, batch),
+            row_matrix(met),
             *sums,
             out,
             *(scale, n, heads, length),
@@ -410,7 +394,7 @@ class _Backward:
             dense_gradients,
             items * call.heads * cdiv(call.n_q, size) * cdiv(call.n_k, size),
             *self.first,
-            pair_matrix(gradient, items),
+            pair_matrix(gradient),
             *self.last,
             call.value.shape[0] // items,
             BLOCK=size,

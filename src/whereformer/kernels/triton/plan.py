@@ -9,6 +9,7 @@ parameters are numbers but for the addresses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from types import SimpleNamespace
@@ -42,16 +43,20 @@ def record(
     may be: other calls of the kind may tell them apart. The function returns None where it must not be used: where a
     profiler has hooks in Triton's launches.
     """
-    if interpreted() or len({id(tensor) for tensor in inputs}) < len(inputs):
-        return compute(), None
-    recorder = _Recorder(inputs)
-    token = _recorder.set(recorder)
-    try:
-        with recorder:
-            outputs = compute()
-    finally:
-        _recorder.reset(token)
-    return outputs, recorder.function(outputs)
+    device = inputs[0].device
+    # Triton launches on the current device.
+    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with torch.no_grad(), without_autocast(device), on_device:
+        if interpreted() or len({id(tensor) for tensor in inputs}) < len(inputs):
+            return compute(), None
+        recorder = _Recorder(inputs)
+        token = _recorder.set(recorder)
+        try:
+            with recorder:
+                outputs = compute()
+        finally:
+            _recorder.reset(token)
+        return outputs, recorder.function(outputs)
 
 
 class _Recorder(DispatchMode):
