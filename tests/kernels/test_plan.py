@@ -1,11 +1,15 @@
 """Plans: functions that do what was recorded, with other tensors. Kernels and the GPU's driver are made up here."""
 
+import contextlib
 import ctypes
 import importlib
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+from whereformer.kernels.call import make_call
+from whereformer.kernels.operators import Backend, Given, Plan
 
 pytest.importorskip("triton")
 plan = importlib.import_module("whereformer.kernels.triton.plan")
@@ -105,6 +109,73 @@ def test_a_profiler_that_watches_launches_sees_them(launches, monkeypatch):
     _, again = plan.record(lambda: compute(*tensors), tensors)
     monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
     assert again(*tensors) is None
+
+
+def test_launches_go_to_the_tensors_device(launches, monkeypatch):
+    from triton.runtime import driver
+
+    tensors, current = (torch.randn(8), torch.randn(5)), [0]
+
+    @contextlib.contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(driver.active, "get_current_device", lambda: current[-1])
+    monkeypatch.setattr(driver.active, "get_current_stream", lambda index: (index, current[-1]))
+    _, again = plan.record(lambda: compute(*tensors), tensors)
+    current[:], launches[:] = [1], []
+    again(*tensors)
+    assert launches == [(3, (0, 0)), (1, (0, 0))]
+    assert current == [1]
+
+
+def test_a_call_of_one_tensor_is_no_pattern_for_those_of_several(launches):
+    x = torch.randn(8)
+    found, again = plan.record(lambda: [x * 2 + x], [x, x])
+    assert torch.equal(found[0], x * 3)
+    assert again is None
+
+
+class Counting(Backend):
+    """Its results are those of no attention; ``usable`` says whether what it recorded may be used."""
+
+    name, usable, computed = "counting", True, 0
+
+    def again(self, *tensors):
+        return [tensors] if self.usable else None
+
+    def forward(self, call, tensors):
+        self.computed += 1
+        return [tensors], self.again
+
+    def backward(self, call, given, needed, tensors):
+        self.computed += 1
+        return [tensors], self.again
+
+
+def test_what_must_not_be_used_is_computed_anew():
+    rows, backend = torch.randn(3, 1, 2, 4, 16).unbind(), Counting()
+    kind = Plan(make_call(*rows), backend)
+    given = Given(rows[0], None, rows[1], rows[2])
+    for usable, computed in ((True, 2), (True, 2), (False, 4), (False, 6), (True, 6)):
+        backend.usable = usable
+        (found,), (gradients,) = kind.forward(rows), kind.backward(rows, [True] * 3, given)
+        assert list(found) == list(rows)
+        assert list(gradients) == [*rows, *given[:1], *given[2:]]
+        assert backend.computed == computed
+
+
+def test_plans_of_backwards_are_bounded_in_number():
+    rows, backend = torch.randn(3, 1, 2, 4, 16).unbind(), Counting()
+    kind = Plan(make_call(*rows), backend)
+    for stride in range(16, 40):
+        d_output = torch.randn(8 * stride).as_strided((1, 2, 4, 16), (8 * stride, 4 * stride, stride, 1))
+        kind.backward(rows, [True] * 3, Given(d_output, None, rows[1], rows[2]))
+    assert backend.computed == 24
+    assert len(kind._backwards.values) == 8
 
 
 @pytest.mark.parametrize("reads", ["a number", "a tensor from elsewhere"])

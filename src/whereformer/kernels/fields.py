@@ -111,7 +111,7 @@ class Call:
     @property
     def tables(self) -> tuple[Tensor | None, ...]:
         """The tables over offsets, in the order of ``first``."""
-        return self.bias, self.key_table, self.query_table, self.value_table
+        return tuple([getattr(self, name) for name in TABLES])
 
     @property
     def has_terms(self) -> bool:
@@ -198,6 +198,9 @@ AXES = {name: tuple(tensor.axes.split()) for name, tensor in TENSORS.items()}
 
 GRADIENTS = tuple(name for name, tensor in TENSORS.items() if tensor.gradient)
 """The names of the inputs that have gradients: the first fields."""
+
+TABLES = GRADIENTS[3:7]
+"""The names of the inputs that are tables over offsets."""
 
 TERMS = GRADIENTS[3:]
 """The names of the inputs that terms are merged into."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .dropout import keep_mask
-from .fields import Call
+from .fields import TABLES, Call
 from .logsums import LogSums
 from .precision import without_autocast
 from .tracing import can_look
@@ -163,7 +163,5 @@ def _times(rows: Tensor, table: Tensor) -> Tensor:
 
 def columns_of(call: Call, name: str) -> Tensor:
     """Return the column of a table that each pair reads, (1 or batch, n_q, n_k)."""
-    index = ("bias", "key_table", "query_table", "value_table").index(name)
-    table = call.tables[index]
-    assert table is not None
-    return (call.offsets() - call.first[index]).clamp(0, table.shape[1] - 1)
+    table: Tensor = getattr(call, name)
+    return (call.offsets() - call.first[TABLES.index(name)]).clamp(0, table.shape[1] - 1)

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fields import Call, rows_axis
+from ..fields import TABLES, Call, rows_axis
 from ..operators import Again, Backend, Given, Operators, Results
 from .arguments import (
     DTYPES,
     INPUTS,
     SEED,
-    TABLES,
     THREADS,
     Arguments,
     Backward,

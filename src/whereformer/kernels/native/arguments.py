@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..fields import Call
+from ..fields import TABLES, Call
 from ..terms import position_values
 from .library import compute
 
@@ -19,9 +19,6 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 
 
 BYTES, THREADS, SEED = 0, 2, 40
 """The indices of the struct's size, of the number of threads and of dropout's seed among the fields."""
-
-TABLES = ("bias", "key_table", "query_table", "value_table")
-"""The inputs that are tables over offsets."""
 
 INPUTS = (
     *("query", "key", "value", *TABLES, "key_table_factors", "query_table_factors"),

@@ -111,7 +111,7 @@ def build(folder: Path, target: Path, emulated: bool = False) -> Report:
     try:
         # Beside the target, so that no time is lost if that cannot be written, and the library takes its place at once.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as temporary:
-            compiler = _Compiler(command, folder, Path(temporary))
+            compiler = _Compiler(command, folder, Path(temporary), shlex.split(os.environ.get("CXXFLAGS", "")))
             version = compiler.run("--version").partition("\n")[0].strip()
             levels, left_out, objects = _compile_levels(compiler, emulated)
             have = [f"-DHAVE_{level.upper()}" for level in levels] + ["-DEMULATED"] * emulated
@@ -193,8 +193,9 @@ def _compile_levels(compiler: _Compiler, emulated: bool) -> tuple[list[str], dic
         except BuildError as error:
             return error
 
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     # The last levels take longest, so they begin first.
-    with ThreadPoolExecutor(_cores()) as pool:
+    with ThreadPoolExecutor(cores) as pool:
         results = dict(zip(reversed(levels), pool.map(compile_level, reversed(levels)), strict=True))
     if isinstance(error := results["base"], BuildError):
         raise error
@@ -203,22 +204,19 @@ def _compile_levels(compiler: _Compiler, emulated: bool) -> tuple[list[str], dic
     return list(objects), left_out, list(objects.values())
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class _Compiler:
-    """A compiler with its command, the folder of the sources, and that of its output."""
+    """A compiler with its command, the folder of the sources, that of its output, and the flags that the user adds."""
 
     command: list[str]
     folder: Path
     output: Path
+    own_flags: list[str]
 
     def compile(self, source: str, name: str, *flags: str) -> str:
         """Compile a source and return the object's path."""
         target = str(self.output / name)
-        self.run("-c", *COMMON, *flags, *_own_flags(), source, "-o", target)
+        self.run("-c", *COMMON, *flags, *self.own_flags, source, "-o", target)
         return target
 
     def link(self, objects: list[str], target: Path) -> None:
@@ -226,7 +224,7 @@ class _Compiler:
 
         Then it runs where that library is older or missing, and never uses another copy of it.
         """
-        flags = ["-shared", "-pthread", *_own_flags(), *objects, "-o", str(target)]
+        flags = ["-shared", "-pthread", *self.own_flags, *objects, "-o", str(target)]
         if sys.platform == "darwin":
             self.run(*flags)
             return
@@ -260,11 +258,6 @@ class _Compiler:
         if done.returncode:
             raise BuildError(f"{name} failed: {_first_error(done.stdout, done.returncode)}")
         return done.stdout
-
-
-def _own_flags() -> list[str]:
-    """The flags that the user adds."""
-    return shlex.split(os.environ.get("CXXFLAGS", ""))
 
 
 def _first_error(text: str, code: int) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..fields import Call
+from ..fields import TABLES, Call
 from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
 
 
@@ -248,7 +248,7 @@ def constant(value: int | bool | str) -> Any:
 def row_matrix(tensor: Tensor | None, shared: int = 1) -> RowMatrix:
     """Describe a tensor to the kernels, each of whose heads serves ``shared`` query heads."""
     if tensor is None:
-        return RowMatrix(None, 0, 0, 0, constant(16), constant(16), constant(1))
+        return RowMatrix(None, None, None, None, constant(16), constant(16), constant(1))
     width = tensor.shape[3]
     if tensor.stride(3) != 1 and width != 1:
         tensor = tensor.contiguous()
@@ -269,7 +269,7 @@ def level_matrix(tensor: Tensor | None) -> RowMatrix:
 
 def pair_matrix(tensor: Tensor | None) -> PairMatrix:
     """Describe a tensor with one number per pair to the kernels."""
-    return PairMatrix(None, 0, 0, 0, 0) if tensor is None else PairMatrix(tensor, _across(tensor), *tensor.stride()[1:])
+    return PairMatrix(*[None] * 5) if tensor is None else PairMatrix(tensor, _across(tensor), *tensor.stride()[1:])
 
 
 def inputs_of(call: Call) -> Inputs:
@@ -331,7 +331,7 @@ def pairs_of(call: Call) -> PairRules:
     if call.query_documents is not None and call.key_documents is not None:
         query_documents, key_documents = _same_dtype(call.query_documents, call.key_documents)
         partners = *_partners(query_documents, key_documents), *_partners(key_documents, query_documents)
-    across = [0, 0]
+    across: list[int | None] = [None, None]
     if query_positions is not None and key_positions is not None:
         query_positions, key_positions = _same_dtype(query_positions, key_positions)
         across = [_across(at) if at.dim() == 2 else 0 for at in (query_positions, key_positions)]
@@ -421,8 +421,7 @@ def _covers(call: Call, first: int, length: int) -> bool:
 
 
 def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> VectorTable:
-    index, products = ("bias", "key_table", "query_table", "value_table").index(name), found.get(name)
-    table, first = call.tables[index], call.first[index]
+    table, first, products = getattr(call, name), call.first[TABLES.index(name)], found.get(name)
     if table is None:
         return VectorTable(None, None, None, None)
     length = table.shape[1]

@@ -86,7 +86,10 @@ class _Recorder(DispatchMode):
         found = [each for each in leaves(results) if isinstance(each, Tensor)]
         given = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
         new = [each for each in found if id(each) not in self.names]
-        if operation.overloadpacket.__name__ in _ALLOCATIONS:
+        if operation.overloadpacket.__name__ in ("detach", "alias"):
+            self.kept.append(found[0])
+            self.names[id(found[0])] = self.names.get(id(given[0]), "")
+        elif operation.overloadpacket.__name__ in _ALLOCATIONS:
             (made,) = found
             dtype, device = self._value(made.dtype), self._value(made.device)
             text = f"empty({tuple(made.shape)}, {made.stride()}, dtype={dtype}, device={device})"
