@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..positions import Position, Site, build_position
+from ..positions.counting import places_of
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape, embedded_tokens, looked_up, whole_numbers
@@ -277,11 +278,8 @@ class Encoder(EncoderPreTrainedModel):
         every = Positions(0, 1, length)
         if input_ids is None or self.config.count_padding:
             return every
-        real = input_ids != self.config.pad_token_id
-        # Padding on the right moves no token. Elsewhere than on the CPU, looking would stall the device.
-        if can_look(real) and not (real[:, 1:] & ~real[:, :-1]).any():
-            return every
-        return (real.cumsum(1) - 1).clamp(min=0)
+        places = places_of(input_ids != self.config.pad_token_id)
+        return every if places is None else places
 
 
 class _Run:

@@ -84,8 +84,8 @@ def attend(
         layer.check(asked, query.shape[2], asked.n_k)
         position = layer.forward.position
         with fetched(position):
-            site = replace(layer.forward.prepare_for(site), layer=layer.layer)
-            hooked = position.apply_hooks(layer.hidden, query, key, value, site)
+            own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
+            hooked = position.apply_hooks(layer.hidden, query, key, value, own)
         query, key, value, terms = hooked  # type: ignore[assignment]  # attached methods keep query . key
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
