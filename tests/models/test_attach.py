@@ -707,6 +707,9 @@ def test_loading_what_was_not_attached(tmp_path):
     model.save_pretrained(tmp_path / "lost")
     with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has no 'whereformer.amplitude' of"):
         load_attached(tmp_path / "lost", transformers.AutoModel)
+    for kind in (transformers.RobertaModel, transformers.GPT2Model, nn.Linear):
+        with pytest.raises(InputError, match=rf"^model_class: expected a class .* for 'bert', got {kind.__name__}$"):
+            load_attached(tmp_path / "lost", kind)
     attach(model, "tisa", share_layers=True)
     model.config.whereformer["options"] = {}
     model.save_pretrained(tmp_path / "other")
@@ -853,6 +856,8 @@ def test_models_that_do_not_dispatch(model, caplog):
         (ValueError, "position: Learned acts on the embeddings", "learned", {}),
         (ValueError, "position: Sinusoidal acts on the embeddings", "tisa+sinusoidal", {}),
         (ValueError, r"position: it replaces query \. key", "synthesizer", {}),
+        (ValueError, "num_heads: the model decides on it, and has 2; leave", "tisa", {"num_heads": 4}),
+        (ValueError, "causal: the model decides on it, and has False", "tisa", {"causal": True}),
     ],
 )
 def test_bad_methods(error, message, position, options):

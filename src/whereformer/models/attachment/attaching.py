@@ -51,8 +51,9 @@ def attach(
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
             if it computes something else. A model that computes with its mask then gets transformers' own masks.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
-            is the model's ``max_position_embeddings`` by default. Methods for images get the sides of the model's grid
-            of patches, and the number of tokens before it.
+            is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
+            masks that show later tokens. Methods for images get the sides of the model's grid of patches, and the
+            number of tokens before it.
 
     Returns:
         The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
@@ -205,7 +206,7 @@ class Stack:
         if not isinstance(getattr(config, "hidden_size", None), int):
             raise InputError("model", f"{type(stack).__name__} has no one hidden_size for all its layers")
         sizes = {
-            "hidden_size": config.hidden_size,
+            **dict.fromkeys(("hidden_size", "embedding_size"), config.hidden_size),
             "num_heads": calls[0].num_heads,
             "head_dim": calls[0].head_dim,
             "num_layers": len(calls),
@@ -214,6 +215,9 @@ class Stack:
             "initializer_range": getattr(config, "initializer_range", None) or 0.02,
             "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
         }
+        for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
+            if option != "causal" or options[option] is not False:
+                raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
         grid = grid_options(config, calls[0].n_q, name)
         self.position = build_position(name, **{**sizes, **grid, **options})
         if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
