@@ -357,13 +357,17 @@ def test_dropout_drops_attention_weights():
     for module in bert.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    attach(bert, "tisa")
-    expected = states(bert)
-    bert.train()
-    close(states(bert), expected)
-    for layer in bert.encoder.layer:
-        layer.attention.self.dropout.p = 0.5
-    assert (states(bert) - expected).abs().max() > 1e-2
+    drops = [layer.attention.self.dropout for layer in bert.encoder.layer]
+    for module in drops:
+        module.p = 1.0
+    nothing = states(bert.train())
+    attach(bert.eval(), "tisa")
+    close(states(bert.train()), nothing)
+    expected = states(bert.eval())
+    for p, same in ((0.0, True), (0.5, False)):
+        for module in drops:
+            module.p = p
+        assert torch.allclose(states(bert.train()), expected, atol=1e-4) == same
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -900,6 +904,9 @@ def test_bad_models():
         detach(model)
     with pytest.raises(ValueError, match=r"^keep_absolute: BartModel has no positions of a kind"):
         attach(make("bart"), "tisa", keep_absolute=False)
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
+    with pytest.raises(InputError, match=r"^keep_absolute: GPTJModel does not run without its own positions; True ke"):
+        attach(transformers.GPTJModel(transformers.GPTJConfig(**sizes)), "tisa", keep_absolute=False)
     with pytest.raises(ValueError, match=r"^position: the model has T5's biases of its own; 'none' keeps them"):
         attach(make("t5"), "t5")
 

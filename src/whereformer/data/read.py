@@ -104,7 +104,16 @@ def json_rows(field: str, file: Path, *, strings: bool = False) -> Iterator[dict
         if not isinstance(row, dict):
             expected = "an object or a string" if strings else "an object"
             raise InputError(field, f"{file}, line {number}: expected {expected}, got {shown(row, 40)}")
+        _check_cells(field, f"{file}, line {number}", row.items())
         yield row
+
+
+def _check_cells(field: str, row: str, cells: Iterable[tuple[str, Any]]) -> None:
+    """Raise an InputError, which names the row, for a cell with too much text."""
+    for name, cell in cells:
+        if isinstance(cell, str) and len(cell) > MOST_CELL:
+            told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
+            raise InputError(field, f"{row}, {shown(name)}: {told}")
 
 
 def _whole(cell: Any) -> Any:
@@ -172,10 +181,7 @@ class TableFile:
             InputError: if the file can't be read, or a cell has too much text.
         """
         for number, row in enumerate(self._rows(names)):
-            for name, cell in zip(names, row, strict=True):
-                if isinstance(cell, str) and len(cell) > MOST_CELL:
-                    told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
-                    raise InputError(self.field, f"{self.file}, row {number}, {shown(name)}: {told}")
+            _check_cells(self.field, f"{self.file}, row {number}", zip(names, row, strict=True))
             yield row
 
     def _rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

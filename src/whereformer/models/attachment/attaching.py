@@ -128,11 +128,13 @@ def _attach(
             "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
         )
     stacks = [Stack(stack, own, position, position_options) for stack, own in grouped]
+    beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
-        raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention, which stay")
+        raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
     own = [] if keep_absolute else switches(model)
     if not (keep_absolute or own):
-        raise InputError("keep_absolute", f"{type(model).__name__} has no positions of a kind that can be switched off")
+        kind = f"{type(model).__name__} has no positions of a kind that can be switched off"
+        raise InputError("keep_absolute", f"{kind}; {beside}")
 
     for switch_off in own:
         switch_off(undo)
@@ -142,7 +144,13 @@ def _attach(
     for stack in stacks:
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
-    arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
+    try:
+        arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
+    except InputError as error:
+        if not own:
+            raise
+        reason = f"{type(model).__name__} does not run without its own positions; {beside}"
+        raise InputError("keep_absolute", reason) from error
     if len(arrived) < sum(len(stack.calls) for stack in stacks):
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
     for stack in stacks:
