@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
 from whereformer.errors import InputError
 from whereformer.models.inputs import CACHE
+from whereformer.positions import counting
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import LAYERS, SIZES, of_both_stacks
@@ -434,10 +436,15 @@ def test_padding_is_not_looked_at():
     torch.testing.assert_close(states(model, inputs), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("position", ["tisa", "tupe", "floater", "t5+fire", "logn"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_causal_models_with_padding_and_a_cache(name, side):
-    model = attach(make(name), "tisa")
+@pytest.mark.parametrize("looks", [True, False])
+def test_causal_models_with_padding_and_a_cache(looks, name, side, position, monkeypatch):
+    monkeypatch.setattr(counting, "can_look", lambda tensor: looks)  # on a GPU it may not
+    model = attach(make(name), position)
+    for parameter in model.whereformer.parameters():
+        nn.init.normal_(parameter, std=0.5)
     ids = torch.randint(3, 50, (2, 10))
     mask = torch.ones_like(ids)
     mask[0, slice(0, 3) if side == "left" else slice(7, 10)] = 0
@@ -889,10 +896,9 @@ def test_models_of_text_and_images():
 
 
 def test_bad_models():
-    with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
-        attach(nn.Linear(2, 2), "tisa")
-    with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
-        detach(nn.Linear(2, 2))
+    for change in (detach, partial(attach, position="tisa")):
+        with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
+            change(nn.Linear(2, 2))
     model = make("bert")
     with pytest.raises(ValueError, match=r"^model: no position method is attached to this BertModel$"):
         detach(model)

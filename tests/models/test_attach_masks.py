@@ -16,7 +16,6 @@ from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.models.attachment import interface
 from whereformer.models.attachment.masks import RequestedMask
-from whereformer.positions import counting
 
 from .peers import SIZES
 from .served import BOTH
@@ -198,19 +197,6 @@ def test_positions_go_on_where_a_cache_slides(position):
     )
     assert torch.equal(cached.sequences, whole.sequences)
     close(cached.logits, whole.logits)
-
-
-@pytest.mark.parametrize("position", ["tupe", "floater", "fire+t5", "logn"])
-@pytest.mark.parametrize("name", ["Llama", "Mistral"])
-@pytest.mark.parametrize("looks", [True, False])
-def test_padding_on_the_left_moves_no_token(looks, name, position, monkeypatch):
-    monkeypatch.setattr(counting, "can_look", lambda tensor: looks)  # on a GPU it may not
-    model = attach(make_decoder(name), position, keep_absolute=False, max_length=12)
-    for parameter in model.whereformer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    ids, real = torch.randint(5, 50, (2, 12)), torch.arange(12) >= torch.tensor([[0], [5]])
-    padded = model(ids, attention_mask=real).last_hidden_state[1, 5:]
-    close(padded, model(ids[1:, 5:]).last_hidden_state[0])
 
 
 def generate(model, length, **options):

@@ -47,10 +47,7 @@ def toy_tracker(monkeypatch, name):
         module.names.append(name)
         module.run = name
 
-    def finish():
-        module.run = None
-
-    module.init, module.finish = init, finish
+    module.init, module.finish = init, lambda: vars(module).update(run=None)
     module.log = lambda logs: module.logs.setdefault(module.run, []).append(logs)
     monkeypatch.setitem(sys.modules, name, module)
     return module
