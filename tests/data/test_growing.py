@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whereformer.data.growing import growing, window_lengths
-from whereformer.data.masks import Batches
+from whereformer.data.masks import Batches, growing, window_lengths
 
 
 def test_windows_of_64_tokens_have_8_16_and_32_first():
