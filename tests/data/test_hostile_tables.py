@@ -103,6 +103,22 @@ def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
         corpus.load_documents([tmp_path / "t.parquet"])
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(tables, "MOST_LINE", 1000)
+    file = tmp_path / f"t{suffix}"
+    with file.open("wb") as hole:
+        hole.truncate(1 << 40)
+    for read in (
+        lambda: glue.load_own(file, file, ("text",), "label"),
+        lambda: corpus.load_documents([file]),
+        lambda: [*PairFiles(data=(file,))],
+        lambda: [*PairFiles(source=file, target=file)],
+    ):
+        with pytest.raises(InputError, match=r"a line has 1,000 characters or more"):
+            read()
+
+
 def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
     file = tmp_path / "twice.parquet"
     schema = pa.schema([("text", pa.string()), ("x", pa.int64()), ("x", pa.string()), ("label", pa.int64())])

@@ -227,6 +227,5 @@ def test_options_that_do_not_go_together(data, message):
 def test_options_of_validation_have_names_of_their_own(tmp_path):
     with pytest.raises(InputError, match="validation_target: expected a file to go with `validation_source`, got none"):
         PairFiles(source=Path("a"), validation=True)
-    found = PairFiles(data=(tmp_path / "no.tsv",), validation=True)
     with pytest.raises(InputError, match="validation: no such file"):
-        load_pairs(found)
+        PairFiles(data=(tmp_path / "no.tsv",), validation=True)

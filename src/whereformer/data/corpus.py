@@ -112,7 +112,8 @@ class Text:
         self.characters = characters
         found = [_files(path) for path in self.paths]
         self.files = [file for files, _ in found for file in files]
-        self.left_out = [file for _, left in found for file in left if file not in {*self.files}]
+        read = set(self.files)
+        self.left_out = [file for _, left in found for file in left if file not in read]
         if column is not None and not any(file.suffix.lower() in TABLES for file in self.files):
             raise InputError("column", f"only for {', '.join(TABLES)} files; there is none in {self.source}")
 

@@ -50,8 +50,8 @@ class PairFiles:
         validation: whether the options are those of text to judge by, which have other names.
 
     Raises:
-        InputError: if they do not fit together, or a file is not there; when they are read, if a file can't be, or
-            none holds text. It names the option.
+        InputError: if they do not fit together, or a file is not there or can't be read again and again, as a pipe;
+            when they are read, if a file can't be, or none holds text. It names the option.
     """
 
     source: Path | None = None
@@ -73,6 +73,11 @@ class PairFiles:
         named = self._named
         if self.columns is not None and not (len(named) == 2 and named[0] != named[1] and all(named)):
             raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
+        for option, file in self.files:
+            if self.data:
+                open_table(option, file)
+            else:
+                check_regular(option, file)
 
     @property
     def _named(self) -> list[str]:
@@ -98,19 +103,7 @@ class PairFiles:
     @property
     def field(self) -> str:
         """The option that errors about all of the pairs name."""
-        return self._option("data" if self.data else "source")
-
-    def check(self) -> None:
-        """Check that all files are there and can be read again and again, unlike pipes.
-
-        Raises:
-            InputError: if one can't, or is no table where one is expected.
-        """
-        for option, file in self.files:
-            if self.data:
-                open_table(option, file)
-            else:
-                check_regular(option, file)
+        return self.files[0][0]
 
     def __iter__(self) -> Iterator[Pair]:
         source = target = False
@@ -209,21 +202,17 @@ def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targ
         yield one, other
 
 
+@dataclass(frozen=True)
 class ParallelText:
     """Parallel text to train on and to judge by, read anew in every pass.
 
     Args:
         pairs: the pairs to train on. Without ``validation``, some of them are held out to judge by.
         validation: pairs to judge by.
-
-    Raises:
-        InputError: if a file is not there, or can't be read again and again, as a pipe.
     """
 
-    def __init__(self, pairs: PairFiles, validation: PairFiles | None) -> None:
-        self.pairs, self.validation = pairs, validation
-        for each in (pairs, validation or pairs):
-            each.check()
+    pairs: PairFiles
+    validation: PairFiles | None
 
     @cached_property
     def fingerprint(self) -> str:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 from pyarrow import parquet
 
 from ..errors import LONGEST_NAME, InputError, one_line, shown, some_of
 from ..files import check_regular
+
+Line = TypeVar("Line", str, bytes)
 
 JSON = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", *JSON, ".parquet", ".arrow")
@@ -29,6 +31,8 @@ ROWS = 64
 """Number of rows of a Parquet file that are read at a time. A row may be a whole book."""
 MOST_CELL = 1 << 24
 """The most characters of a cell. A tokenizer takes twenty times as many bytes for them, however few tokens are kept."""
+MOST_LINE = 1 << 27
+"""The most characters of a line; a file without line ends could be larger than memory."""
 
 Document = Iterable[str]
 """A document as parts of its text, in order. The parts are read before the next document is asked for."""
@@ -65,9 +69,9 @@ def read_lines(field: str, file: Path) -> Iterator[str]:
         yield from lines_of(field, str(file), data)
 
 
-def lines_of(field: str | None, name: str, data: Iterable[bytes]) -> Iterator[str]:
+def lines_of(field: str | None, name: str, data: IO[bytes]) -> Iterator[str]:
     """Yield the lines of a UTF-8 stream, as :func:`read_lines` does; ``name`` is what errors call it."""
-    for number, line in enumerate(data, 1):
+    for number, line in enumerate(_lines(field, name, data), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -77,6 +81,14 @@ def lines_of(field: str | None, name: str, data: Iterable[bytes]) -> Iterator[st
             raise InputError(field, f"{name}, line {number}: not UTF-8 text ({place})") from None
         if text:  # not a mark alone
             yield text.removesuffix("\n").removesuffix("\r")
+
+
+def _lines(field: str | None, name: str, data: IO[Line]) -> Iterator[Line]:
+    """Yield lines with their ends, and refuse one that is too long."""
+    while line := data.readline(MOST_LINE):
+        if len(line) == MOST_LINE:
+            raise InputError(field, f"{name}: a line has {MOST_LINE:,} characters or more")
+        yield line
 
 
 @dataclass(frozen=True)
@@ -175,8 +187,12 @@ class Table:
             return
         with reading(self.field, self.file):
             for batch in self._batches(list(dict.fromkeys(names))):
-                # Cell by cell, so that one that is too long is not converted with many others.
-                yield from zip(*((cell.as_py() for cell in batch[name]) for name in names), strict=True)
+                # One at a time where they are long, so that one that is too long is not converted with many others.
+                columns = (batch[name] for name in names)
+                yield from zip(
+                    *(one.to_pylist() if one.nbytes < MOST_CELL else (cell.as_py() for cell in one) for one in columns),
+                    strict=True,
+                )
 
     def _check_there(self, missing: Iterable[str]) -> None:
         for name in missing:
@@ -204,7 +220,7 @@ class Table:
         style = csv.excel_tab if self._kind == ".tsv" else csv.excel
         quoting: Any = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
         with reading(self.field, self.file), self.file.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, style, quoting=quoting, strict=True)
+            rows = csv.reader(_lines(self.field, str(self.file), file), style, quoting=quoting, strict=True)
             width = 0
             for row in filter(None, rows):
                 width = width or len(row)
