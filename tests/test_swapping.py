@@ -50,7 +50,7 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize(
     ("page", "name"),
     [
-        pytest.param(page, name, marks=() if page == "README.md" or name == "floater" else pytest.mark.slow)
+        pytest.param(page, name, marks=() if page == "README.md" else pytest.mark.slow)
         for page in ("README.md", "docs/index.md", "docs/guides/own-model.md")
         for name in METHODS
     ],

@@ -624,7 +624,9 @@ def test_trains_with_the_trainer(tmp_path):
     torch.testing.assert_close(model.eval()(ids).logits, reloaded(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["distilbert", "modernbert", "t5"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("distilbert", "modernbert")), "t5"]
+)
 def test_trains_data_parallel(name, tmp_path):
     """A second step fails if the first left a parameter without a gradient."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
@@ -783,7 +785,7 @@ def structure(model):
     return list(map(type, model.modules())), hooks, attributes, list(model.state_dict()), configs
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("implementation", ["eager", pytest.param("sdpa", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("name", SWITCHABLE)
 def test_detaching_restores_the_model(name, keep, implementation):

@@ -199,6 +199,7 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
     assert "generator loss" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "padding"), [pytest.param("1", 0, marks=pytest.mark.slow), ("1-1-1", 3)])
 def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(text, tmp_path, blocks, padding):
     # A discriminator that has learnt little is right about some of the replaced tokens.
