@@ -103,6 +103,17 @@ def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
         corpus.load_documents([tmp_path / "t.parquet"])
 
 
+def test_long_cells_that_compress_well_are_read_one_at_a_time(tmp_path, monkeypatch):
+    """One cell in the file may be all of the rows that are read together."""
+    monkeypatch.setattr(tables, "MOST_BATCH", 100_000)
+    file = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"text": ["x" * 50_000] * 9}), file, dictionary_pagesize_limit=1 << 20)
+    assert file.stat().st_size < 10_000
+    table = tables.open_table("data", file)
+    assert [len(batch) for batch in table._batches(["text"])] == [1] * 9
+    assert [len(text) for (text,) in table.rows(["text"])] == [50_000] * 9
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(tables, "MOST_LINE", 1000)

@@ -174,12 +174,13 @@ def open_or_encode(
         if number <= HELD_OUT // 2:
             expected = f"{found['characters']} characters, expected more than {PIECE * HELD_OUT // 2}"
             raise InputError("data", f"too little text to hold some out: {expected}")
-        return found
+        one, other = (TokenFile(folder / name) for name in STREAMS)
+        guessing = unigram_entropy(one.counts(vocabulary.size), other.counts(vocabulary.size))
+        sizes = {"training_tokens": len(one), "held_out_tokens": len(other), "vocabulary": vocabulary.size}
+        return {**found, **sizes, "unigram_entropy": guessing}
 
     folder, found = cached(cache, "ids", [text.fingerprint, choice.setting], fill, say)
     tokenizer, vocabulary = opened(folder)
     training, held_out = (TokenFile(folder / name) for name in STREAMS)
-    guessing = unigram_entropy(training.counts(vocabulary.size), held_out.counts(vocabulary.size))
-    sizes = len(training), len(held_out), vocabulary.size
-    facts = TextFacts(text.source, found["documents"], found["characters"], *sizes, guessing)
+    facts = TextFacts(text.source, **found)
     return EncodedText(training, held_out, tokenizer, vocabulary, facts)

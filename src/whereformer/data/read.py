@@ -28,7 +28,9 @@ TABLES = (".csv", ".tsv", *JSON, ".parquet", ".arrow")
 BLOCK = 1 << 20
 """Number of characters of a text file that are read at a time."""
 ROWS = 64
-"""Number of rows of a Parquet file that are read at a time. A row may be a whole book."""
+"""The most rows of a Parquet file that are read at a time. A row may be a whole book."""
+MOST_BATCH = 1 << 30
+"""The most bytes that rows read at a time may have, if each were all of its group."""
 MOST_CELL = 1 << 24
 """The most characters of a cell. A tokenizer takes twenty times as many bytes for them, however few tokens are kept."""
 MOST_LINE = 1 << 27
@@ -240,7 +242,10 @@ class Table:
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         if self._kind == ".parquet":
             with parquet.ParquetFile(self.file) as table:
-                yield from table.iter_batches(ROWS, columns=names)
+                # However well a few cells compress, each is at most as long as its group.
+                groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
+                largest = max((group.total_byte_size for group in groups), default=0)
+                yield from table.iter_batches(max(1, min(ROWS, MOST_BATCH // max(1, largest))), columns=names)
         else:
             with pa.memory_map(str(self.file)) as data:
                 yield from pa.ipc.open_stream(data)
