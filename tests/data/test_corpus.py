@@ -238,15 +238,6 @@ def test_strange_json_is_refused_in_a_line(tmp_path, line):
         corpus.load_documents([tmp_path])
 
 
-def test_parquet_that_is_not_utf8_is_refused(tmp_path):
-    array = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")]
-    )
-    parquet.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a.parquet is not UTF-8 text: b'\\xff\\xfe'"):
-        corpus.load_documents([tmp_path])
-
-
 def test_files_to_judge_by_are_left_out_unless_they_are_named(tmp_path):
     for name in (
         "a.txt",

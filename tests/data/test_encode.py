@@ -239,16 +239,6 @@ def test_data_sets_of_the_hub_are_read_where_their_library_keeps_them(hub, tmp_p
         fetched(["hub:"], print)
 
 
-def test_columns_of_data_sets(hub):
-    (hub / "train.jsonl").write_text('{"en": "a", "de": "b"}\n{"en": "c", "de": null}\n')
-    paths = fetched([f"hub:{hub}::train"], print)
-    assert corpus.load_documents(paths, "de") == ["b"]
-    with pytest.raises(InputError, match=r"which column is the text\? .*strings: en, de"):
-        corpus.load_documents(paths)
-    with pytest.raises(InputError, match=r"column: .* has no string column 'fr'; it has en, de"):
-        corpus.load_documents(paths, "fr")
-
-
 @pytest.mark.parametrize("place", [(files, "move_folder"), (encode, "packed")])
 def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, place):
     def full(*given):

@@ -1,5 +1,6 @@
 """Parallel text from files and tables, and what is said where they do not belong together."""
 
+import csv
 import io
 import json
 from collections import deque
@@ -34,32 +35,18 @@ def aligned(folder, source, target, end="\n"):
 
 
 def table(folder, kind):
-    """The same pairs as a table, and its columns."""
-    file = folder / f"text{kind}"
-    rows = [
-        {"id": number, "en": one, "de": other} for number, (one, other) in enumerate(zip(ENGLISH, GERMAN, strict=True))
-    ]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    """The same pairs as a table."""
+    file, names = folder / f"text{kind}", ("id", "en", "de")
+    rows = [*zip("01234", ENGLISH, GERMAN, strict=True)]
     if kind == ".parquet":
-        parquet.write_table(pa.table(columns), file)
+        parquet.write_table(pa.table([*zip(*rows, strict=True)], names), file)
     elif kind == ".jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif kind == ".csv":
-        quoted = [
-            "id,en,de",
-            *(
-                f'{row["id"]},"{row["en"].replace(chr(34), chr(34) * 2)}","{row["de"].replace(chr(34), chr(34) * 2)}"'
-                for row in rows
-            ),
-        ]
-        file.write_text("\n".join(quoted), newline="")
+        file.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
     else:
-        file.write_text(
-            "\n".join(
-                "\t".join(map(str, row.values())) for row in [dict.fromkeys(rows[0]) and {n: n for n in rows[0]}, *rows]
-            ),
-            newline="",
-        )
+        with file.open("w", newline="") as written:
+            # In .tsv files quotation marks are text.
+            style = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None} if kind == ".tsv" else {}
+            csv.writer(written, **style).writerows([names, *rows])
     return file
 
 
