@@ -213,7 +213,6 @@ class Translate(LongRun):
         super().check()
 
     def resolved(self) -> Translate:
-        _ = self.files
         usual: dict[str, Any] = {"dropout": DROPOUT[self.preset], **({} if self.steps else {"epochs": 20.0})}
         found = replace(
             self,
@@ -221,6 +220,7 @@ class Translate(LongRun):
             **{name: value for name, value in usual.items() if getattr(self, name) is None},
         )
         found.config(self.vocab_size)  # what does not fit is said before the text is read and encoded
+        _ = self.files
         return found
 
     @property
