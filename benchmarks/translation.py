@@ -30,7 +30,7 @@ from translation_speed import BASELINE, VARIANTS
 
 import whereformer
 from whereformer.cli.main import execute
-from whereformer.data.parallel import ParallelData, pair_files
+from whereformer.data.parallel import PairFiles
 from whereformer.errors import InputError
 from whereformer.lab.json_files import write_json
 from whereformer.lab.options import find_device
@@ -123,8 +123,8 @@ class Translation:
                 threads=1,
                 quiet=True,
             )
-            test = ParallelData(data=(self.data / self.test,), columns=columns)
-            sources, targets = zip(*pair_files(test, Progress()), strict=True)
+            test = PairFiles(data=(self.data / self.test,), columns=columns)
+            sources, targets = zip(*test, strict=True)
             with threads(1):
                 written = translate_lines(*load(str(folder / "model"), find_device("auto")), sources)
             write_json(file, score(written, targets, sources))

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUDGETS = {"src": 36_680, "src/whereformer/kernels": 9_020, "tests": 33_400}
+BUDGETS = {
+    "src": 36_330,
+    "src/whereformer/data": 2_460,
+    "src/whereformer/kernels": 9_010,
+    "tests": 33_390,
+}
 
 
 @pytest.mark.parametrize("folder", BUDGETS)

@@ -88,17 +88,8 @@ def test_the_function_does_what_the_command_does(text, finished, tmp_path):
 def staged_windows(text, out, padding=0, *, uniforms=False):
     """As pretraining at TINY's sizes scores them."""
     prepared = open_or_encode(out / "cache", Text([text]), TokenizerChoice(None, 64))
-    return StagedWindows(
-        training=prepared.training,
-        held_out=prepared.held_out,
-        vocabulary=prepared.vocabulary,
-        stages=[Stage(16, 6, 4)],
-        padding=padding,
-        rate=0.15,
-        hide_masked=False,
-        seed=0,
-        uniforms=uniforms,
-    )
+    drawn = windows.Windows(prepared.training, prepared.vocabulary, 16, padding, rate=0.15, seed=0, uniforms=uniforms)
+    return StagedWindows(drawn, prepared.held_out, [Stage(16, 6, 4)])
 
 
 def test_what_is_saved_is_what_was_trained(text, finished):
