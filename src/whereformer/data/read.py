@@ -113,13 +113,13 @@ class Table:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of its columns; of JSON Lines, those of the first row.
+        """The names of its columns; of JSON Lines, those of the first row that has any.
 
         Raises:
             InputError: if the file can't be read, or two columns have the same name.
         """
         if self._kind in JSON:
-            return list(next(self._objects(), {}))
+            return list(next(filter(None, self._objects()), {}))
         if self._kind in (".csv", ".tsv"):
             first = next(self._cells(), [])
             names = first if self.header else [str(place) for place in range(1, len(first) + 1)]
