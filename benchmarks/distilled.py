@@ -24,13 +24,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from lists import listed_numbers
 from matplotlib.figure import Figure
 from parts import kept, spread
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from whereformer import EncoderForMaskedLM, load_pretrained
@@ -41,10 +41,9 @@ from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.masks import HELD_OUT_RATE, mask_tokens
 from whereformer.data.streams import Stream
 from whereformer.data.tokenizers import Vocabulary
-from whereformer.data.windows import Windows, collate
+from whereformer.data.windows import Windows
 from whereformer.errors import InputError
 from whereformer.lab.loading import quiet_transformers
-from whereformer.lab.options import listed_numbers
 from whereformer.lab.provenance import write_results
 from whereformer.lab.score import lm_score
 from whereformer.lab.training.optimizer import build_optimizer, build_schedule
@@ -195,20 +194,11 @@ class Distilled:
             parameter.requires_grad_(True)
         optimizer = build_optimizer(model, self.learning_rate, self.kernel_learning_rate)
         schedule = build_schedule(optimizer, "linear", max(1, self.steps // 10), self.steps)
-        windows = Windows(
-            text.training,
-            text.vocabulary,
-            length=length,
-            padding=0,
-            rate=self.mask_rate,
-            hide_masked=False,
-            rows=range(self.steps * self.batch_size),
-            # Pretraining had other seeds, so these are other masks.
-            seed=1_000_003,
-            shuffled=True,
-        )
+        # Pretraining had other seeds, so these are other masks.
+        windows = Windows(text.training, text.vocabulary, length, rate=self.mask_rate, seed=1_000_003)
         model.train()
-        for batch in DataLoader(windows, self.batch_size, collate_fn=collate):
+        for step in range(self.steps):
+            batch = windows.batch(range(step * self.batch_size, (step + 1) * self.batch_size))
             with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
                 loss = model(**batch).loss
             loss.backward()

@@ -159,11 +159,9 @@ class Extended:
 
     def _spearman(self, encoder: SentenceEncoder) -> float:
         names = ["sentence1", "sentence2"]
-        table = open_table("pairs", self.pairs, names)
-        one, other = (
-            _vectors(encoder, [torch.tensor(self._ids(text)) for text in table.column(name)]) for name in names
-        )
-        return METRICS["spearman"](np.asarray(table.column("label")), (one * other).sum(-1).double().numpy())
+        *sides, labels = zip(*open_table("pairs", self.pairs).rows([*names, "label"]), strict=True)
+        one, other = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in texts]) for texts in sides)
+        return METRICS["spearman"](np.asarray(labels, float), (one * other).sum(-1).double().numpy())
 
     def _ids(self, text: str) -> list[int]:
         found: list[int] = self._teacher.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)[

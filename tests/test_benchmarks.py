@@ -157,10 +157,7 @@ def distilled(run, tmp_path):
 
 def funnel(run, tmp_path):
     out = tmp_path / "funnel.json"
-    run(
-        "funnel",
-        *("--lengths=16", "--tokens=16", "--blocks=1-1", "--hidden-size=64", "--rounds=1", f"--out={out}"),
-    )
+    run("funnel", *("--lengths=16", "--tokens=16", "--blocks=1-1", "--hidden-size=64", "--rounds=1", f"--out={out}"))
     assert len(results_of(out)["rows"]) == 2 * 2 * 5  # base and decoder, forward and training
 
 
@@ -422,14 +419,8 @@ SMOKE_TESTS = {
     )
 }
 HELPERS = {
-    "attention_kinds",
-    "jobs",
-    "attention_peers",
-    "attention_plot",
-    "attention_ways",
-    "goals",
-    "parts",
-    "side_by_side",
+    *("attention_kinds", "attention_peers", "attention_plot", "attention_ways"),
+    *("goals", "jobs", "lists", "parts", "side_by_side"),
 }
 """Files that benchmarks share."""
 

@@ -90,8 +90,8 @@ try:
     main(sys.argv[1:])
 except SystemExit as stop:
     assert stop.code == 2
-print(*(name for name in sys.modules if name.split(".")[0] in ("transformers", "scipy", "matplotlib")))
-print(*(name for name in sys.modules if name.startswith(("whereformer.models", "whereformer.analysis"))))
+slow = "transformers", "scipy", "matplotlib", "typeguard", "whereformer.models", "whereformer.analysis"
+print(*(name for name in sys.modules if name.startswith(slow)))
 """
 
 
@@ -100,8 +100,8 @@ print(*(name for name in sys.modules if name.startswith(("whereformer.models", "
     [
         ("compare --positions tsia", "--positions: unknown position method 'tsia'"),
         ("compare --data nothing.txt", "--data: no such file or folder"),
-        ("compare --plugin nothing.py", "--plugin: no such file"),
-        ("probe --positions tsia", "--positions: unknown position method 'tsia'"),
+        pytest.param("compare --plugin nothing.py", "--plugin: no such file", marks=pytest.mark.slow),
+        pytest.param("probe --positions tsia", "--positions: unknown position method 'tsia'", marks=pytest.mark.slow),
     ],
 )
 def test_a_misspelled_word_is_refused_without_the_imports_that_take_seconds(words, line, tmp_path):

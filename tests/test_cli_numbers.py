@@ -26,9 +26,7 @@ resource = pytest.importorskip("resource", reason="this system does not tell how
 GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 """In the unit in which the system tells how much memory was used."""
 
-BEGINS = {
-    "translate run": "whereformer.recipes.translating.load",
-}
+BEGINS = {"translate run": "whereformer.recipes.translating.load"}
 """Where some commands begin their work, once all checks are done. Recipes are stopped before they open their folder."""
 
 KINDS = {

@@ -104,6 +104,7 @@ except ValueError as error:
     assert methods <= with_all_methods
 
 
+@pytest.mark.slow
 def test_attention_stays_a_function_when_submodules_are_imported():
     code = """
 from whereformer.kernels.terms import Positions

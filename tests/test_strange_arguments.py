@@ -113,9 +113,10 @@ def test_a_strange_value_works_or_is_refused_by_name(name, argument, saved):
 
 
 def recipe_options():
-    """Every recipe with each of its options."""
-    found = {name: recipe_class(name) for name in RECIPES}
-    return [(name, field.name) for name, kind in found.items() for field in fields(kind) if field.name != "out"]
+    """Every option of recipes, with the first recipe that has it; those of others are slow."""
+    options = [(name, field.name) for name in RECIPES for field in fields(recipe_class(name)) if field.name != "out"]
+    first = {option: name for name, option in reversed(options)}
+    return [pytest.param(*each, marks=() if first[each[1]] == each[0] else pytest.mark.slow) for each in options]
 
 
 @pytest.mark.parametrize(("name", "option"), recipe_options())

@@ -50,7 +50,7 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize(
     ("page", "name"),
     [
-        pytest.param(page, name, marks=() if page == "README.md" or name == "floater" else pytest.mark.slow)
+        pytest.param(page, name, marks=() if page == "README.md" else pytest.mark.slow)
         for page in ("README.md", "docs/index.md", "docs/guides/own-model.md")
         for name in METHODS
     ],
@@ -131,8 +131,6 @@ def test_attend_refuses_what_belongs_to_the_site_and_layers_that_are_not_there()
     given = torch.randn(1, 12, 64), *torch.randn(3, 1, 4, 12, 16)
     with pytest.raises(TypeError, match=r"key_mask: attend takes it from site; give Site\(\.\.\., key_mask=\.\.\.\)"):
         position.attend(*given, site_of(12), key_mask=torch.ones(1, 12, dtype=torch.bool))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'is_causal'"):
-        position.attend(*given, site_of(12), is_causal=True)
     rope = whereformer.build_position("rope", hidden_size=64, num_heads=4)
     with pytest.raises(InputError, match="query: Rope acts on query and key: expected tensors, got None"):
         rope.attend(given[0], None, None, given[3], site_of(12))

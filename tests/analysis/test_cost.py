@@ -47,7 +47,7 @@ def funnel(blocks, width=768, decoder_layers="0", **changes):
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, marks=() if line.startswith(("6 ", "4-4-4")) else pytest.mark.slow)
+        pytest.param(line, marks=() if line.startswith("6 ") else pytest.mark.slow)
         for line in TABLE.strip().splitlines()
     ],
 )
@@ -342,6 +342,7 @@ def test_the_command_prints_and_writes_the_same_numbers(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
 
 
+@pytest.mark.slow
 def test_the_command_counts_a_preset(tmp_path):
     """Options that differ from their defaults win over it."""
     out = tmp_path / "cost.json"

@@ -92,3 +92,19 @@ def test_if_nothing_left_the_plateau_the_verdict_says_so():
     assert told[0] == "No method predicts clearly better than none yet; train longer."
     # Without the baseline, nothing is known of the plateau.
     assert not rank(methods(learned=[windows(5.0)], rope=[windows(5.05, seed=1)]), "none").waiting
+
+
+def test_a_lead_that_may_not_last_is_no_verdict():
+    """By the curves of training, b falls faster than a."""
+    found = methods(a=[windows(4.0)], b=[windows(4.5, seed=1)], c=[windows(6.0, seed=2)])
+    steps = range(1, 401)
+    for name, curve in (("a", 4.0), ("b", 2.5), ("c", 6.0)):
+        last = found[name][0].loss
+        found[name][0].losses = [curve + (last - curve) * (step / 400) ** -0.5 for step in steps]
+    ranking = rank(found, "none")
+    assert ranking.unsettled == [("a", "b")]
+    first, second = sentences(ranking, "none", 7.0, 400)
+    assert first == "Too few steps to choose: a leads after 400 steps, but b may catch up. Train longer: --steps 1600."
+    assert second.startswith("Not settled")
+    found["b"][0].losses = [4.4 + 0.1 * (step / 400) ** -0.5 for step in steps]
+    assert sentences(rank(found, "none"), "none", 7.0, 400) == ["a predicts this text best."]

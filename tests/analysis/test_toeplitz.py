@@ -185,6 +185,7 @@ def test_diagonals_are_not_summed_one_by_one():
     assert operations.count < 400
 
 
+@pytest.mark.slow
 def test_needs_torch_alone():
     code = """
 import sys

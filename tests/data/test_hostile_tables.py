@@ -8,9 +8,8 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, glue
 from whereformer.data import read as tables
-from whereformer.data.parallel import ParallelData, pair_files
+from whereformer.data.parallel import PairFiles
 from whereformer.errors import InputError, one_line
-from whereformer.lab.progress import Progress
 
 READ = {
     "a NUL": b"a,b,label\nx\0,y,0\nz,w,1\n",
@@ -81,9 +80,9 @@ def test_what_cannot_be_read_is_one_short_line(content, suffix, tmp_path, good):
         assert len(one_line(str(error.value))) <= 1003
 
 
-def test_a_row_that_is_too_long_says_what_to_do(tmp_path, good):
+def test_a_cell_that_is_too_long_says_what_to_do(tmp_path, good):
     file = written(tmp_path, REFUSED["a huge cell"], ".csv")
-    with pytest.raises(InputError, match=r"train: .* a row has more than 1,048,576 bytes; use a \.jsonl or \.parquet"):
+    with pytest.raises(InputError, match=r"train: .* a cell has more than 131,072 characters; use a \.jsonl"):
         readers(file, good)[0]()
 
 
@@ -97,11 +96,38 @@ def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
             parquet.write_table(table, file)
         else:
             file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-        expected = r"row 1, 'text': expected at most 1,000 characters in a cell, got 1,001"
+        expected = r"row 2, 'text': expected at most 1,000 characters in a cell, got 1,001"
         with pytest.raises(InputError, match=f"^train: .*{expected}"):
             glue.load_own(file, file, ("text",), "label", regression=False)
     with pytest.raises(InputError, match=f"^data: .*{expected}"):
         corpus.load_documents([tmp_path / "t.parquet"])
+
+
+def test_long_cells_that_compress_well_are_read_one_at_a_time(tmp_path, monkeypatch):
+    """One cell in the file may be all of the rows that are read together."""
+    monkeypatch.setattr(tables, "MOST_BATCH", 100_000)
+    file = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"text": ["x" * 50_000] * 9}), file, dictionary_pagesize_limit=1 << 20)
+    assert file.stat().st_size < 10_000
+    table = tables.open_table("data", file)
+    assert [len(batch) for batch in table._batches(["text"])] == [1] * 9
+    assert [len(text) for (text,) in table.rows(["text"])] == [50_000] * 9
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(tables, "MOST_LINE", 1000)
+    file = tmp_path / f"t{suffix}"
+    with file.open("wb") as hole:
+        hole.truncate(1 << 40)
+    for read in (
+        lambda: glue.load_own(file, file, ("text",), "label"),
+        lambda: corpus.load_documents([file]),
+        lambda: [*PairFiles(data=(file,))],
+        lambda: [*PairFiles(source=file, target=file)],
+    ):
+        with pytest.raises(InputError, match=r"a line has 1,000 characters or more"):
+            read()
 
 
 def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
@@ -118,7 +144,7 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
         ("data", lambda: corpus.load_documents([file], "text")),
         ("train", lambda: glue.load_own(file, file, ("text",), "label", regression=False)),
         ("data", lambda: glue.load_glue(["cola"], folder.parent)),
-        ("data", lambda: [*pair_files(ParallelData(data=(file,), columns="text,x"), Progress())]),
+        ("data", lambda: [*PairFiles(data=(file,), columns="text,x")]),
     ):
         with pytest.raises(InputError, match=f"^{field}: .*has more than one column 'x'"):
             read()
@@ -135,7 +161,7 @@ def test_long_names_are_cut_and_their_option_is_named(length, tmp_path, good):
         ("train", lambda: glue.load_own(tmp_path / f"{name}.csv", good, ("a",), "label", regression=False)),
         ("train", lambda: glue.load_own(good, good, (name,), "label", regression=False)),
         ("column", lambda: corpus.load_documents([lines], name)),
-        ("columns", lambda: [*pair_files(ParallelData(data=(good,), columns=f"{name},b"), Progress())]),
+        ("data", lambda: [*PairFiles(data=(good,), columns=f"{name},b")]),
     ):
         with pytest.raises(InputError) as error:
             read()

@@ -2,16 +2,16 @@
 
 import json
 import os
+from collections import deque
 
 import pytest
 import torch
 
-from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
+from tests.data.harm import contents, damage, only_folder
 from tests.data.test_parallel import held_out_in_memory
-from tests.data.told import Told
 from tests.recipes.parallel_text import pairs as some_pairs
 from whereformer.data import parallel, subwords
-from whereformer.data.parallel import ParallelData, open_text
+from whereformer.data.parallel import PairFiles, ParallelText
 from whereformer.errors import InputError
 
 VOCABULARY = 320
@@ -37,14 +37,13 @@ def data(tmp_path):
     for file, side in zip(files, lines(), strict=True):
         file.write_text("".join(f"{line}\n" for line in side))
         os.utime(file, (1e9, 1e9))
-    return ParallelData(source=files[0], target=files[1])
+    return PairFiles(source=files[0], target=files[1])
 
 
 def made(data, cache, validation=None, vocabulary=VOCABULARY):
-    """The encoded pairs, and what the progress was told."""
-    told = Told()
-    text = open_text(data, validation, told)
-    return parallel.open_or_encode(cache, text, vocabulary), told
+    """The encoded pairs, and what was said."""
+    said = []
+    return parallel.open_or_encode(cache, ParallelText(data, validation), vocabulary, said.append), said
 
 
 def listed(rows):
@@ -53,7 +52,7 @@ def listed(rows):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, own):
-    encoded, told = made(data, tmp_path / "cache", data if own else None)
+    encoded, said = made(data, tmp_path / "cache", data if own else None)
     all_pairs = [*zip(*lines(), strict=True)]
     rows = (range(len(all_pairs)),) * 2 if own else held_out_in_memory(all_pairs)
     parts = [[all_pairs[row] for row in part] for part in rows]
@@ -69,43 +68,26 @@ def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, 
         assert found.lengths.tolist() == [[len(line) for line in row] for row in expected]
         some = torch.tensor([2, 0, 2])
         assert listed(found.chosen(some)) == [expected[row] for row in some]
-    held = [] if own else ["holding pairs out"]
-    assert told.parts == [*held, "learning the vocabulary", "encoding the text"]
+    assert said == ["learning the vocabulary", "encoding the text"]
 
 
-def test_a_finished_cache_is_opened_without_reading_the_text(data, tmp_path):
+def test_a_whole_cache_is_opened_and_a_damaged_one_is_mended(data, tmp_path):
     first, _ = made(data, tmp_path / "cache")
-    again, told = made(data, tmp_path / "cache")
-    assert listed(first.training) == listed(again.training)
-    assert listed(first.held_out) == listed(again.held_out)
-    assert (told.parts, told.characters) == ([], 0)
-
-
-def test_an_interrupted_encoding_begins_again_with_the_same_bytes(data, tmp_path):
-    made(data, tmp_path / "whole")
-    stop_before_the_end(lambda: made(data, tmp_path / "cache"))
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
-    made(data, tmp_path / "cache")
-    assert contents(tmp_path / "cache") == contents(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("name", ["training.ids", "held_out.lengths"])
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_cache_is_noticed_and_mended(data, tmp_path, name, kind):
-    made(data, tmp_path / "cache")
     before = contents(tmp_path / "cache")
-    damage(only_folder(tmp_path / "cache") / name, kind)
-    encoded, told = made(data, tmp_path / "cache")
-    assert name in told.lines[0]
+    again, said = made(data, tmp_path / "cache")
+    assert said == []
+    assert listed(first.training) == listed(again.training)
+    damage(only_folder(tmp_path / "cache") / "held_out.lengths", "flipped")
+    _, said = made(data, tmp_path / "cache")
+    assert "held_out.lengths" in said[0]
     assert contents(tmp_path / "cache") == before
-    assert len(encoded.training) == len(encoded.training.lengths) == 288
 
 
 def test_another_text_or_vocabulary_has_an_entry_of_its_own(data, tmp_path):
     cache = tmp_path / "cache"
     first, _ = made(data, cache)
-    _, told = made(data, cache, vocabulary=330)
-    assert told.parts == ["holding pairs out", "learning the vocabulary", "encoding the text"]
+    _, said = made(data, cache, vocabulary=330)
+    assert said == ["learning the vocabulary", "encoding the text"]
     made(data, cache, validation=data)
     data.target.write_text(data.target.read_text().replace("Ücat", "Ürat"))
     os.utime(data.target, (1e9, 1e9))
@@ -123,9 +105,9 @@ def test_columns_and_the_part_that_a_file_belongs_to_decide_which_text_it_is(tmp
         os.utime(file, (1e9, 1e9))
         tables.append(file)
     found = [
-        made(ParallelData(data=tuple(tables[:2]), columns="en,de"), tmp_path, ParallelData(data=(tables[2],))),
-        made(ParallelData(data=tuple(tables[:1]), columns="en,de"), tmp_path, ParallelData(data=tuple(tables[1:]))),
-        made(ParallelData(data=tuple(tables[:1]), columns="de,en"), tmp_path, ParallelData(data=tuple(tables[1:]))),
+        made(PairFiles(data=tuple(tables[:2]), columns="en,de"), tmp_path, PairFiles(data=(tables[2],))),
+        made(PairFiles(data=tuple(tables[:1]), columns="en,de"), tmp_path, PairFiles(data=tuple(tables[1:]))),
+        made(PairFiles(data=tuple(tables[:1]), columns="de,en"), tmp_path, PairFiles(data=tuple(tables[1:]))),
     ]
     assert [(len(each.training), len(each.held_out)) for each, _ in found] == [(14, 7), (7, 14), (7, 14)]
     sources = [each.tokenizer.decode(each.training[0][0]) for each, _ in found]
@@ -163,22 +145,18 @@ def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(data):
-    told = Told()
-    for _ in range(20):
-        with data.source.open("a") as source, data.target.open("a") as target:
-            source.write("a word\n" * 1000)
-            target.write("ein Wort\n" * 1000)
-    [training, _] = open_text(data, data, told).parts
-    next(pairs := iter(training))
-    assert 0 < told.characters < 1024 * 100 < data.source.stat().st_size
-    assert len([*pairs]) == 20_299
+    with data.source.open("a") as source, data.target.open("ab") as target:
+        source.write("a word\n" * 100)
+        target.write(b"\xff")  # which is refused when it is read
+    pairs = iter(ParallelText(data, data).parts[0])
+    assert next(pairs)
+    with pytest.raises(InputError, match="not UTF-8 text"):
+        deque(pairs)
 
 
 def test_what_can_be_read_only_once_is_refused(data, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    pipe = ParallelData(source=data.source, target=tmp_path / "pipe")
     with pytest.raises(InputError, match=r"^target: expected a file, got a named pipe"):
-        open_text(pipe, None, Told())
-    missing = ParallelData(data=(data.source, tmp_path / "no.tsv"))
+        PairFiles(source=data.source, target=tmp_path / "pipe")
     with pytest.raises(InputError, match=r"^data: expected a .csv, .tsv"):
-        open_text(missing, None, Told())
+        PairFiles(data=(data.source, tmp_path / "no.tsv"))

@@ -25,8 +25,9 @@ TEXTS = ["the cat saw the dog", "the dog", "the king met the queen again again",
 @pytest.fixture
 def encoded(tokenizer):
     def encode(max_length=None, regression=False, **config):
-        split = Split([(text,) for text in TEXTS], [0, 1, 1, 0])
-        return rows.tokenized(split, tokenizer, max_length, EncoderConfig(blocks="2", **config), regression=regression)
+        labels = [0, 1, 1, 0]
+        split = Split([(text,) for text in TEXTS], [*map(float, labels)] if regression else labels)
+        return rows.tokenized(split, tokenizer, max_length, EncoderConfig(blocks="2", **config))
 
     return encode
 
@@ -37,7 +38,7 @@ def test_pairs_are_tokenized_as_their_tokenizer_does(tokenizer, monkeypatch):
     typed = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     split = Split(pairs, [len(b) for _, b in pairs])
-    found = rows.tokenized(split, typed, 14, EncoderConfig(), regression=True)
+    found = rows.tokenized(split, typed, 14, EncoderConfig())
     sides = [[*side] for side in zip(*pairs, strict=True)]
     expected = typed(*sides, truncation=True, max_length=14)
     assert [list(ids) for ids, _ in found.rows] == expected["input_ids"]
@@ -71,7 +72,7 @@ def test_a_funnel_drops_only_padding(encoded, tokenizer):
     batch = funnel.padded([0])
     assert batch["attention_mask"].tolist() == [[1] * found.lengths[0] + [0] * 3]
     blocks = EncoderConfig(blocks="1-1-1")
-    found = rows.tokenized(Split([("the cat",)], [0]), tokenizer, 9, blocks, regression=False)
+    found = rows.tokenized(Split([("the cat",)], [0]), tokenizer, 9, blocks)
     assert found.end == 3
 
 
@@ -127,7 +128,7 @@ def test_token_types_that_the_model_lacks_are_left_out():
             return {"input_ids": [[2, 3, 4]], "token_type_ids": [[0, 0, 1]]}
 
     def encoded(config):
-        return rows.tokenized(Split([("a", "b")], [0]), Typed(), None, config, regression=False)
+        return rows.tokenized(Split([("a", "b")], [0]), Typed(), None, config)
 
     for kinds in (2, 1, 0):
         batch = encoded(EncoderConfig(type_vocab_size=kinds)).padded([0])

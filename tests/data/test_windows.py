@@ -24,18 +24,8 @@ TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] 
 VOCABULARY = Vocabulary(2000, pad=1999, cls=1, sep=2, mask=3, special=(1, 2, 3, 1999))
 
 
-def rows_of(length=16, padding=0, rows=100, seed=0, shuffled=True, hide_masked=False, tokens=500, rate=0.2):
-    return Windows(
-        torch.arange(10, 10 + tokens),
-        VOCABULARY,
-        length=length,
-        padding=padding,
-        rate=rate,
-        hide_masked=hide_masked,
-        rows=range(rows),
-        seed=seed,
-        shuffled=shuffled,
-    )
+def rows_of(tokens=500, rate=0.2, **options):
+    return Windows(torch.arange(10, 10 + tokens), VOCABULARY, length=16, rate=rate, **options)
 
 
 def text_of(item):
@@ -90,7 +80,7 @@ def test_a_row_depends_on_its_number_and_the_seed_alone():
 
 
 def test_rows_that_are_not_shuffled_are_spread_over_the_text():
-    rows = rows_of(rows=5, shuffled=False, tokens=14 * 10)
+    rows = rows_of(spread=5, tokens=14 * 10)
     starts = [int(text_of(rows[row])[1]) - 10 for row in range(5)]
     assert starts == [0, 28, 56, 84, 112]
 

@@ -177,13 +177,7 @@ def _draw_options(rng: random.Random, case: Case) -> Case:
     window = (rng.choice(sides), rng.choice(sides)) if rng.random() < 0.35 else None
     sharing = rng.choice([2, 3]) if case.head_dim and case.heads <= 2 and rng.random() < 0.3 else 1
     softcap = rng.choice([0.5, 3.0, 30.0]) if case.head_dim and rng.random() < 0.2 else None
-    return replace(
-        case,
-        sharing=sharing,
-        window=window,
-        softcap=softcap,
-        lse=rng.random() < 0.3,
-    )
+    return replace(case, sharing=sharing, window=window, softcap=softcap, lse=rng.random() < 0.3)
 
 
 def _draw_term(rng: random.Random, n_q: int, n_k: int, content: bool, dtype: str) -> TermCase:

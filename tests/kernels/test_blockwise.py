@@ -276,8 +276,7 @@ def test_gradients_that_nobody_needs(fast):
 
 
 @pytest.mark.parametrize(
-    ("explicit", "lse"),
-    [(True, False), *(pytest.param(False, lse, marks=pytest.mark.slow) for lse in (False, True))],
+    ("explicit", "lse"), [(True, False), *(pytest.param(False, lse, marks=pytest.mark.slow) for lse in (False, True))]
 )
 def test_operator_contract(fast, explicit, lse):
     inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
@@ -329,8 +328,8 @@ PADDED = torch.arange(9) < torch.tensor([[9], [6]])
 @pytest.mark.parametrize(
     ("terms", "options"),
     [
-        ([], {}),
-        (["bias"], {"key_mask": PADDED}),
+        pytest.param([], {}, marks=pytest.mark.slow),
+        pytest.param(["bias"], {"key_mask": PADDED}, marks=pytest.mark.slow),
         (["bias"], {"causal": True}),
         (EVERY_KIND, {"causal": True, "key_mask": PADDED.flip(1), "return_lse": True}),
     ],
@@ -376,8 +375,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("layout", ["projected", pytest.param("contiguous", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_outputs_are_laid_out_as_compiled_programs_are_told(fast, training, layout):
     inputs = [LAYOUTS[layout](60).requires_grad_(training) for _ in range(3)]
     check_operator(fast, make_call(*inputs, [OffsetBias(torch.randn(3, 9, requires_grad=training), -4)]))

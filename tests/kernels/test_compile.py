@@ -119,7 +119,10 @@ def exported(model, inputs, shapes):
 @pytest.mark.parametrize(
     "backend", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "blockwise"))]
 )
-@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize(
+    "kinds",
+    [pytest.param(kinds, marks=() if kinds in ("bias", "all vectors") else pytest.mark.slow) for kinds in KINDS],
+)
 def test_export_with_a_dynamic_length(kinds, backend, causal):
     model = Attention(KINDS[kinds], backend=backend, causal=causal).eval()
     length = {2: Dim("n", min=2, max=4096)}
@@ -130,7 +133,7 @@ def test_export_with_a_dynamic_length(kinds, backend, causal):
 
 
 @pytest.mark.parametrize("kinds", ["no terms", "bias"])
-@pytest.mark.parametrize("backend", ["blockwise", "auto"])
+@pytest.mark.parametrize("backend", [pytest.param("blockwise", marks=pytest.mark.slow), "auto"])
 def test_export_with_a_dynamic_batch_and_a_mask(backend, kinds):
     model = Attention(KINDS[kinds], backend=backend, causal=True).eval()
     sizes = {0: Dim("batch", max=64), 2: Dim("n", max=4096)}
@@ -142,7 +145,7 @@ def test_export_with_a_dynamic_batch_and_a_mask(backend, kinds):
 
 
 @pytest.mark.parametrize("kinds", ["no terms", "bias"])
-@pytest.mark.parametrize("backend", ["blockwise", "auto"])
+@pytest.mark.parametrize("backend", [pytest.param("blockwise", marks=pytest.mark.slow), "auto"])
 def test_export_with_two_dynamic_lengths(backend, kinds):
     model = Attention(KINDS[kinds], backend=backend, causal=True).eval()
     queries, keys = {2: Dim("queries", max=4096)}, {2: Dim("keys", max=4096)}
@@ -168,6 +171,7 @@ class Optional(nn.Module):
         return attention(query, key, value, [OffsetBias(self.bias, -4)], return_lse=True, **options)
 
 
+@pytest.mark.slow
 def test_what_few_calls_ask_for_is_exported():
     model, length = Optional().eval(), {2: Dim("n", min=2, max=4096)}
     program = exported(model, content(24), {"query": length, "key": length, "value": length})
@@ -243,6 +247,7 @@ def test_vmap_of_a_fast_backend_has_gradients():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_compiled_func_grad():
     inputs = *content(120), torch.randn(HEADS, 9)
     gradient = torch.func.grad(loss("auto"), ALL)

@@ -10,12 +10,7 @@ from whereformer import DenseBias, OffsetBias, OffsetValues
 
 # Enough multiplications to start threads.
 LENGTH = 300
-OPTIONS = {
-    "plain": {},
-    "causal": {"causal": True},
-    "dropout": {"dropout_p": 0.2},
-    "window": {"window": (200, 30)},
-}
+OPTIONS = {"plain": {}, "causal": {"causal": True}, "dropout": {"dropout_p": 0.2}, "window": {"window": (200, 30)}}
 
 
 @pytest.fixture(autouse=True)

@@ -156,7 +156,7 @@ class Counting(Backend):
         return [tensors], self.again
 
 
-def test_what_must_not_be_used_is_computed_anew():
+def test_what_must_not_be_used_is_computed_anew_and_few_plans_are_kept():
     rows, backend = torch.randn(3, 1, 2, 4, 16).unbind(), Counting()
     kind = Plan(make_call(*rows), backend)
     given = Given(rows[0], None, rows[1], rows[2])
@@ -166,15 +166,9 @@ def test_what_must_not_be_used_is_computed_anew():
         assert list(found) == list(rows)
         assert list(gradients) == [*rows, *given[:1], *given[2:]]
         assert backend.computed == computed
-
-
-def test_plans_of_backwards_are_bounded_in_number():
-    rows, backend = torch.randn(3, 1, 2, 4, 16).unbind(), Counting()
-    kind = Plan(make_call(*rows), backend)
     for stride in range(16, 40):
-        d_output = torch.randn(8 * stride).as_strided((1, 2, 4, 16), (8 * stride, 4 * stride, stride, 1))
-        kind.backward(rows, [True] * 3, Given(d_output, None, rows[1], rows[2]))
-    assert backend.computed == 24
+        d_output = torch.empty(8 * stride).as_strided((1, 2, 4, 16), (8 * stride, 4 * stride, stride, 1))
+        kind.backward(rows, [True] * 3, given._replace(d_output=d_output))
     assert len(kind._backwards.values) == 8
 
 

@@ -79,6 +79,7 @@ def test_gradients_of_tiles(kind):
     check("blockwise", content(70, 140), terms, **at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_it_compiles(kind):
     table = table_of(kind, 30)

@@ -192,32 +192,6 @@ def test_attention_without_content_scores(lengths):
     torch.testing.assert_close(output, torch.cat(parts, 2)[0].transpose(0, 1), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("lengths", ["different", "equal", "fewer queries"])
-def test_half_precision(lengths):
-    """The weights and the output are rounded to bfloat16 at most once each, and weights sum to one."""
-    of_queries, of_keys, leaves = content(SEQUENCES[lengths])
-    short = [leaf.detach().bfloat16() for leaf in leaves]
-    found, lse = attention_varlen(
-        *short, cu_seqlens_q=seqlens(of_queries), cu_seqlens_k=seqlens(of_keys), causal=True, return_lse=True
-    )
-    exact, exact_lse = one_by_one([each.double() for each in short], None, of_queries, of_keys, causal=True)
-    assert found.dtype == torch.bfloat16
-    assert (found.double() - exact).abs().max() <= 2**-7 * short[2].abs().max()
-    assert lse.dtype == torch.float32
-    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("lengths", ["different", "equal"])
-def test_dropout_is_that_of_the_seed(lengths):
-    of_queries, _, leaves = content(SEQUENCES[lengths])
-    found = []
-    for backend in ("reference", "blockwise"):
-        torch.manual_seed(1)
-        found.append(attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries), dropout_p=0.5, backend=backend))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-11)
-    assert not torch.allclose(found[0], attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic):
@@ -253,10 +227,7 @@ WRONG = {
         {"cu_seqlens_q": seqlens([2, 2])[None]},
         "cu_seqlens_q: expected shape (number of sequences + 1,), got (1, 3)",
     ),
-    "empty": (
-        {"cu_seqlens_q": seqlens([])[:0]},
-        "cu_seqlens_q: expected shape (number of sequences + 1,), got (0,)",
-    ),
+    "empty": ({"cu_seqlens_q": seqlens([])[:0]}, "cu_seqlens_q: expected shape (number of sequences + 1,), got (0,)"),
     "fractions": ({"cu_seqlens_q": seqlens([4]).float()}, "cu_seqlens_q: expected whole numbers, got torch.float32"),
     "booleans": ({"cu_seqlens_q": seqlens([4]).bool()}, "cu_seqlens_q: expected whole numbers, got torch.bool"),
     "a list": ({"cu_seqlens_q": [0, 4]}, "cu_seqlens_q: expected a tensor, got list"),
@@ -288,14 +259,8 @@ WRONG = {
         {"key_positions": torch.arange(3)},
         "key_positions: expected shape (total_k 4,), got (3,)",
     ),
-    "a batch": (
-        {"query": rows()[None]},
-        "query: expected (total tokens, heads, head_dim), got shape (1, 4, 2, 3)",
-    ),
-    "other keys": (
-        {"key": rows(dim=5)},
-        "key: expected (total_k 4, heads 2, head_dim 3), got (4, 2, 5)",
-    ),
+    "a batch": ({"query": rows()[None]}, "query: expected (total tokens, heads, head_dim), got shape (1, 4, 2, 3)"),
+    "other keys": ({"key": rows(dim=5)}, "key: expected (total_k 4, heads 2, head_dim 3), got (4, 2, 5)"),
     "other heads": (
         {"query": rows(heads=3)},
         "query: expected (total_q, heads 2 or a multiple, head_dim) as in value, got (4, 3, 3)",
@@ -323,12 +288,6 @@ def test_errors_are_one_clear_line(wrong):
         attention_varlen(**{**given, **changes})
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
-
-
-def test_an_unknown_option_is_refused():
-    for name in ("dropout", "sink_tokens"):
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            attention_varlen(rows(), rows(), rows(), cu_seqlens_q=seqlens([4]), **{name: 0.1})
 
 
 def test_triton_knows_positions_where_offsets_are_those_of_the_row():

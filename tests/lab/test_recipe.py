@@ -172,7 +172,7 @@ def alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_ctrl_c_and_kill_end_all_processes_and_keep_what_is_done(number, tmp_path):
     words = [sys.executable, "-m", "whereformer", "run", TOY, "--out", str(tmp_path), "--jobs", "2", "--fails", "wait"]
     command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -182,9 +182,7 @@ SERVED = {
     "Wav2Vec2Bert without": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, "position_embeddings_type": None}),
     "Wav2Vec2Conformer": Kind("Wav2Vec2Conformer", "waves", {**WAVES, "conformer_conv_dropout": 0.0}),
     "Wav2Vec2Conformer that rotates": Kind(
-        "Wav2Vec2Conformer",
-        "waves",
-        {**WAVES, "conformer_conv_dropout": 0.0, "position_embeddings_type": "rotary"},
+        "Wav2Vec2Conformer", "waves", {**WAVES, "conformer_conv_dropout": 0.0, "position_embeddings_type": "rotary"}
     ),
     "SeamlessM4T": Kind("SeamlessM4T", "frames", SEAMLESS, part="SeamlessM4TForSpeechToText"),
     "SeamlessM4Tv2": Kind("SeamlessM4Tv2", "frames", {**SEAMLESS, **CLIPPED}, part="SeamlessM4Tv2ForSpeechToText"),

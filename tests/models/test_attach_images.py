@@ -9,13 +9,7 @@ from whereformer.errors import InputError
 
 from .test_attach import close, make
 
-SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "patch_size": 4,
-}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 4}
 IMAGES = {
     "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**SIZES, image_size=(20, 12))),
     "deit": lambda: transformers.DeiTModel(transformers.DeiTConfig(**SIZES, image_size=(20, 12))),

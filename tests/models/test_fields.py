@@ -14,13 +14,7 @@ SIZES = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "blocks"
 
 
 @pytest.mark.parametrize("config_class", [EncoderConfig, ElectraPretrainingConfig, Seq2SeqConfig])
-@pytest.mark.parametrize(
-    ("field", "meant"),
-    [
-        ("hiden_size", "hidden_size"),
-        ("postion", "position"),
-    ],
-)
+@pytest.mark.parametrize(("field", "meant"), [("hiden_size", "hidden_size"), ("postion", "position")])
 def test_misspelt_fields_are_refused_with_the_right_name(config_class, field, meant):
     message = rf"^{field}: {config_class.__name__} has no such field; did you mean '{meant}'\?$"
     with pytest.raises(ValueError, match=message):

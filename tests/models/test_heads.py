@@ -30,10 +30,7 @@ MODELS = {
         transformers.AutoModelForQuestionAnswering,
         {"start_positions": torch.tensor([1, 2, 8]), "end_positions": torch.tensor([1, 5, 8])},
     ),
-    EncoderForPreTraining: (
-        transformers.AutoModelForPreTraining,
-        {"labels": torch.arange(27).reshape(3, 9) % 2},
-    ),
+    EncoderForPreTraining: (transformers.AutoModelForPreTraining, {"labels": torch.arange(27).reshape(3, 9) % 2}),
 }
 PER_TOKEN = [EncoderForTokenClassification, EncoderForQuestionAnswering, EncoderForPreTraining]
 every_model = pytest.mark.parametrize("model_class", MODELS)

@@ -152,11 +152,7 @@ def test_the_attention_module_equals_shaws(case):
             getattr(module, name).weight.copy_(golden[weight].mT)
             getattr(module, name).bias.zero_()
     position = build_position(
-        "shaw",
-        hidden_size=width,
-        num_heads=heads,
-        head_dim=golden["rel_k"].shape[1],
-        clip=case.config["clip"],
+        "shaw", hidden_size=width, num_heads=heads, head_dim=golden["rel_k"].shape[1], clip=case.config["clip"]
     )
     install(position, keys=golden["rel_k"].unsqueeze(0), values=golden["rel_v"].unsqueeze(0))
     at = Positions(0, 1, golden["x"].shape[1])

@@ -253,6 +253,7 @@ def test_inductor_compiles_floater_tisa_and_t5():
     assert_compiles(build("floater+tisa+t5"), "inductor", tolerance=1e-9)
 
 
+@pytest.mark.slow
 def test_compiled_floater_does_not_grow_with_the_length():
     graphs = []
 

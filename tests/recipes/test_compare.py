@@ -97,7 +97,8 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_comparison_ends_with_the_same_bits(number, text, tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
     options = ("--steps=1200",)
@@ -322,6 +323,7 @@ def test_several_runs_at_a_time_give_the_same_results(text, tmp_path):
     assert same(weights(tmp_path / "1"), weights(tmp_path / "2"))
 
 
+@pytest.mark.slow
 def test_the_function_does_what_the_command_does(text, tmp_path):
     by_command = run(text, tmp_path / "[b]command[/b]", positions="none,tisa")
     tiny = {"length": 16, "batch_size": 4, "blocks": "1", "hidden_size": 16, "vocab_size": 64, "rate_factors": "1"}

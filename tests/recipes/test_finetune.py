@@ -93,6 +93,7 @@ def test_it_learns(model, data, tmp_path):
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_never_repeated(model, data, tmp_path, monkeypatch, capsys):
     whole = run(model, data, tmp_path / "whole", "--seeds=2")
     real, done = Finetune.tune, []
@@ -122,6 +123,7 @@ def test_a_finished_run_is_never_repeated(model, data, tmp_path, monkeypatch, ca
     assert more.items() >= whole.items()
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_numbers(model, data, tmp_path):
     words = ["finetune", "--model", model, "--data", data, "--task=cola", *TINY, "--epochs=4", "--seeds=2"]
     whole = run(model, data, tmp_path / "whole", "--epochs=4", "--seeds=2")
@@ -136,6 +138,7 @@ def test_a_killed_run_continues_to_the_same_numbers(model, data, tmp_path):
     assert run(model, data, tmp_path / "killed", "--epochs=4", "--seeds=2") == whole
 
 
+@pytest.mark.slow
 def test_jobs_give_the_same_numbers(model, data, tmp_path):
     assert run(model, data, tmp_path / "1") == run(model, data, tmp_path / "2", "--jobs=2")
 
@@ -229,7 +232,7 @@ def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, mon
     assert "--learning-rate: learned predicts values that are not finite (NaN or inf)" in fails(capsys, *words)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "stable_adamw"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("stable_adamw", marks=pytest.mark.slow)])
 def test_another_optimizer_and_schedule_are_used_and_each_run_is_reported(model, data, tmp_path, optimizer):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -354,6 +357,7 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     model = save_model(tmp_path / "model", max_length=10)
     arguments = ["finetune", "--model", model, "--data", data, "--task=mrpc", "--out", str(tmp_path / "out"), *TINY]

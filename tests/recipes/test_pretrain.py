@@ -88,17 +88,8 @@ def test_the_function_does_what_the_command_does(text, finished, tmp_path):
 def staged_windows(text, out, padding=0, *, uniforms=False):
     """As pretraining at TINY's sizes scores them."""
     prepared = open_or_encode(out / "cache", Text([text]), TokenizerChoice(None, 64))
-    return StagedWindows(
-        training=prepared.training,
-        held_out=prepared.held_out,
-        vocabulary=prepared.vocabulary,
-        stages=[Stage(16, 6, 4)],
-        padding=padding,
-        rate=0.15,
-        hide_masked=False,
-        seed=0,
-        uniforms=uniforms,
-    )
+    drawn = windows.Windows(prepared.training, prepared.vocabulary, 16, padding, rate=0.15, seed=0, uniforms=uniforms)
+    return StagedWindows(drawn, prepared.held_out, [Stage(16, 6, 4)])
 
 
 def test_what_is_saved_is_what_was_trained(text, finished):
@@ -208,6 +199,7 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
     assert "generator loss" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "padding"), [pytest.param("1", 0, marks=pytest.mark.slow), ("1-1-1", 3)])
 def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(text, tmp_path, blocks, padding):
     # A discriminator that has learnt little is right about some of the replaced tokens.
@@ -503,6 +495,15 @@ def test_a_tracker_that_is_not_installed_is_one_line(capsys, tmp_path, monkeypat
     message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), "--report-to=wandb")
     assert "--report-to: wandb is not installed; try `pip install wandb`" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tracker_that_lacks_a_login_is_one_line(text, capsys, tmp_path, monkeypatch):
+    def init(**_):
+        raise RuntimeError("api_key not configured (no-tty);\ncall wandb.login")
+
+    toy_tracker(monkeypatch, "wandb").init = init
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, "--report-to=wandb")
+    assert message.endswith("--report-to: wandb does not begin: api_key not configured (no-tty); call wandb.login")
 
 
 @pytest.mark.parametrize(("blocks", "padding"), [("4", 0), ("2x3-2-2", 3), ("1-1", 1)])

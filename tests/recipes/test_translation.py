@@ -294,6 +294,7 @@ def test_the_schedule_is_the_papers():
         assert schedule.base_lrs[0] * schedule.lr_lambdas[0](step - 1) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains_and_keeps_float32_weights(data, tmp_path):
     half = run(data, tmp_path / "half", "--dtype=bfloat16")
     whole = run(data, tmp_path / "whole")
@@ -316,6 +317,7 @@ def test_options_of_the_method_and_cross_attention(data, tmp_path):
     assert model.config.cross_position == "t5"
 
 
+@pytest.mark.slow
 def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_path):
     run(data, tmp_path)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")

@@ -172,7 +172,7 @@ def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> l
         guessing: the held-out loss of guessing by token frequency.
         steps: the steps of each training.
     """
-    found, waiting = [_verdict(ranking, baseline, guessing)], ranking.waiting
+    found, waiting = [_verdict(ranking, baseline, guessing, steps)], ranking.waiting
     if waiting:
         found.append(
             f"{listed(waiting)} {'is' if len(waiting) == 1 else 'are'} not yet learning: the loss is not clearly lower "
@@ -188,8 +188,8 @@ def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> l
     return found
 
 
-def _verdict(ranking: Ranking, baseline: str, guessing: float) -> str:
-    """Return the result in one sentence."""
+def _verdict(ranking: Ranking, baseline: str, guessing: float, steps: int) -> str:
+    """Return the result in one sentence. It names no method that more steps may put behind another."""
     rows = ranking.ranked
     if rows[0].loss >= guessing:
         return "No method predicts better than guessing by frequency yet; train longer."
@@ -200,6 +200,11 @@ def _verdict(ranking: Ranking, baseline: str, guessing: float) -> str:
         return f"Only {best[0]} was tried."
     if len(best) == len(rows):
         return "The methods can't be told apart; train longer or with more seeds."
+    rivals = [row.position for row in rows if any((name, row.position) in ranking.unsettled for name in best)]
+    if rivals:
+        lead = f"{listed(best)} {'leads' if len(best) == 1 else 'lead'} after {steps:,} steps"
+        more = f"Train longer: --steps {AHEAD * steps}."
+        return f"Too few steps to choose: {lead}, but {listed(rivals)} may catch up. {more}"
     if len(best) == 1:
         return f"{best[0]} predicts this text best."
     return f"{listed(best)} predict this text best; they can't be told apart."

@@ -10,22 +10,23 @@ import sys
 import sysconfig
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
 from ..files import check_regular
 from ..lab.fingerprint import fingerprint, fingerprint_of_files
-from ..lab.progress import Progress
-from .read import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, documents_in, reading
+from .read import JSON, TABLES, Document, documents_in, reading
 
 PIECE = 4000
 """Text is split into pieces of about this number of characters (a page or two) before some are held out."""
 HELD_OUT = 10
 """One piece in this number is held out."""
+SEARCHED = (".txt", ".text", ".md", ".rst", *JSON, ".parquet", ".arrow")
+"""Folders are searched for files of these suffixes."""
 TO_JUDGE = {"test", "validation", "valid", "dev"}
 """Files and folders of these names seem to hold text to judge models by. They are read only if they are named."""
 
@@ -85,7 +86,6 @@ class Text:
         paths: files, folders and patterns such as "data/**/*.txt". Folders are searched for files with known suffixes.
             No paths mean :func:`default_documents`.
         column: the text column of tables; by default "text", or the only column of strings.
-        progress: is told the number of characters as they are read.
         source: where the text comes from, for people to read; by default the paths.
         characters: how many characters to read, from the beginning; by default all.
 
@@ -103,33 +103,25 @@ class Text:
         self,
         paths: Sequence[str | Path] = (),
         column: str | None = None,
-        progress: Progress | None = None,
         source: str | None = None,
         characters: int | None = None,
     ) -> None:
         self.paths = tuple(str(path) for path in paths)
         self.column = column
-        self.progress = progress or Progress()
         self.source = source or source_of(self.paths)
         self.characters = characters
         found = [_files(path) for path in self.paths]
         self.files = [file for files, _ in found for file in files]
         read = set(self.files)
         self.left_out = [file for _, left in found for file in left if file not in read]
-        if column is not None and not any(file.suffix.lower() in TABLE_SUFFIXES for file in self.files):
-            raise InputError("column", f"only for {', '.join(TABLE_SUFFIXES)} files; there is none in {self.source}")
+        if column is not None and not any(file.suffix.lower() in TABLES for file in self.files):
+            raise InputError("column", f"only for {', '.join(TABLES)} files; there is none in {self.source}")
 
     @property
     def about_files(self) -> str:
         """Which files are read and which are left out, in a line for people to read."""
         left = f"; left out unless named: {some_of(self.left_out, LONGEST_NAME)}" if self.left_out else ""
         return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}{left}"
-
-    @property
-    def size(self) -> int:
-        """About how many characters there are: the bytes of the files."""
-        whole = sum(file.stat().st_size for file in self.files) or sum(map(len, self._default))
-        return whole if self.characters is None else min(whole, self.characters)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -138,9 +130,9 @@ class Text:
 
     def hashed(self) -> str:
         """Return a hash of the text as it is now: of the bytes of its files, and of the column that is read."""
-        if self.characters is not None:
+        if self.characters is not None or not self.paths:
             return fingerprint("".join(document) for document in self.documents())
-        return fingerprint_of_files(self.files, [self.column or ""]) if self.paths else fingerprint(self._default)
+        return fingerprint_of_files(self.files, [self.column or ""])
 
     def documents(self) -> Iterator[Document]:
         """Yield every document that holds text.
@@ -165,14 +157,14 @@ class Text:
 
     def _all(self) -> Iterator[Document]:
         if not self.paths:
-            yield from (self._told([document]) for document in self._default)
+            yield from ([document] for document in self._default)
             return
         none = True
         for file in self.files:
             empty = True
             for document in documents_in(file, self.column):
                 none = empty = False
-                yield self._told(document)
+                yield document
             if empty and str(file) in self.paths:
                 raise InputError("data", f"{file} is empty")
         if none:
@@ -180,17 +172,11 @@ class Text:
 
     def pages(self) -> Iterator[str]:
         """Yield the pages of all documents, as :func:`pages_of` cuts them."""
-        for document in self.documents():
-            yield from pages_of(document)
+        return chain.from_iterable(map(pages_of, self.documents()))
 
     @cached_property
     def _default(self) -> list[str]:
         return default_documents()
-
-    def _told(self, document: Document) -> Document:
-        for part in document:
-            self.progress.step(len(part))
-            yield part
 
 
 @dataclass(frozen=True)
@@ -209,9 +195,8 @@ def _files(given: str) -> tuple[list[Path], list[Path]]:
     path = Path(given)
     with reading("data", path):
         if given and path.is_dir():
-            known = TEXT_SUFFIXES + TABLE_SUFFIXES
-            found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
-            fixed, none = path.parts, f"{path} holds no {', '.join(known)} file"
+            found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SEARCHED)
+            fixed, none = path.parts, f"{path} holds no {', '.join(SEARCHED)} file"
         elif given and path.exists():
             check_regular("data", path)
             return [path], []
@@ -250,21 +235,6 @@ def load_documents(paths: Sequence[str | Path], column: str | None = None) -> li
 def is_held_out(index: int) -> bool:
     """Return whether a page is held out. Only its place decides, so the split is the same in every run."""
     return index % HELD_OUT == HELD_OUT // 2
-
-
-def check_enough(pages: Iterable[str]) -> None:
-    """Check that there are enough pages to hold one out; only the first few are read.
-
-    Raises:
-        InputError: if there are not.
-    """
-    characters = 0
-    for index, page in enumerate(pages):
-        if is_held_out(index):
-            return
-        characters += len(page)
-    expected = f"{characters} characters, expected more than {PIECE * HELD_OUT // 2}"
-    raise InputError("data", f"too little text to hold some out: {expected}")
 
 
 def pages_of(document: Document) -> Iterator[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
-from .hub import downloaded
-from .read import TableFile, open_table
+from .hub import fetched
+from .read import Table, open_table
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -67,7 +67,7 @@ GLUE = {
 
 @dataclass(frozen=True)
 class Split:
-    """Labeled rows: one or two texts each, and a label: a class index or a number."""
+    """Labeled rows: one or two texts each, and a label: the number of a class, or a number to predict."""
 
     texts: list[tuple[str, ...]]
     labels: list[Any]
@@ -105,6 +105,7 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
         names: names in :data:`GLUE`; "all" alone means every task.
         folder: a folder that has the tasks as Parquet files; None downloads them from the Hub.
         train_rows: train on a random sample of this number of rows per task; None uses all.
+
     Raises:
         InputError: if a task is unknown, or its data is missing, empty or has a label outside the classes.
     """
@@ -119,19 +120,23 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
 
 
 def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
-    place = (folder or downloaded(HUB, task.name)) / task.name
-    files = {split: _file(place, split) for split in ("train", *(split for split, _ in task.judged))}
+    files = {split: _file(folder, task.name, split) for split in ("train", *(split for split, _ in task.judged))}
     tables = {split: open_table("data", file) for split, file in files.items()}
+    splits = {split: _numbered(_read(table, task), task, table, named=False) for split, table in tables.items()}
     parts = [split for split, file in files.items() if file.stem.endswith("_subset")]
-    return _data(task, tables, HUB if folder is None else str(place), parts, train_rows)
+    return _data(task, splits, HUB if folder is None else str(folder / task.name), parts, train_rows)
 
 
-def _file(folder: Path, split: str) -> Path:
+def _file(folder: Path | None, task: str, split: str) -> Path:
     """Find a split's file, named as on the Hub or more simply. ``_subset`` marks a part of the official split."""
+    if folder is None:
+        [found] = fetched([f"hub:{HUB}:{task}:{split}"])
+        return Path(found)
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
-        if (folder / name).is_file():
-            return folder / name
-    raise InputError("data", f"expected {folder / split}.parquet (or {split}_subset.parquet), found neither")
+        if (folder / task / name).is_file():
+            return folder / task / name
+    told = f"expected {folder / task / split}.parquet (or {split}_subset.parquet), found neither"
+    raise InputError("data", told)
 
 
 def load_own(
@@ -155,97 +160,81 @@ def load_own(
     Raises:
         InputError: if a table can't be read, a column is missing, or labels are invalid.
     """
-    tables = {split: open_table(split, file, texts) for split, file in (("train", train), ("validation", validation))}
-    source = f"{train}, {validation}"
-    if regression:
-        task = Task(train.stem, texts, None, ("pearson", "spearman"), label)
-        return _data(task, tables, source, [], train_rows)
-    labels = _labels(tables["train"], texts, label)
-    names = {str(value) for value in labels if not _is_missing(value)}
-    # Numbers are sorted by their value, so that 10 comes after 9.
-    classes = tuple(sorted(names, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
-    if len(classes) < 2:
-        raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
-    task = Task(train.stem, texts, classes, ("accuracy", "matthews"), label)
-    return _data(task, tables, source, [], train_rows, named=True)
+    tables = {split: open_table(split, file) for split, file in (("train", train), ("validation", validation))}
+    task = Task(train.stem, texts, None, ("pearson", "spearman"), label)
+    splits = {split: _read(table, task) for split, table in tables.items()}
+    if not regression:
+        names = {_name(label) for label in splits["train"].labels} - {None}
+        # Numbers are sorted by their value, so that 10 comes after 9.
+        ranked = sorted((value if (value := _number(name)) is not None else math.inf, str(name)) for name in names)
+        classes = tuple(name for _, name in ranked)
+        if len(classes) < 2:
+            raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
+        task = replace(task, classes=classes, metrics=("accuracy", "matthews"))
+    splits = {split: _numbered(each, task, tables[split], named=True) for split, each in splits.items()}
+    return _data(task, splits, f"{train}, {validation}", [], train_rows)
 
 
-def _is_missing(label: Any) -> bool:
-    """Whether a row has no label; an empty cell of a CSV or TSV file is an empty text."""
-    return label is None or (isinstance(label, str) and not label.strip())
+def _name(label: Any) -> str | None:
+    """Return the name of a class; None if a row has no label: an empty cell of a CSV or TSV file is an empty text."""
+    return None if label is None or not str(label).strip() else str(label)
 
 
-def _is_number(text: str) -> bool:
+def _number(label: Any) -> float | None:
+    """Return a number to predict; None if the label is none, or too large."""
     try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        found = math.nan if isinstance(label, bool) else float(label)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if abs(found) <= LARGEST else None
 
 
-def _labels(table: TableFile, texts: Sequence[str], label: str) -> list[Any]:
-    """Return the label of each row; check that there are rows, and all columns."""
-    for name in (*texts, label):
-        if name not in table.names:
-            told = f"{table.file}: expected a column {shown(name)}, found {some_of(table.names)}"
-            raise InputError(table.field, told)
-    found = table.column(label)
-    if not found:
+def _read(table: Table, task: Task) -> Split:
+    """Read the texts and labels of all rows, and check that there are rows and that texts are texts."""
+    found = Split([], [])
+    rows = list(table.rows((*task.texts, task.label)))  # some columns are known to be missing only at the end
+    for number, (*texts, label) in enumerate(rows, 1):
+        if not all(isinstance(text, str) for text in texts):
+            expected = f"expected text in {' and '.join(task.texts)}, got {shown(tuple(texts))}"
+            raise InputError(table.field, f"{table.file}, row {number}: {expected}")
+        found.texts.append(tuple(texts))
+        found.labels.append(label)
+    if not found.labels:
         raise InputError(table.field, f"{table.file}: expected at least one row, got none")
     return found
 
 
-def _texts(table: TableFile, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the texts of each row, and check that they are texts."""
-    found = []
-    for number, row in enumerate(table.rows(columns)):
-        if not all(isinstance(text, str) for text in row):
-            expected = f"expected text in {' and '.join(columns)}, got {shown(row)}"
-            raise InputError(table.field, f"{table.file}, row {number}: {expected}")
-        found.append(row)
-    return found
-
-
-def _data(
-    task: Task,
-    tables: Mapping[str, TableFile],
-    source: str,
-    parts: list[str],
-    train_rows: int | None,
-    named: bool = False,
-) -> Data:
-    """Read all rows, check them, and keep the labels: with ``named`` the names of classes, else their numbers."""
-    splits: dict[str, Split] = {}
-    for name, table in tables.items():
-        labels = _labels(table, task.texts, task.label)
-        if named:
-            places = {each: place for place, each in enumerate(task.classes or ())}
-            # A row without a label is not of a class named None.
-            labels = [None if _is_missing(label) else places.get(str(label), str(label)) for label in labels]
-        rows: Iterable[int] = range(len(labels))
-        if name == "train" and train_rows is not None and train_rows < len(labels):
-            # A random sample, the same in every run.
-            rows = sorted(torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:train_rows].tolist())
-            parts = [*dict.fromkeys((*parts, name))]
-        texts = _texts(table, task.texts)
-        _check_labels(labels, task, table, named)
-        splits[name] = Split([texts[row] for row in rows], [labels[row] for row in rows])
-    judged = {shown: splits[split] for split, shown in task.judged}
-    return Data(task, splits["train"], judged, source, parts)
-
-
-def _check_labels(labels: Sequence[Any], task: Task, table: TableFile, named: bool) -> None:
-    if task.classes is None:
+def _numbered(split: Split, task: Task, table: Table, *, named: bool) -> Split:
+    """Check the labels of a table, and return them as numbers; those of classes are ``named`` or the numbers."""
+    classes = task.classes or ()
+    places = {name: place for place, name in enumerate(classes)}
+    if not classes:
         expected = f"a number of at most {LARGEST:g} in {task.label!r}"
     elif named:
-        expected = f"one of the training rows' classes, {some_of(task.classes)}"
+        expected = f"one of the training rows' classes, {some_of(classes)}"
     else:
-        expected = f"a label of {some_of(f'{place} ({name})' for place, name in enumerate(task.classes))}"
-    for number, label in enumerate(labels):
-        is_whole = isinstance(label, int) and not isinstance(label, bool)
-        if task.classes is None:
-            fits = (is_whole or isinstance(label, float)) and abs(label) <= LARGEST
+        expected = f"a label of {some_of(f'{place} ({name})' for name, place in places.items())}"
+    labels: list[float] = []
+    for number, label in enumerate(split.labels, 1):
+        if not classes:
+            found = _number(label)
+        elif named:
+            found = places.get(_name(label) or "")
         else:
-            fits = is_whole and 0 <= label < len(task.classes)
-        if not fits:
+            found = label if type(label) is int and 0 <= label < len(classes) else None
+        if found is None:
             got = "none" if label is None else shown(label)
             raise InputError(table.field, f"{table.file}, row {number}: expected {expected}, got {got}")
+        labels.append(found)
+    return Split(split.texts, labels)
+
+
+def _data(task: Task, splits: dict[str, Split], source: str, parts: list[str], train_rows: int | None) -> Data:
+    train = splits["train"]
+    if train_rows is not None and train_rows < len(train.labels):
+        # A random sample, the same in every run.
+        order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(0))
+        rows = sorted(order[:train_rows].tolist())
+        train = Split([train.texts[row] for row in rows], [train.labels[row] for row in rows])
+        parts = [*dict.fromkeys((*parts, "train"))]
+    return Data(task, train, {shown: splits[split] for split, shown in task.judged}, source, parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, starmap, zip_longest
+from itertools import starmap, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,11 @@ from torch.nn.utils.rnn import pad_sequence
 from ..errors import InputError, shown, some_of
 from ..files import check_regular, write_atomically
 from ..lab.fingerprint import fingerprint_of_files
-from ..lab.progress import Progress
 from . import subwords
 from .encode import Facts, cached
 from .masks import IGNORED
-from .read import check_once, open_table, read_lines
-from .streams import RowFile, in_lots, open_rows, width_of, write_rows
+from .read import open_table, read_lines
+from .streams import RowFile, in_lots, open_rows, write_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -37,13 +36,11 @@ HELD_OUT = 2000
 
 Pair = tuple[str, str]
 """A line and its translation."""
-Pick = Callable[[Sequence[str]], tuple[str, str]]
-"""Returns the columns to read, source first, from the names of all."""
 
 
 @dataclass(frozen=True)
-class ParallelData:
-    """Options that name parallel text.
+class PairFiles:
+    """Pairs in files, as options name them. Each iteration reads them anew, with no more than some rows in memory.
 
     Args:
         source: lines to translate from, in UTF-8.
@@ -53,7 +50,8 @@ class ParallelData:
         validation: whether the options are those of text to judge by, which have other names.
 
     Raises:
-        InputError: if they do not fit together; it names one.
+        InputError: if they do not fit together, or a file is not there or can't be read again and again, as a pipe;
+            when they are read, if a file can't be, or none holds text. It names the option.
     """
 
     source: Path | None = None
@@ -63,92 +61,87 @@ class ParallelData:
     validation: bool = False
 
     def __post_init__(self) -> None:
-        data, source, target = map(self.name, ("data", "source", "target"))
-        _ = self.both_columns
-        if self.data and (self.source is not None or self.target is not None):
+        data, source, target = map(self._option, ("data", "source", "target"))
+        given = self.source is not None, self.target is not None
+        if self.data and any(given):
             raise InputError(data, f"either tables or `{source}` and `{target}`, got both")
-        if not self.data and self.source is None and self.target is None:
+        if not self.data and not any(given):
             raise InputError(data, f"expected tables, or `{source}` and `{target}`, got none")
-        if not self.data and (self.source is None or self.target is None):
-            missing, other = (source, target) if self.source is None else (target, source)
+        if not self.data and not all(given):
+            missing, other = (target, source) if given[0] else (source, target)
             raise InputError(missing, f"expected a file to go with `{other}`, got none")
-
-    def name(self, field: str) -> str:
-        """Return the name that errors use for a field."""
-        if not self.validation or field == "columns":
-            return field
-        return "validation" if field == "data" else f"validation_{field}"
+        named = self._named
+        if self.columns is not None and not (len(named) == 2 and named[0] != named[1] and all(named)):
+            raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
+        for option, file in self.files:
+            if self.data:
+                open_table(option, file)
+            else:
+                check_regular(option, file)
 
     @property
-    def both_columns(self) -> tuple[str, str] | None:
-        """The names of the columns, source first; None if none are given.
+    def _named(self) -> list[str]:
+        """The names of the columns, source first, if they are given."""
+        return [] if self.columns is None else [name.strip() for name in self.columns.split(",")]
 
-        Raises:
-            InputError: if there are not two different names.
-        """
-        if self.columns is None:
-            return None
-        found = tuple(part.strip() for part in self.columns.split(","))
-        if len(found) != 2 or found[0] == found[1] or not all(found):
-            raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
-        return found
+    def _option(self, name: str) -> str:
+        """Return the name that errors use for an option."""
+        return name if not self.validation else "validation" if name == "data" else f"validation_{name}"
 
+    @property
+    def files(self) -> list[tuple[str, Path]]:
+        """The files in the order in which they are read, each with the option that names it."""
+        if self.source is None or self.target is None:
+            return [(self._option("data"), file) for file in self.data]
+        return [(self._option("source"), self.source), (self._option("target"), self.target)]
 
-@dataclass(frozen=True)
-class PairFiles:
-    """Pairs in files. No more of them is in memory than some rows.
+    @property
+    def name(self) -> str:
+        """Where the pairs come from, for people to read."""
+        return (", " if self.data else " and ").join(str(file) for _, file in self.files)
 
-    Args:
-        name: where they come from, for people to read.
-        field: the argument that errors about all of them name.
-        files: the files, in the order in which they are read.
-        fields: the argument that names each file.
-        columns: the columns of tables, as the user names them.
-        read: reads the files once.
-        progress: is told the number of characters as they are read.
-
-    Raises:
-        InputError: when they are read, if they hold no text, and what ``read`` raises.
-    """
-
-    name: str
-    field: str
-    files: tuple[Path, ...]
-    fields: tuple[str, ...]
-    columns: str | None
-    read: Callable[[], Iterator[Pair]]
-    progress: Progress
+    @property
+    def field(self) -> str:
+        """The option that errors about all of the pairs name."""
+        return self.files[0][0]
 
     def __iter__(self) -> Iterator[Pair]:
         source = target = False
-        for lot in in_lots(self.read(), subwords.LOT):
-            self.progress.step(sum(len(one) + len(other) for one, other in lot))
-            source = source or any(one.strip() for one, _ in lot)
-            target = target or any(other.strip() for _, other in lot)
-            yield from lot
+        for one, other in self._pairs():
+            source, target = source or bool(one.strip()), target or bool(other.strip())
+            yield one, other
         if not (source and target):
             raise InputError(self.field, f"no text in {self.name}")
 
+    def _pairs(self) -> Iterator[Pair]:
+        if self.source is not None and self.target is not None:
+            lines = (read_lines(*each) for each in self.files)
+            yield from aligned(self.field, self.source, next(lines), self.target, next(lines))
+        for file in self.data:
+            yield from self._table(file)
 
-def pair_files(data: ParallelData, progress: Progress) -> PairFiles:
-    """Return the pairs in the files that the options name; the progress is told the characters that are read."""
-    if data.source is not None and data.target is not None:
-        one, other, fields = data.source, data.target, (data.name("source"), data.name("target"))
+    def _table(self, file: Path) -> Iterator[Pair]:
+        """Yield two columns of a table, row by row. Empty cells become empty lines.
 
-        def read_lines_of_both() -> Iterator[Pair]:
-            return aligned(fields[0], one, read_lines(fields[0], one), other, read_lines(fields[1], other))
+        In .tsv files quotation marks are text. Without names, or with numbers as names, these have no header.
+        """
+        tabs, names = file.suffix.lower() == ".tsv", self._named
+        table = open_table(self.field, file, quotes=not tabs, header=not tabs or not all(map(str.isdigit, names)))
+        if not names and table.names:
+            if len(table.names) != 2:
+                told = f"{file} has columns {some_of(table.names)}; name two of them, such as en,de"
+                raise InputError("columns", told)
+            names = table.names
+        for number, cells in enumerate(table.rows(names), 1):
+            for name, cell in zip(names, cells, strict=True):
+                if cell is not None and not isinstance(cell, str):
+                    raise InputError("columns", f"{file}, row {number}, {name}: expected text, got {shown(cell)}")
+            yield cells[0] or "", cells[1] or ""
 
-        return PairFiles(f"{one} and {other}", fields[0], (one, other), fields, None, read_lines_of_both, progress)
-    field, columns_field, columns = data.name("data"), data.name("columns"), data.both_columns
-    for file in data.data:
-        if file.suffix.lower() != ".tsv":
-            open_table(field, file)  # which checks that it is a table
 
-    def read() -> Iterator[Pair]:
-        return chain.from_iterable(table_pairs(field, columns_field, file, columns) for file in data.data)
-
-    name = ", ".join(map(str, data.data))
-    return PairFiles(name, field, data.data, (field,) * len(data.data), data.columns, read, progress)
+def has_text(source: str, target: str) -> bool:
+    """Return whether both lines of a pair have text."""
+    return bool(source.strip() and target.strip())
 
 
 @dataclass(frozen=True)
@@ -160,11 +153,6 @@ class Without:
 
     def __iter__(self) -> Iterator[Pair]:
         return (pair for row, pair in enumerate(self.pairs) if row not in self.rows)
-
-
-def has_text(source: str, target: str) -> bool:
-    """Return whether both lines of a pair have text."""
-    return bool(source.strip() and target.strip())
 
 
 def hold_out(field: str, pairs: Iterable[Pair]) -> tuple[Without, list[Pair]]:
@@ -214,102 +202,17 @@ def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targ
         yield one, other
 
 
-def table_pairs(field: str, columns_field: str, file: Path, named: tuple[str, str] | None) -> Iterator[Pair]:
-    """Yield the source and target columns of a table, row by row. Empty cells become empty lines.
-
-    Args:
-        field, columns_field: the arguments that an error names.
-        file: the table.
-        named: the columns, source first; None for a table that has only two.
-    Raises:
-        InputError: if the table can't be read, or a column is missing or holds something other than text.
-    """
-
-    def pick(found: Sequence[str]) -> tuple[str, str]:
-        if named is None:
-            if len(found) != 2:
-                raise InputError(columns_field, f"{file} has columns {some_of(found)}; name two of them, such as en,de")
-            return found[0], found[1]
-        for name in named:
-            if name not in found:
-                raise InputError(columns_field, f"{file} has no column {shown(name)}; it has {some_of(found)}")
-        return named
-
-    if file.suffix.lower() == ".tsv":
-        yield from _tab_separated(field, file, named, pick)
-        return
-    table = open_table(field, file, named or ())
-    if not table.names:
-        raise InputError(field, f"no text in {file}")
-    columns = pick(table.names)
-    for number, cells in enumerate(table.rows(columns), 1):
-        for name, cell in zip(columns, cells, strict=True):
-            if cell is not None and not isinstance(cell, str):
-                raise InputError(columns_field, f"{file}, row {number}, {name}: expected text, got {shown(cell)}")
-        yield cells[0] or "", cells[1] or ""
-
-
-def _tab_separated(field: str, file: Path, named: tuple[str, str] | None, pick: Pick) -> Iterator[Pair]:
-    """Yield both columns of one row per line. Quotation marks are text.
-
-    Without names, or with numbers as names, there is no header.
-    """
-    header: list[str] = []
-    places: tuple[int, int] | None = None
-    for number, line in enumerate(read_lines(field, file), 1):
-        row = line.split("\t")
-        begins = False
-        if places is None:
-            header = [str(place) for place in range(1, len(row) + 1)]
-            begins = named is not None and not set(named) <= set(header)
-            if begins:
-                header = row
-                check_once(field, file, header)
-            one, other = pick(header)
-            places = header.index(one), header.index(other)
-        if len(row) != len(header):
-            raise InputError(
-                field, f"{file}, line {number}: expected {len(header)} columns as in line 1, got {len(row)}"
-            )
-        if not begins:
-            yield row[places[0]], row[places[1]]
-    if places is None:
-        raise InputError(field, f"no text in {file}")
-
-
-def open_text(data: ParallelData, validation: ParallelData | None, progress: Progress) -> ParallelText:
-    """Return the text to train on and to judge by; some of it is held out without ``validation``. It is read later.
-
-    Raises:
-        InputError: if a file can't be read again and again.
-    """
-    others = None if validation is None else pair_files(validation, progress)
-    return ParallelText(pair_files(data, progress), others, progress)
-
-
+@dataclass(frozen=True)
 class ParallelText:
     """Parallel text to train on and to judge by, read anew in every pass.
 
     Args:
         pairs: the pairs to train on. Without ``validation``, some of them are held out to judge by.
         validation: pairs to judge by.
-        progress: is told the number of characters as they are read.
-
-    Raises:
-        InputError: if a file is not there, or can't be read again and again, as a pipe.
     """
 
-    def __init__(self, pairs: PairFiles, validation: PairFiles | None, progress: Progress) -> None:
-        self.pairs, self.validation, self.progress = pairs, validation, progress
-        self.field = pairs.field
-        for each in (pairs, validation or pairs):
-            for field, file in zip(each.fields, each.files, strict=True):
-                check_regular(field, file)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files, in the order in which they are read."""
-        return [*self.pairs.files, *(self.validation.files if self.validation else ())]
+    pairs: PairFiles
+    validation: PairFiles | None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -318,9 +221,9 @@ class ParallelText:
 
     def hashed(self) -> str:
         """Return a hash of the text as it is now: of the bytes of its files, and of what each file is."""
-        validation = self.validation.fields if self.validation else None
-        names = ["pairs", self.pairs.columns or "", str(self.pairs.fields), str(validation)]
-        return fingerprint_of_files(self.files, names)
+        files = self.pairs.files + (self.validation.files if self.validation else [])
+        names = [self.pairs.columns or "", str(len(self.pairs.files)), *(option for option, _ in files)]
+        return fingerprint_of_files([file for _, file in files], names)
 
     @property
     def sources(self) -> list[str]:
@@ -330,10 +233,7 @@ class ParallelText:
     @cached_property
     def parts(self) -> tuple[Iterable[Pair], Iterable[Pair]]:
         """The :data:`PARTS`: the pairs to train on and those to judge by."""
-        if self.validation is not None:
-            return self.pairs, self.validation
-        self.progress.begin("holding pairs out")
-        return hold_out(self.field, self.pairs)
+        return (self.pairs, self.validation) if self.validation else hold_out(self.pairs.field, self.pairs)
 
 
 @dataclass(frozen=True)
@@ -350,42 +250,36 @@ class EncodedPairs:
     tokenizer: PreTrainedTokenizerFast
 
 
-def open_or_encode(cache: Path, text: ParallelText, vocab_size: int) -> EncodedPairs:
+def open_or_encode(cache: Path, text: ParallelText, vocab_size: int, say: Callable[[str], object]) -> EncodedPairs:
     """Open the encoded pairs if the cache has them, else encode them there.
 
     The vocabulary is learned from the training pairs. Only one process may encode at a time.
 
     Args:
         cache: the folder of all caches.
-        text: the text; its progress is told what happens.
+        text: the text.
         vocab_size: size of the vocabulary.
+        say: is told what happens.
 
     Raises:
         InputError: if the text changes meanwhile, or another process is writing to the cache.
     """
 
     def fill(folder: Path) -> Facts:
-        parts = text.parts
-        # Once to learn the vocabulary, and once to encode.
-        text.progress.start(2 * sum(file.stat().st_size for file in text.files))
-        text.progress.begin("learning the vocabulary")
-        lines = (line for pair in parts[0] if has_text(*pair) for line in pair)
+        say("learning the vocabulary")
+        lines = (line for pair in text.parts[0] if has_text(*pair) for line in pair)
         tokenizer = subwords.fit(lines, vocab_size)
         write_atomically(folder / "tokenizer.json", tokenizer.backend_tokenizer.to_str())
-        text.progress.begin("encoding the text")
-        for name, pairs in zip(PARTS, parts, strict=True):
-            write_rows(folder, name, width_of(len(tokenizer)), _encoded(tokenizer, pairs))
+        say("encoding the text")
+        for name, pairs in zip(PARTS, text.parts, strict=True):
+            write_rows(folder, name, _encoded(tokenizer, pairs))
         if text.hashed() != text.fingerprint:
-            raise InputError(text.field, "the text changed while it was read; run the same command again")
+            raise InputError(text.pairs.field, "the text changed while it was read; run the same command again")
         return {}
 
-    return cached(cache, "pairs", [text.fingerprint, str(vocab_size)], fill, _open, text.progress)
-
-
-def _open(folder: Path, facts: Facts) -> EncodedPairs:
-    tokenizer = subwords.load(folder / "tokenizer.json")
-    training, held_out = (open_rows(folder, name, width_of(len(tokenizer)), 2) for name in PARTS)
-    return EncodedPairs(training, held_out, tokenizer)
+    folder, _ = cached(cache, "pairs", [text.fingerprint, str(vocab_size)], fill, say)
+    training, held_out = (open_rows(folder, name, 2) for name in PARTS)
+    return EncodedPairs(training, held_out, subwords.load(folder / "tokenizer.json"))
 
 
 def _encoded(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair]) -> Iterator[Sequence[list[int]]]:

@@ -1,38 +1,40 @@
-"""Read text, CSV, TSV, JSON Lines and Parquet files a part at a time, so that no file has to fit in memory."""
+"""Read text files and tables (CSV, TSV, JSON Lines, Parquet, Arrow) a part at a time: no file has to fit in memory."""
 
 from __future__ import annotations
 
 import codecs
+import csv
 import json
-import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
 from ..errors import LONGEST_NAME, InputError, one_line, shown, some_of
 from ..files import check_regular
 
-JSON = (".jsonl", ".ndjson")
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
-TABLE_SUFFIXES = (".parquet", *JSON, ".arrow")
-"""Tables of text to train on: a row is a document. Arrow files are those of data sets that are downloaded."""
-SUFFIXES = (".csv", ".tsv", *JSON, ".parquet")
-"""Tables of labeled rows and of pairs."""
-BLOCK = 1 << 20
-"""Number of bytes of a text file that are read at a time."""
-ROWS = 64
-"""Number of rows of a Parquet file that are converted at a time. A row may be a whole book."""
+Line = TypeVar("Line", str, bytes)
 
+JSON = (".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv", *JSON, ".parquet", ".arrow")
+"""Files of these suffixes are tables. Arrow files are those in which the library ``datasets`` keeps what it loads."""
+BLOCK = 1 << 20
+"""Number of characters of a text file that are read at a time."""
+ROWS = 64
+"""The most rows of a Parquet file that are read at a time. A row may be a whole book."""
+MOST_BATCH = 1 << 30
+"""The most bytes that rows read at a time may have, if each were all of its group."""
 MOST_CELL = 1 << 24
 """The most characters of a cell. A tokenizer takes twenty times as many bytes for them, however few tokens are kept."""
+MOST_LINE = 1 << 27
+"""The most characters of a line; a file without line ends could be larger than memory."""
 
 Document = Iterable[str]
 """A document as parts of its text, in order. The parts are read before the next document is asked for."""
@@ -40,23 +42,21 @@ Document = Iterable[str]
 
 @contextmanager
 def reading(field: str, file: Path) -> Iterator[None]:
-    """Name the file in the errors of the operating system and of pyarrow."""
+    """Name the file in the errors of the operating system, of pyarrow and of Python's readers."""
     try:
         yield
     except InputError:
         raise
     except UnicodeDecodeError as error:
-        # pyarrow does not check the names of columns, nor the cells of Parquet files.
+        if file.suffix.lower() not in (".parquet", ".arrow"):
+            deque(read_lines(field, file), maxlen=0)  # which names the line
         raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
-    except (pa.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
+    except (pa.ArrowException, csv.Error, OSError, ValueError, OverflowError, RecursionError) as error:
         # Dates and durations that Python cannot express are ValueErrors. Some errors of pyarrow quote whole rows.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or "damaged"
-        if "straddl" in reason:
-            reason = f"a row has more than {BLOCK:,} bytes; use a .jsonl or .parquet file"
+        if "field limit" in reason:
+            reason = f"a cell has more than {csv.field_size_limit():,} characters; use a .jsonl or .parquet file"
         raise InputError(field, f"cannot read {shown(str(file), LONGEST_NAME)}: {reason}") from None
-
-
-# --- lines and JSON Lines
 
 
 def read_lines(field: str, file: Path) -> Iterator[str]:
@@ -71,9 +71,9 @@ def read_lines(field: str, file: Path) -> Iterator[str]:
         yield from lines_of(field, str(file), data)
 
 
-def lines_of(field: str | None, name: str, data: Iterable[bytes]) -> Iterator[str]:
+def lines_of(field: str | None, name: str, data: IO[bytes]) -> Iterator[str]:
     """Yield the lines of a UTF-8 stream, as :func:`read_lines` does; ``name`` is what errors call it."""
-    for number, line in enumerate(data, 1):
+    for number, line in enumerate(_lines(field, name, data), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -85,93 +85,85 @@ def lines_of(field: str | None, name: str, data: Iterable[bytes]) -> Iterator[st
             yield text.removesuffix("\n").removesuffix("\r")
 
 
-def json_rows(field: str, file: Path, *, strings: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON Lines file, an object per line. With ``strings``, a string is a row's "text".
-
-    Raises:
-        InputError: if the file can't be read, or a line holds something else; the message names the line.
-    """
-    for number, line in enumerate(read_lines(field, file), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            # Numbers of thousands of digits and lists in lists in lists are JSON, but nothing to train on.
-            raise InputError(field, f"{file}, line {number}: not JSON ({getattr(error, 'msg', error)})") from None
-        if strings and isinstance(row, str):
-            row = {"text": row}
-        if not isinstance(row, dict):
-            expected = "an object or a string" if strings else "an object"
-            raise InputError(field, f"{file}, line {number}: expected {expected}, got {shown(row, 40)}")
-        yield row
-
-
-def _whole(cell: Any) -> Any:
-    """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
-    return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
-
-
-# --- tables
+def _lines(field: str | None, name: str, data: IO[Line]) -> Iterator[Line]:
+    """Yield lines with their ends, and refuse one that is too long."""
+    while line := data.readline(MOST_LINE):
+        if len(line) == MOST_LINE:
+            raise InputError(field, f"{name}: a line has {MOST_LINE:,} characters or more")
+        yield line
 
 
 @dataclass(frozen=True)
-class TableFile:
-    """A table in a file, which :func:`open_table` opens. It is read anew in every pass, some rows at a time.
+class Table:
+    """A table in a file, which :func:`open_table` opens. Each pass reads the file anew, some rows at a time.
+
+    Cells of CSV and TSV files are text; those of the other kinds are what the file says.
 
     Args:
         field: the argument that an error names.
         file: the file.
-        strings: columns to read as text even if they look like numbers.
+        quotes: whether quotation marks enclose cells of CSV and TSV files, or are text.
+        header: whether the first row of CSV and TSV files has the names of columns, or they are 1, 2, ...
     """
 
     field: str
     file: Path
-    strings: tuple[str, ...] = ()
+    quotes: bool = True
+    header: bool = True
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of its columns. Those of JSON Lines are known only at the end of the file."""
-        if self._suffix not in JSON:
-            return list(self.schema.names)
-        return list(dict.fromkeys(name for row in json_rows(self.field, self.file) for name in row))
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """The columns of a table that is not in JSON. Those of CSV and TSV follow from the first million bytes."""
-        with reading(self.field, self.file):
-            if self._suffix == ".parquet":
-                found = parquet.read_schema(self.file)
-            elif self._suffix == ".arrow":
-                with pa.ipc.open_stream(str(self.file)) as first:
-                    found = first.schema
-            else:
-                with csv.open_csv(self.file, parse_options=self._cells) as first:
-                    found = first.schema
-            check_once(self.field, self.file, found.names)
-        return found
-
-    def column(self, name: str) -> list[Any]:
-        """Return all of a column, with the type that all of it has."""
-        if self._suffix in (".csv", ".tsv"):
-            types = dict.fromkeys(self.strings, pa.string())
-            options = csv.ConvertOptions(column_types=types, include_columns=[name])
-            with reading(self.field, self.file):
-                table = csv.read_csv(self.file, parse_options=self._cells, convert_options=options)
-                return table[name].to_pylist()
-        values = [value for (value,) in self.rows([name])]
-        if any(isinstance(value, float) for value in values):
-            most = sys.float_info.max
-            return [float(value) if type(value) is int and abs(value) <= most else value for value in values]
-        return values
-
-    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Yield some columns of each row. Those of CSV and TSV files that are not ``strings`` may be refused.
+        """The names of its columns; of JSON Lines, those of the first row that has any.
 
         Raises:
-            InputError: if the file can't be read, or a cell has too much text.
+            InputError: if the file can't be read, or two columns have the same name.
         """
-        for number, row in enumerate(self._rows(names)):
+        if self._kind in JSON:
+            return list(next(filter(None, self._objects()), {}))
+        if self._kind in (".csv", ".tsv"):
+            first = next(self._cells(), [])
+            names = first if self.header else [str(place) for place in range(1, len(first) + 1)]
+        else:
+            names = self._schema.names
+        [(name, count), *_] = Counter(names).most_common(1) or [("", 0)]
+        if count > 1:
+            raise InputError(self.field, f"{self.file} has more than one column {shown(name)}")
+        return list(names)
+
+    def text_column(self, asked: str | None) -> str | None:
+        """Return the column that holds text: ``asked``, or "text", or the only one of strings; None if there is none.
+
+        Raises:
+            InputError: if there is no such column, or it is not clear which one is meant.
+        """
+        wanted, texts = asked or "text", self.names
+        if not texts:
+            return None
+        if self._kind in JSON:
+            texts = []
+            for row in self._objects():
+                texts += [name for name, cell in row.items() if isinstance(cell, str) and name not in texts]
+                if wanted in texts:
+                    break
+        elif self._kind in (".parquet", ".arrow"):
+            texts = [column.name for column in self._schema if _is_text(column.type)]
+        if wanted in texts:
+            return wanted
+        if asked is None and len(texts) == 1:
+            return texts[0]
+        if asked is not None:
+            told = f"{self.file} has no string column {shown(asked)}; it has {some_of(texts)}"
+            raise InputError("column", told)
+        told = f"{self.file}: which column is the text? name one with `column` (strings: {some_of(texts)})"
+        raise InputError(self.field, told)
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield some columns of each row. A cell that a row of JSON Lines lacks is None.
+
+        Raises:
+            InputError: if the file can't be read, lacks a column, or has too much text in a cell.
+        """
+        for number, row in enumerate(self._rows(names), 1):
             for name, cell in zip(names, row, strict=True):
                 if isinstance(cell, str) and len(cell) > MOST_CELL:
                     told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
@@ -179,68 +171,110 @@ class TableFile:
             yield row
 
     def _rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        if self._suffix in JSON:
-            for row in json_rows(self.field, self.file):
+        if self._kind in JSON:
+            missing = dict.fromkeys(names)
+            for row in self._objects():
+                missing = {name: None for name in missing if name not in row}
                 yield tuple(_whole(row.get(name)) for name in names)
+            self._check_there(missing)
+            return
+        self._check_there(name for name in names if name not in self.names)
+        if not self.names:
+            return
+        if self._kind in (".csv", ".tsv"):
+            places = [self.names.index(name) for name in names]
+            for number, cells in enumerate(self._cells()):
+                if number or not self.header:
+                    yield tuple(cells[place] for place in places)
             return
         with reading(self.field, self.file):
             for batch in self._batches(list(dict.fromkeys(names))):
-                yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
+                # One at a time where they are long, so that one that is too long is not converted with many others.
+                columns = (batch[name] for name in names)
+                yield from zip(
+                    *(one.to_pylist() if one.nbytes < MOST_CELL else (cell.as_py() for cell in one) for one in columns),
+                    strict=True,
+                )
+
+    def _check_there(self, missing: Iterable[str]) -> None:
+        for name in missing:
+            if self.names:  # else there are no rows either
+                raise InputError(self.field, f"{self.file} has no column {shown(name)}; it has {some_of(self.names)}")
+
+    def _objects(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of JSON Lines, an object per line. A string is a row's "text"."""
+        for number, line in enumerate(read_lines(self.field, self.file), 1):
+            if not line.strip():
+                continue
+            place = f"{self.file}, line {number}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                # Numbers of thousands of digits and lists in lists in lists are JSON, but nothing to train on.
+                raise InputError(self.field, f"{place}: not JSON ({getattr(error, 'msg', error)})") from None
+            row = {"text": row} if isinstance(row, str) else row
+            if not isinstance(row, dict):
+                raise InputError(self.field, f"{place}: expected an object or a string, got {shown(row, 40)}")
+            yield row
+
+    def _cells(self) -> Iterator[list[str]]:
+        """Yield all rows of a CSV or TSV file, the first one too."""
+        style = csv.excel_tab if self._kind == ".tsv" else csv.excel
+        quoting: Any = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
+        with reading(self.field, self.file), self.file.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(_lines(self.field, str(self.file), file), style, quoting=quoting, strict=True)
+            width = 0
+            for row in filter(None, rows):
+                width = width or len(row)
+                if len(row) != width:
+                    told = f"expected {width} cells as in the first row, got {len(row)}"
+                    raise InputError(self.field, f"{self.file}, line {rows.line_num}: {told}")
+                yield row
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        with reading(self.field, self.file):
+            if self._kind == ".parquet":
+                return parquet.read_schema(self.file)
+            with pa.ipc.open_stream(str(self.file)) as first:
+                return first.schema
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        if self._suffix == ".arrow":
-            with pa.memory_map(str(self.file)) as data:
-                for batch in pa.ipc.open_stream(data):
-                    yield from (batch.slice(start, ROWS) for start in range(0, len(batch), ROWS))
-            return
-        if self._suffix == ".parquet":
+        if self._kind == ".parquet":
             with parquet.ParquetFile(self.file) as table:
-                yield from table.iter_batches(ROWS, columns=names)
-            return
-        # A column that begins with empty cells is text, too.
-        text = [name for name in names if name in self.strings or pa.types.is_null(self.schema.field(name).type)]
-        options = csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), include_columns=names)
-        with csv.open_csv(self.file, parse_options=self._cells, convert_options=options) as rows:
-            yield from rows
+                # However well a few cells compress, each is at most as long as its group.
+                groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
+                largest = max((group.total_byte_size for group in groups), default=0)
+                yield from table.iter_batches(max(1, min(ROWS, MOST_BATCH // max(1, largest))), columns=names)
+        else:
+            with pa.memory_map(str(self.file)) as data:
+                yield from pa.ipc.open_stream(data)
 
     @property
-    def _suffix(self) -> str:
+    def _kind(self) -> str:
         return self.file.suffix.lower()
 
-    @property
-    def _cells(self) -> csv.ParseOptions:
-        return csv.ParseOptions(delimiter="\t" if self._suffix == ".tsv" else ",", newlines_in_values=True)
 
-
-def open_table(field: str, file: Path, strings: Sequence[str] = ()) -> TableFile:
-    """Open a table.
-
-    Args:
-        field: the argument that an error names.
-        file: a file with one of the :data:`SUFFIXES`.
-        strings: columns to read as text even if they look like numbers.
+def open_table(field: str, file: Path, *, quotes: bool = True, header: bool = True) -> Table:
+    """Open a table, see :class:`Table`.
 
     Raises:
-        InputError: if there is no such file; when it is read, if it can't be, or has two columns of the same name.
+        InputError: if there is no such file, or it is not one of the :data:`TABLES`.
     """
-    if file.suffix.lower() not in SUFFIXES:
-        raise InputError(field, f"expected a {', '.join(SUFFIXES)} file, got {shown(str(file), LONGEST_NAME)}")
+    if file.suffix.lower() not in TABLES:
+        raise InputError(field, f"expected a {', '.join(TABLES[:-1])} file, got {shown(str(file), LONGEST_NAME)}")
     check_regular(field, file)
-    return TableFile(field, file, tuple(strings))
+    return Table(field, file, quotes, header)
 
 
-def check_once(field: str, file: Path, names: Sequence[str]) -> None:
-    """Check that no two columns have the same name.
-
-    Raises:
-        InputError: if two have.
-    """
-    [(name, count), *_] = Counter(names).most_common(1) or [("", 0)]
-    if count > 1:
-        raise InputError(field, f"{file} has more than one column {shown(name)}")
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-# --- documents
+def _whole(cell: Any) -> Any:
+    """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
+    return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
 
 
 def documents_in(file: Path, column: str | None = None) -> Iterator[Document]:
@@ -253,8 +287,10 @@ def documents_in(file: Path, column: str | None = None) -> Iterator[Document]:
     Raises:
         InputError: if the file can't be read or is not what its suffix says; the message names the file.
     """
-    if file.suffix.lower() in TABLE_SUFFIXES:
-        yield from ([cell] for cell in _cells_of(file, column) if cell.strip())
+    if file.suffix.lower() in TABLES:
+        table = Table("data", file)
+        if (name := table.text_column(column)) is not None:
+            yield from ([cell] for (cell,) in table.rows([name]) if isinstance(cell, str) and cell.strip())
         return
     parts = _text(file)
     blank: list[str] = []
@@ -266,67 +302,8 @@ def documents_in(file: Path, column: str | None = None) -> Iterator[Document]:
 
 
 def _text(file: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    read = 0
-    with reading("data", file), file.open("rb") as data:
-        while True:
-            block = data.read(BLOCK)
-            if b"\0" in block:
+    with reading("data", file), file.open(encoding="utf-8-sig", newline="") as text:
+        while part := text.read(BLOCK):
+            if "\0" in part:
                 raise InputError("data", f"{file} is a binary file, expected UTF-8 text")
-            # Half a character at the end of a block waits for the next one.
-            before = read - len(decoder.getstate()[0])
-            try:
-                yield decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                place = f"byte {before + error.start}: {error.reason}"
-                raise InputError("data", f"{file} is not UTF-8 text ({place})") from None
-            if not block:
-                return
-            read += len(block)
-
-
-def _cells_of(file: Path, column: str | None) -> Iterator[str]:
-    """Yield the text column of a table, without what is not text."""
-    if file.suffix.lower() not in JSON:
-        table = TableFile("data", file)
-        kinds = (pa.types.is_string, pa.types.is_large_string)
-        strings = [each.name for each in table.schema if any(kind(each.type) for kind in kinds)]
-        cells = (cell for (cell,) in table.rows([pick_column(strings, column, str(file))]))
-    else:
-        name = _json_column(file, column)
-        cells = (_whole(row.get(name or "")) for row in json_rows("data", file, strings=True))
-    yield from (cell for cell in cells if isinstance(cell, str))
-
-
-def _json_column(file: Path, column: str | None) -> str | None:
-    """Return the name of the text column; None if there are no rows. Usually the first row tells."""
-    strings: dict[str, None] = {}
-    row = None
-    for row in json_rows("data", file, strings=True):
-        strings |= {name: None for name, value in row.items() if isinstance(value, str)}
-        if (column or "text") in strings:
-            break
-    return None if row is None else pick_column(list(strings), column, str(file))
-
-
-def pick_column(strings: Sequence[str], column: str | None, where: str) -> str:
-    """Return the name of the column to read.
-
-    Args:
-        strings: the columns of strings.
-        column: the one that was asked for; None means "text", or the only one.
-        where: the table, for errors.
-
-    Raises:
-        InputError: if there is no such column, or it is not clear which one is meant.
-    """
-    if column is None:
-        if "text" in strings:
-            return "text"
-        if len(strings) == 1:
-            return strings[0]
-        told = f"{where}: which column is the text? name one with `column` (strings: {some_of(strings)})"
-        raise InputError("data", told)
-    if column not in strings:
-        raise InputError("column", f"{where} has no string column {shown(column)}; it has {some_of(strings)}")
-    return column
+            yield part

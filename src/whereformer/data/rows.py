@@ -64,12 +64,6 @@ class Rows:
             batch["attention_mask"] = (torch.arange(width) < lengths.unsqueeze(1)).long()
         return {**batch, "labels": torch.tensor([self.labels[number] for number in numbers])}
 
-    def update(self, digest: Any) -> None:
-        """Add the tokens and labels of all rows to a hash."""
-        digest.update(repr(self.labels).encode())
-        for ids, types in self.rows:
-            digest.update(len(ids).to_bytes(8, "little") + ids.tobytes() + types.tobytes())
-
 
 def packed(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Join the rows of a padded batch into one without padding, (1, all tokens), with position and document ids."""
@@ -93,10 +87,8 @@ class TaskRows:
         cls, data: Data, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig
     ) -> TaskRows:
         """Tokenize a task's rows, see :func:`tokenized`."""
-        regression = data.task.classes is None
         train, *judged = (
-            tokenized(split, tokenizer, max_length, config, regression=regression)
-            for split in (data.train, *data.judged.values())
+            tokenized(split, tokenizer, max_length, config) for split in (data.train, *data.judged.values())
         )
         return cls(data, train, dict(zip(data.judged, judged, strict=True)))
 
@@ -109,18 +101,13 @@ class TaskRows:
         """Return a short hash of all tokens and labels, and of the weights of the model that reads them."""
         digest = hashlib.sha256(weights.encode())
         for split in self.splits:
-            split.update(digest)
+            digest.update(repr(split.labels).encode())
+            for ids, types in split.rows:
+                digest.update(len(ids).to_bytes(8, "little") + ids.tobytes() + types.tobytes())
         return digest.hexdigest()[:16]
 
 
-def tokenized(
-    split: Split,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None,
-    config: EncoderConfig,
-    *,
-    regression: bool,
-) -> Rows:
+def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig) -> Rows:
     """Tokenize the rows of a split, with all processors.
 
     Rows have the special tokens that the tokenizer puts around text.
@@ -130,7 +117,6 @@ def tokenized(
         tokenizer: the model's tokenizer.
         max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates none.
         config: the model's configuration: how many token types it has, and whether its poolings drop the end of a row.
-        regression: whether labels are numbers to predict.
     """
     # The tokenizer's own limit does not matter: the model checks whether rows fit.
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
@@ -146,10 +132,9 @@ def tokenized(
         types = found.get("token_type_ids") or [[]] * len(ids)
         cut, kinds = cut + sum(longer), max(kinds, *(1 + max(row, default=-1) for row in types))
         rows += [(array("i", one), array("i", other)) for one, other in zip(ids, types, strict=True)]
-    labels = [float(label) for label in split.labels] if regression else split.labels
     # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
     typed = 0 < kinds <= config.type_vocab_size
-    return Rows(rows, typed, labels, cut, tokenizer.pad_token_id, end_padding(config))
+    return Rows(rows, typed, split.labels, cut, tokenizer.pad_token_id, end_padding(config))
 
 
 def check_lengths(model: EncoderForSequenceClassification, tasks: Sequence[TaskRows]) -> None:

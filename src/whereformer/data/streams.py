@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -16,7 +17,6 @@ Item = TypeVar("Item")
 
 BLOCK = 1 << 20
 """Number of tokens that are read at a time when a whole stream is read."""
-_TYPES = {2: np.uint16, 4: np.int32}
 
 
 class Stream(Protocol):
@@ -29,53 +29,39 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A stream of ids in a file. A slice of it is read from the file and returned as int64.
+    """A stream of ids in a file, as int32. A slice of it is read from the file and returned as int64.
 
     The file is not mapped into memory: mapped pages count as the process's memory, and a pass over the text would map
-    all of it. Nor does it stay open, because an open file can't be shared with the processes of a data loader.
-
-    Args:
-        path: the file.
-        width: bytes per id, as :func:`width_of` returns it.
-        length: number of ids.
+    all of it. Nor does it stay open, because an open file can't be shared with other processes.
     """
 
     path: Path
-    width: int
-    length: int
+
+    @cached_property
+    def _length(self) -> int:
+        return self.path.stat().st_size // 4
 
     def __len__(self) -> int:
-        return self.length
+        return self._length
 
     def __getitem__(self, places: slice) -> Tensor:
-        start, stop, step = places.indices(self.length)
+        start, stop, step = places.indices(len(self))
         if step != 1:
             raise ValueError(f"expected a slice without a step, got {step}")
-        count = max(0, stop - start)
-        found = np.fromfile(self.path, _TYPES[self.width], count, offset=start * self.width)
-        return torch.from_numpy(found.astype(np.int64))
+        found = np.fromfile(self.path, np.int32, max(0, stop - start), offset=start * 4)
+        return torch.from_numpy(found).long()
 
     def counts(self, size: int) -> Tensor:
         """Return how often each of ``size`` ids occurs, (size,) int64."""
         found = torch.zeros(size, dtype=torch.long)
-        for start in range(0, self.length, BLOCK):
+        for start in range(0, len(self), BLOCK):
             found += torch.bincount(self[start : start + BLOCK], minlength=size)
         return found
 
 
-def width_of(size: int) -> int:
-    """Return the bytes per id of a vocabulary: 2 if all ids fit in them, else 4."""
-    return 2 if size <= 1 << 16 else 4
-
-
-def packed(ids: Sequence[int], width: int) -> bytes:
+def packed(ids: Sequence[int]) -> bytes:
     """Return ids as the bytes of a :class:`TokenFile`."""
-    return np.array(ids, _TYPES[width]).tobytes()
-
-
-def open_stream(path: Path, width: int) -> TokenFile:
-    """Open a whole file as a stream."""
-    return TokenFile(path, width, path.stat().st_size // width)
+    return np.array(ids, np.int32).tobytes()
 
 
 @dataclass(frozen=True)
@@ -105,19 +91,19 @@ class RowFile:
         return replace(self, starts=self.starts[rows], lengths=self.lengths[rows])
 
 
-def write_rows(folder: Path, name: str, width: int, rows: Iterable[Sequence[Sequence[int]]]) -> None:
+def write_rows(folder: Path, name: str, rows: Iterable[Sequence[Sequence[int]]]) -> None:
     """Write rows, each a sequence of parts, to two files in a folder: their ids, and the lengths of their parts."""
     with (folder / f"{name}.ids").open("wb") as ids, (folder / f"{name}.lengths").open("wb") as lengths:
         for row in rows:
-            ids.write(b"".join(packed(part, width) for part in row))
-            lengths.write(packed([*map(len, row)], 4))
+            ids.write(b"".join(map(packed, row)))
+            lengths.write(packed([*map(len, row)]))
 
 
-def open_rows(folder: Path, name: str, width: int, parts: int) -> RowFile:
-    """Open the rows that :func:`write_rows` wrote, of ``parts`` parts each, with ``width`` bytes per id."""
-    lengths = open_stream(folder / f"{name}.lengths", 4)[:].int().view(-1, parts)
+def open_rows(folder: Path, name: str, parts: int) -> RowFile:
+    """Open the rows that :func:`write_rows` wrote, of ``parts`` parts each."""
+    lengths = TokenFile(folder / f"{name}.lengths")[:].int().view(-1, parts)
     tokens = lengths.sum(1)
-    return RowFile(open_stream(folder / f"{name}.ids", width), tokens.cumsum(0) - tokens, lengths)
+    return RowFile(TokenFile(folder / f"{name}.ids"), tokens.cumsum(0) - tokens, lengths)
 
 
 def in_lots(items: Iterable[Item], count: int) -> Iterator[list[Item]]:

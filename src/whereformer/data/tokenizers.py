@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,19 +89,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = tokenizer_of({})
     # The trainer numbers single characters in an order that changes from run to run, and breaks ties by number, so
     # even the set of tokens would change. Characters that are given up front, in order, have fixed numbers.
-    letters: Counter[str] = Counter()
-    # Words always end at spaces, and most occur often, so it is faster to count what stands between spaces first, as
-    # much of it as fits into little memory.
-    spaced: Counter[str] = Counter()
-    for text in texts:
-        spaced.update(tokenizer.normalizer.normalize_str(text).split(" "))
-        if len(spaced) > 100_000:
-            _count_letters(tokenizer, spaced, letters)
-            spaced.clear()
-    _count_letters(tokenizer, spaced, letters)
+    letters = _common_letters(tokenizer, texts, vocab_size // 2)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*SPECIAL_TOKENS, *_common_letters(letters, vocab_size // 2)],
+        special_tokens=[*SPECIAL_TOKENS, *letters],
         limit_alphabet=0,  # No letters but these.
         show_progress=False,
     )
@@ -110,17 +101,29 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer_of({token: index for index, token in enumerate(tokens)})
 
 
-def _count_letters(tokenizer: Tokenizer, texts: Mapping[str, int], letters: Counter[str]) -> None:
-    """Add the letters of counted texts; a letter within a word is another piece than one at its beginning."""
-    for text, count in texts.items():
-        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
-            letters[word[0]] += count
-            for letter in word[1:]:
-                letters[f"##{letter}"] += count
+def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
+    """Return the most frequent letters that cover ``LETTER_COVERAGE`` of all, in order, at most ``limit``.
 
+    A letter within a word is another piece than one at its beginning.
+    """
+    # Words always end at spaces, and most occur often, so it is faster to count what stands between spaces first, as
+    # much of it as fits into little memory.
+    letters: Counter[str] = Counter()
+    spaced: Counter[str] = Counter()
 
-def _common_letters(letters: Counter[str], limit: int) -> list[str]:
-    """Return the most frequent letters that cover ``LETTER_COVERAGE`` of all, in order, at most ``limit``."""
+    def count_letters() -> None:
+        for text, count in spaced.items():
+            for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
+                letters[word[0]] += count
+                for letter in word[1:]:
+                    letters[f"##{letter}"] += count
+        spaced.clear()
+
+    for text in texts:
+        spaced.update(tokenizer.normalizer.normalize_str(text).split(" "))
+        if len(spaced) > 100_000:
+            count_letters()
+    count_letters()
     needed = LETTER_COVERAGE * letters.total()
     common: set[str] = set()
     for piece, count in sorted(letters.items(), key=lambda found: (-found[1], found[0])):
@@ -137,10 +140,6 @@ RARE = "\u0436 \ua66e \u4e2d \U00012000 \U0001fae8"
 """Letters of several scripts. A tokenizer that lacks them needs a token for unknown ones, or fails at the first."""
 
 
-def _quoted(path: Path) -> str:
-    return shown(str(path), LONGEST_NAME)
-
-
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load a tokenizer from a folder that ``save_pretrained`` wrote, or from a tokenizer.json or a folder with one.
 
@@ -150,31 +149,27 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
+    quoted = shown(str(path), LONGEST_NAME)
     try:
-        folder = path.is_dir()
-        file = path / "tokenizer.json" if folder else path
-        described = folder and (path / "tokenizer_config.json").exists()
+        file = path / "tokenizer.json" if path.is_dir() else path
+        described = path.is_dir() and (path / "tokenizer_config.json").exists()
         if not described and not file.exists():
-            raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {_quoted(path)}")
+            raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {quoted}")
         check_regular_in("tokenizer", path)
-        if not folder:
-            check_regular("tokenizer", path)
-        tokenizer = (
-            AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-            if described
-            else _described(Tokenizer.from_file(str(file)))
-        )
-        fast = getattr(tokenizer, "is_fast", False)
-        if fast:
-            tokenizer.backend_tokenizer.encode(RARE)
+        if described:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        else:
+            check_regular("tokenizer", file)
+            tokenizer = _described(Tokenizer.from_file(str(file)))
+        if not getattr(tokenizer, "is_fast", False):
+            raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
+        tokenizer.backend_tokenizer.encode(RARE)
     except InputError:
         raise
     except Exception as error:
         # For a broken file the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200]
-        raise InputError("tokenizer", f"cannot read {_quoted(path)}: {reason}") from None
-    if not fast:
-        raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
+        raise InputError("tokenizer", f"cannot read {quoted}: {reason}") from None
     backend = tokenizer.backend_tokenizer
     # Later steps cut the text into windows and pad them.
     backend.no_truncation()

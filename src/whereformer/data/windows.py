@@ -1,4 +1,4 @@
-"""Masked windows of a token stream. The seed and a row's number decide where the row starts and what is masked.
+"""Masked windows of a token stream. The seed and a window's number decide where it starts and what is masked.
 
 A training reads them in stages: short windows for most of the steps, then longer ones.
 """
@@ -6,15 +6,14 @@ A training reads them in stages: short windows for most of the steps, then longe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ..errors import InputError, shown
 from ..lab.options import MOST_SIZE
@@ -31,106 +30,91 @@ HELD_OUT_WINDOWS = 1024
 """The most held-out windows that are scored; more would only take time."""
 
 
-class Windows(Dataset[dict[str, Tensor]]):
-    """Rows ``[CLS] text [SEP] [PAD]...`` with masked tokens, each a function of its number and the seed.
+@dataclass(frozen=True)
+class Windows:
+    """Windows ``[CLS] text [SEP] [PAD]...`` with masked tokens, each a function of its number and the seed.
 
-    Shuffled rows read the whole stream once in every ``per_pass`` rows, cut at different places each time. Rows that
-    are not shuffled are spread evenly over the stream. An item has ``input_ids``, ``labels`` (-100 where nothing is
-    predicted) and, if some tokens must not be attended to, ``attention_mask``; each has shape (length,). It
-    may also have ``uniforms``, random numbers from 0 to 1 with which ELECTRA's generator draws its samples.
+    They read the whole stream once in every ``per_pass`` windows, in a random order and cut at different places each
+    time. A window has ``input_ids``, ``labels`` (-100 where nothing is predicted) and, if some tokens must not be
+    attended to, ``attention_mask``; each has shape (length,). It may also have ``uniforms``, random numbers from 0 to 1
+    with which ELECTRA's generator draws its samples.
 
     Args:
         stream: (tokens,) ids.
         vocabulary: the tokenizer's special and ordinary ids.
-        length: tokens per row.
+        length: tokens per window.
         padding: how many of them are padding at the end; a funnel that truncates drops them.
         rate: share of masked tokens.
         hide_masked: whether attention skips [MASK].
-        rows: the numbers of the rows; at most one pass, from 0 on, if they are not shuffled.
         seed: seed of places and masks.
-        shuffled: whether each pass has a random order of its own.
-        uniforms: whether items have ``uniforms``.
+        uniforms: whether windows have ``uniforms``.
+        spread: if given, there are only this number of windows, at most one pass, spread evenly over the stream.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        vocabulary: Vocabulary,
-        *,
-        length: int,
-        padding: int,
-        rate: float,
-        hide_masked: bool,
-        rows: range,
-        seed: int,
-        shuffled: bool,
-        uniforms: bool = False,
-    ) -> None:
-        self.stream = stream
-        self.vocabulary = vocabulary
-        self.body = body_length(length, padding)
-        self.per_pass = len(stream) // self.body
-        self.padding = padding
-        self.rate = rate
-        self.hide_masked = hide_masked
-        self.rows = rows
-        self.seed = seed
-        self.shuffled = shuffled
-        self.uniforms = uniforms
-        self.order: tuple[int, Tensor, int] | None = None
+    stream: Stream
+    vocabulary: Vocabulary
+    length: int
+    padding: int = 0
+    rate: float = HELD_OUT_RATE
+    hide_masked: bool = False
+    seed: int = 0
+    uniforms: bool = False
+    spread: int | None = None
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    def body(self) -> int:
+        """The number of text tokens in a window: all but [CLS], [SEP] and the padding after it."""
+        return self.length - 2 - self.padding
 
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        row = self.rows[row]
-        ids = self.vocabulary
+    @property
+    def per_pass(self) -> int:
+        """The number of windows that read the stream once."""
+        return len(self.stream) // self.body
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        ids, generator = self.vocabulary, _generator(self.seed, number)
         end = torch.tensor([ids.sep] + [ids.pad] * self.padding)
-        tokens = torch.cat((torch.tensor([ids.cls]), self._text(row), end))[None]
-        generator = self._generator(row)
+        tokens = torch.cat((torch.tensor([ids.cls]), self._text(number), end))[None]
         inputs, labels = mask_tokens(tokens, self.rate, ids, generator)
-        item = {"input_ids": inputs[0], "labels": labels[0]}
+        window = {"input_ids": inputs[0], "labels": labels[0]}
         # Attention is faster without a mask.
         if self.padding or self.hide_masked:
-            real = inputs[0] != ids.mask if self.hide_masked else torch.ones(tokens.shape[1], dtype=torch.bool)
-            real[tokens.shape[1] - self.padding :] = False
-            item["attention_mask"] = real.long()
+            real = inputs[0] != ids.mask if self.hide_masked else torch.ones(self.length, dtype=torch.bool)
+            real[self.length - self.padding :] = False
+            window["attention_mask"] = real.long()
         if self.uniforms:
-            item["uniforms"] = torch.rand(tokens.shape[1], generator=generator)
-        return item
+            window["uniforms"] = torch.rand(self.length, generator=generator)
+        return window
 
-    def _text(self, row: int) -> Tensor:
-        """Return the tokens of text in a row, (body,). After its end, the stream continues at its beginning."""
-        start = self._start(row) % len(self.stream)
+    def batch(self, numbers: Iterable[int]) -> dict[str, Tensor]:
+        """Return windows as one batch, (windows, length) each."""
+        windows = [self[number] for number in numbers]
+        return {name: torch.stack([window[name] for window in windows]) for name in windows[0]}
+
+    def _text(self, number: int) -> Tensor:
+        """Return the tokens of text in a window, (body,). After its end, the stream continues at its beginning."""
+        if self.spread is not None:
+            start = number * self.per_pass // self.spread * self.body
+        else:
+            order, shift = _order(self.seed, number // self.per_pass, self.per_pass, len(self.stream))
+            start = (int(order[number % self.per_pass]) * self.body + shift) % len(self.stream)
         text = self.stream[start : start + self.body]
         return torch.cat((text, self.stream[: self.body - len(text)])) if len(text) < self.body else text
 
-    def _start(self, row: int) -> int:
-        """Return the place in the stream where a row starts, or a place that many lengths of the stream later."""
-        if not self.shuffled:
-            return row * self.per_pass // len(self.rows) * self.body
-        number, index = divmod(row, self.per_pass)
-        if self.order is None or self.order[0] != number:
-            generator = self._generator(-1 - number)
-            shift = int(torch.randint(len(self.stream), (), generator=generator))
-            self.order = number, torch.randperm(self.per_pass, generator=generator), shift
-        return int(self.order[1][index]) * self.body + self.order[2]
 
-    def _generator(self, number: int) -> torch.Generator:
-        """Return the random generator of a row or, for a negative number, of the order of a pass."""
-        # torch's CPU generator uses only 32 bits of a seed, so all bits of both numbers are hashed into 32.
-        mixed = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=4).digest()
-        return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
+@lru_cache(maxsize=2)
+def _order(seed: int, number: int, windows: int, tokens: int) -> tuple[Tensor, int]:
+    """Return the order of the windows in a pass, and where in a stream of so many tokens the first one starts."""
+    generator = _generator(seed, -1 - number)
+    shift = int(torch.randint(tokens, (), generator=generator))
+    return torch.randperm(windows, generator=generator), shift
 
 
-def body_length(length: int, padding: int) -> int:
-    """Return the number of text tokens in a window: all but [CLS], [SEP] and the padding after it."""
-    return length - 2 - padding
-
-
-def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """Stack windows into a batch."""
-    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+def _generator(seed: int, number: int) -> torch.Generator:
+    """Return the random generator of a window or, for a negative number, of the order of a pass."""
+    # torch's CPU generator uses only 32 bits of a seed, so all bits of both numbers are hashed into 32.
+    mixed = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
 
 
 def end_padding(config: EncoderConfig) -> int:
@@ -197,85 +181,53 @@ class StagedWindows:
     """The windows of all steps of a training, and those that it is scored on.
 
     Args:
-        training, held_out: the streams.
-        vocabulary: the tokenizer's special and ordinary ids.
+        windows: the windows of training, of any length.
+        held_out: the stream to score on.
         stages: the stages, in order. Their windows have consecutive numbers.
-        padding: how many tokens at the end of each window are not text.
-        rate: share of masked tokens in training.
-        hide_masked: whether attention skips [MASK].
-        seed: seed of places and masks in training.
-        uniforms: whether windows have the random numbers that ELECTRA takes.
 
     Raises:
         InputError: for ``data``, if a stream is shorter than a window.
     """
 
-    training: Stream
+    windows: Windows
     held_out: Stream
-    vocabulary: Vocabulary
     stages: Sequence[Stage]
-    padding: int
-    rate: float
-    hide_masked: bool
-    seed: int
-    uniforms: bool
 
     def __post_init__(self) -> None:
         for stage in self.stages:
-            body = body_length(stage.length, self.padding)
-            for name, stream in (("training", self.training), ("held-out", self.held_out)):
+            body = self._of(stage).body
+            for name, stream in (("training", self.windows.stream), ("held-out", self.held_out)):
                 if len(stream) < body:
                     expected = f"expected at least {body} for one window; give more text or shorter windows"
                     raise InputError("data", f"too little text: {len(stream)} {name} tokens, {expected}")
 
+    def _of(self, stage: Stage) -> Windows:
+        return replace(self.windows, length=stage.length)
+
     def batch(self, step: int) -> dict[str, Tensor]:
         """Return all windows of a step as one batch."""
-        for stage, windows in self._training:
-            if step < stage.steps:
-                return collate([windows[row] for row in range(step * stage.rows, (step + 1) * stage.rows)])
-            step -= stage.steps
-        raise IndexError(step)
-
-    @cached_property
-    def _training(self) -> list[tuple[Stage, Windows]]:
-        found, first = [], 0
+        first = 0
         for stage in self.stages:
-            rows = range(first, first + stage.steps * stage.rows)
-            drawn = {"rate": self.rate, "seed": self.seed, "shuffled": True}
-            found.append((stage, self._windows(self.training, stage.length, rows, **drawn)))
-            first = rows.stop
-        return found
+            if step < stage.steps:
+                first += step * stage.rows
+                return self._of(stage).batch(range(first, first + stage.rows))
+            step, first = step - stage.steps, first + stage.steps * stage.rows
+        raise IndexError(step)
 
     def scored(self) -> Iterator[dict[str, Tensor]]:
         """Yield batches of held-out windows of the last length: always the same, whatever training uses."""
         last = self.stages[-1]
-        most = min(HELD_OUT_WINDOWS, len(self.held_out) // body_length(last.length, self.padding))
-        drawn = {"rate": HELD_OUT_RATE, "seed": 0, "shuffled": False}
-        windows = self._windows(self.held_out, last.length, range(most), **drawn)
-        for first in range(0, most, last.rows):
-            yield collate([windows[row] for row in range(first, min(first + last.rows, most))])
-
-    def _windows(self, stream: Stream, length: int, rows: range, **drawn: Any) -> Windows:
-        return Windows(
-            stream,
-            self.vocabulary,
-            length=length,
-            padding=self.padding,
-            hide_masked=self.hide_masked,
-            rows=rows,
-            uniforms=self.uniforms,
-            **drawn,
-        )
+        windows = replace(self._of(last), stream=self.held_out, rate=HELD_OUT_RATE, seed=0)
+        count = min(HELD_OUT_WINDOWS, windows.per_pass)
+        for first in range(0, count, last.rows):
+            yield replace(windows, spread=count).batch(range(first, min(first + last.rows, count)))
 
     @property
     def tokens(self) -> int:
         """The number of tokens, without padding, that all steps read."""
-        return sum(stage.steps * stage.rows * (stage.length - self.padding) for stage in self.stages)
+        return sum(stage.steps * stage.rows * (stage.length - self.windows.padding) for stage in self.stages)
 
     @property
     def passes(self) -> float:
         """How many times all steps read the text."""
-        text = len(self.training)
-        return sum(
-            stage.steps * stage.rows / (text // body_length(stage.length, self.padding)) for stage in self.stages
-        )
+        return sum(stage.steps * stage.rows / self._of(stage).per_pass for stage in self.stages)

@@ -81,12 +81,8 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "only the reference has forward-mode and second derivatives"
     not_native = native.backend.why_not(call, device)
     if not call.has_terms and call.query is not None and _is_ordinary(call):
-        if (
-            call.query_documents is not None
-            and not on_cpu
-            and not taken
-            and triton.backend.why_not(call, device) is None
-        ):
+        packed = call.query_documents is not None and not on_cpu and not taken
+        if packed and triton.backend.why_not(call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
         if not_native is not None or not _is_eager(call):

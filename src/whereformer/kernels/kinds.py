@@ -80,14 +80,14 @@ def kind_of(tensors: tuple[Any, ...], terms: Any, window: Any, options: tuple[An
         given = (*given, *getattr(term, "__dict__", {}).values())
     for each in given:
         kind = type(each)
-        if kind is Tensor or kind is nn.Parameter:
+        if each is None or kind is int:
+            parts.append(each)
+        elif kind is Tensor or kind is nn.Parameter:
             layout = layout_of(each)
             if layout is None:
                 return None
             parts.append(layout)
             found.append(each)
-        elif each is None or kind is int:
-            parts.append(each)
         elif kind is Positions:
             parts.append((each.start, each.stride, each.length))
         else:

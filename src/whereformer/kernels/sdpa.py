@@ -37,13 +37,7 @@ def attend(call: Call) -> Tensor:
 def _attend(
     call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
+    grouped = holds(call.heads != call.value.shape[1])
     return functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        mask,
-        call.dropout_p,
-        is_causal=causal,
-        scale=call.scale,
-        enable_gqa=holds(call.heads != call.value.shape[1]),
+        query, key, value, mask, call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped
     )

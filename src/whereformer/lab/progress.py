@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .sheet import Sheet
 
 
@@ -24,16 +22,3 @@ class Progress:
 
     def line(self, text: str | Sheet) -> None:
         """Called with a line of text, or a table, for the user."""
-
-
-class Said(Progress):
-    """Says in lines what begins, and what there is to tell."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
-
-    def begin(self, label: str) -> None:
-        self.say(label)
-
-    def line(self, text: str | Sheet) -> None:
-        self.say(str(text))

@@ -26,7 +26,6 @@ from ..files import check_regular, write_atomically
 from . import ranks
 from .folder import open_folder
 from .options import find_device
-from .progress import Progress as Listener
 from .provenance import provenance
 from .terminal import output, say
 
@@ -339,16 +338,6 @@ def _timed(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> tup
 
 def _numbers(count: int) -> Any:
     return multiprocessing.get_context("spawn").RawArray("d", max(1, count))
-
-
-class Lines(Listener):
-    """Tells a run the lines of what reports its progress otherwise."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def line(self, text: Any) -> None:
-        self.run.say(text)
 
 
 class _Bar(Progress):

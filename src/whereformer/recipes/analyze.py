@@ -92,7 +92,7 @@ class Analyze(Recipe):
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
-    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+    """The column of tables that holds the text. Default: "text", or the only column of text."""
     tokens: Annotated[int, Range(1, MOST_COUNT), Free] = 8192
     """Number of tokens of text to measure it over."""
     max_kernels: Annotated[int, Range(1, 16), Free] = 5

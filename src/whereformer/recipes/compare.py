@@ -22,7 +22,7 @@ from .outcome import Outcome
 if TYPE_CHECKING:
     from .. import analysis, models
     from ..analysis import ranking as rankings
-    from ..data import corpus, encode, growing, masks
+    from ..data import corpus, encode, masks
     from ..data.streams import Stream
     from ..lab import encoders, manifest, methods, plugins
     from ..lab import run as running
@@ -37,9 +37,7 @@ else:
     budget, drawing = (Lazy(f"whereformer.recipes.{name}") for name in ("budget", "compare_report"))
     analysis, presets = Lazy("whereformer.analysis"), Lazy("whereformer.models.presets")
     rankings = Lazy("whereformer.analysis.ranking")
-    corpus, encode, growing, masks = (
-        Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "growing", "masks")
-    )
+    corpus, encode, masks = (Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "masks"))
     encoders, manifest, methods, plugins, running, scoring, training = (
         Lazy(f"whereformer.lab.{name}")
         for name in ("encoders", "manifest", "methods", "plugins", "run", "score", "train")
@@ -119,7 +117,7 @@ class Compare(ManyRuns):
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
     column: str | None = None
-    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+    """The column of tables that holds the text. Default: "text", or the only column of text."""
     positions: Annotated[Names, Free] = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
     """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text."""
     out: Annotated[Path, Free] = Path("runs/compare")
@@ -191,7 +189,7 @@ class Compare(ManyRuns):
         return replace(self, positions=tuple(names))
 
     def run(self, run: Run) -> report.Report:
-        text = corpus.Text(self.data, self.column, running.Lines(run), characters=self.characters)
+        text = corpus.Text(self.data, self.column, characters=self.characters)
         if run.once(self.identify, text, kind=str) != text.fingerprint:
             raise InputError("out", f"{self.out} holds results for a different text; choose another folder")
         if self.minutes is not None:
@@ -226,7 +224,9 @@ class Compare(ManyRuns):
         """Read the text, learn its vocabulary, and encode it, unless that was done."""
         if text.paths:
             run.say(text.about_files)
-        encoded = encode.open_or_encode(run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size))
+        encoded = encode.open_or_encode(
+            run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.say
+        )
         training, held_out = len(encoded.training), len(encoded.held_out)
         if min(training, held_out) < (longest := max(*self.judged, masks.HeldOut.GROUP)):
             raise InputError(
@@ -235,7 +235,7 @@ class Compare(ManyRuns):
                 f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
             )
         source, rate = text.source, None if self.causal else masks.HELD_OUT_RATE
-        if self.characters is not None and encoded.characters >= self.characters:
+        if self.characters is not None and encoded.facts.characters >= self.characters:
             source = f"the first {self.characters:,} characters of {source}"
         guessing = encoded.facts.unigram_entropy
         tokens = f"{training:,} training and {held_out:,} held-out tokens"
@@ -287,7 +287,7 @@ class Compare(ManyRuns):
         """Train a model by a plan. Its batches are the same for every method."""
         rate = None if self.causal else self.mask_rate
         batches = masks.Batches(material.training, self.batch_size, self.length, rate, material.vocabulary, seed)
-        batch = growing.growing(batches, plan.steps)
+        batch = masks.growing(batches, plan.steps)
         return training.train(model, batch, plan, device=run.device, on_log=run.step, **more)
 
     def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
@@ -381,7 +381,7 @@ class Compare(ManyRuns):
         assert self.minutes is not None
         at_once, step = min(run.jobs, len(self.positions)), 0.0
         # Shares of the windows' lengths in a training of 100 steps, which are those of any other.
-        lengths = Counter(growing.window_lengths(self.length, 100))
+        lengths = Counter(masks.window_lengths(self.length, 100))
         for name, (length, count) in product(self.positions, lengths.items()):
             model = encoders.build(self.config(name, self.vocab_size), 0)
             rows, share = self.batch_size * self.length // length, 1.0 if self.causal else self.mask_rate

@@ -121,7 +121,7 @@ class Extend(Recipe):
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
-    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+    """The column of tables that holds the text. Default: "text", or the only column of text."""
     threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
     """Threads on the CPU. Default: torch's."""
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from .. import files
 from ..errors import InputError, shown
 from ..lab import options, ranks, trackers
-from ..lab.progress import Said
 from ..lab.recipe import Free, Lazy, LongRun, Range
 from ..lab.sheet import Column, Sheet
 
@@ -102,7 +101,7 @@ class Pretrain(LongRun):
     .jsonl; or a data set on the Hugging Face Hub, as hub:NAME, hub:NAME:CONFIG or hf://datasets/NAME/*.parquet.
     Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
-    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+    """The column of tables that holds the text. Default: "text", or the only column of text."""
     out: Annotated[Path, Free] = Path("runs/pretrain")
     """Folder for the model, checkpoints and results."""
     tokenizer: Annotated[Path | None, Free] = None
@@ -284,10 +283,10 @@ class Pretrain(LongRun):
 
     def run(self, run: Run) -> report.Report:
         self.say_if_slow(run)
-        told, choice = Said(run.say), encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
+        choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
-            paths = hub.fetched(self.data, told)
-        text = corpus.Text(paths, self.column, told, corpus.source_of(self.data))
+            paths = hub.fetched(self.data, run.say)
+        text = corpus.Text(paths, self.column, corpus.source_of(self.data))
         source = Source(text.fingerprint, choice.setting)
         run.say(text.about_files)
         before = run.once(self.identify, source, kind=Source)
@@ -295,7 +294,7 @@ class Pretrain(LongRun):
             if getattr(before, name) != getattr(source, name):
                 raise InputError(option, f"{self.out} holds results with another {name}; choose another folder")
         with ranks.main_first():
-            encoded = encode.open_or_encode(self.cache or run.folder / "cache", text, choice)
+            encoded = encode.open_or_encode(self.cache or run.folder / "cache", text, choice, run.say)
         work = self.prepare(encoded)
         plan = self.plan(work)
         run.say(plan)
@@ -313,18 +312,17 @@ class Pretrain(LongRun):
     def prepare(self, text: encode.EncodedText) -> Work:
         """Return what is trained on an encoded text."""
         config = self.config(text.vocabulary)
-        windows = text_windows.StagedWindows(
-            training=text.training,
-            held_out=text.held_out,
-            vocabulary=text.vocabulary,
-            stages=self.stages,
+        windows = text_windows.Windows(
+            text.training,
+            text.vocabulary,
+            length=self.stages[-1].length,
             padding=text_windows.end_padding(config),
             rate=self.mask_rate,
             hide_masked=self.hide_masked,
             seed=self.seed,
             uniforms=self.objective == "electra",
         )
-        return Work(text, config, windows)
+        return Work(text, config, text_windows.StagedWindows(windows, text.held_out, self.stages))
 
     def plan(self, work: Work) -> Sheet:
         """Return what is read and trained, as a table."""

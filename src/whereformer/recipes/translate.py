@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from .. import files
 from ..errors import InputError
 from ..lab import options, ranks, trackers
-from ..lab.progress import Said
 from ..lab.recipe import Free, Lazy, LongRun, Range
 from ..lab.sheet import Column, Sheet
 
@@ -133,8 +132,8 @@ class Translate(LongRun):
     data: Annotated[tuple[Path, ...], Free] = ()
     """Tables with both languages, instead of two files: .parquet, .jsonl, .csv or .tsv."""
     columns: Annotated[str | None, Free] = None
-    """Columns of the tables, such as en,de. Default: both, if there are only two. The first line of a .tsv file is a
-    header if it has these names; without names, or with 1,2, it is text."""
+    """Columns of the tables, such as en,de. Default: both, if there are only two. A .tsv file begins with
+    a header if names are given; without, or with 1,2, its first line is text."""
     validation: Annotated[tuple[Path, ...], Free] = ()
     """Validation text, for scores during training: tables with the same columns. Default: one pair in twenty is held
     out, at most 2000."""
@@ -214,7 +213,6 @@ class Translate(LongRun):
         super().check()
 
     def resolved(self) -> Translate:
-        _ = self.files
         usual: dict[str, Any] = {"dropout": DROPOUT[self.preset], **({} if self.steps else {"epochs": 20.0})}
         found = replace(
             self,
@@ -222,15 +220,16 @@ class Translate(LongRun):
             **{name: value for name, value in usual.items() if getattr(self, name) is None},
         )
         found.config(self.vocab_size)  # what does not fit is said before the text is read and encoded
+        _ = self.files
         return found
 
     @property
-    def files(self) -> tuple[parallel.ParallelData, parallel.ParallelData | None]:
+    def files(self) -> tuple[parallel.PairFiles, parallel.PairFiles | None]:
         """The text to train on, and that to judge by, if it is given."""
         given = (self.validation_source, self.validation_target, self.validation)
         return (
-            parallel.ParallelData(self.source, self.target, self.data, self.columns),
-            parallel.ParallelData(*given, self.columns, validation=True) if any(given) else None,
+            parallel.PairFiles(self.source, self.target, self.data, self.columns),
+            parallel.PairFiles(*given, self.columns, validation=True) if any(given) else None,
         )
 
     def config(self, vocab_size: int) -> models.Seq2SeqConfig:
@@ -267,11 +266,11 @@ class Translate(LongRun):
 
     def run(self, run: Run) -> report.Report:
         self.say_if_slow(run)
-        text = parallel.open_text(*self.files, Said(run.say))
+        text = parallel.ParallelText(*self.files)
         if run.once(self.identify, text.fingerprint, kind=str) != text.fingerprint:
-            raise InputError(text.field, f"{self.out} holds results for a different text; choose another folder")
+            raise InputError(text.pairs.field, f"{self.out} holds results for a different text; choose another folder")
         with ranks.main_first():
-            work = self.prepare(text, self.cache or run.folder / "cache")
+            work = self.prepare(run, text)
         plan = self.plan(work)
         run.say(plan)
         if self.dry_run:
@@ -285,9 +284,9 @@ class Translate(LongRun):
         """Record which text is read, so that a folder never mixes results of two."""
         return text
 
-    def prepare(self, text: parallel.ParallelText, cache: Path) -> Work:
+    def prepare(self, run: Run, text: parallel.ParallelText) -> Work:
         """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
-        encoded = parallel.open_or_encode(cache, text, self.vocab_size)
+        encoded = parallel.open_or_encode(self.cache or run.folder / "cache", text, self.vocab_size, run.say)
         rows, pairs = {}, {}
         for name, source in zip(parallel.PARTS, text.sources, strict=True):
             every = getattr(encoded, name)

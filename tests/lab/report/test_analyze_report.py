@@ -88,7 +88,7 @@ def test_curves_without_scores():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("scores", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_few_positions(n, scores):
     check(page_of([model_of(n=n, scores=scores)]))
 
@@ -99,6 +99,7 @@ def test_one_head():
     assert "; its head is previous token</h1>" in text
 
 
+@pytest.mark.slow
 def test_several_models_with_scores():
     models = [model_of(f"model <{i}>", n=16, score=70.0 + i, noise=1.0 - i / 4, heads=2) for i in range(3)]
     text = page_of(models)

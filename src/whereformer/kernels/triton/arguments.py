@@ -179,6 +179,14 @@ class TableSums(NamedTuple):
     ends: Any
     rows: Any
 
+    def by_column(self, length: int) -> Tensor:
+        """Return the sums of each column, (batch, heads, n, length)."""
+        ends: Tensor = self.ends
+        if length == 1:
+            return ends.sum(2).unsqueeze(-1)
+        between = self.rows.transpose(2, 3).flatten(3)[:, :, : ends.shape[3], : length - 2]
+        return torch.cat([ends[:, :, 0].unsqueeze(-1), between, ends[:, :, 1].unsqueeze(-1)], -1)
+
 
 class QueryGradients(NamedTuple):
     """The tensors that receive sums over keys."""
@@ -304,15 +312,6 @@ def new_table_sums(call: Call, name: str) -> TableSums:
         new(batch, call.heads, 2, n, dtype=torch.float32),
         new(batch, call.heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32),
     )
-
-
-def by_column(sums: TableSums, length: int) -> Tensor:
-    """Return sums by column, (batch, heads, n, length)."""
-    ends: Tensor = sums.ends
-    if length == 1:
-        return ends.sum(2).unsqueeze(-1)
-    between = sums.rows.transpose(2, 3).flatten(3)[:, :, : ends.shape[3], : length - 2]
-    return torch.cat([ends[:, :, 0].unsqueeze(-1), between, ends[:, :, 1].unsqueeze(-1)], -1)
 
 
 def pairs_of(call: Call) -> PairRules:

@@ -32,7 +32,6 @@ from .arguments import (
     TableSums,
     Terms,
     ToFill,
-    by_column,
     inputs_of,
     level_matrix,
     new_norm,
@@ -271,11 +270,10 @@ class _Backward:
     def _place(self, name: str) -> Tensor | None:
         """Return the memory to sum a gradient in: its own, or float32 if more is added to it."""
         tensor: Tensor | None = getattr(self.call, name)
-        if tensor is None or (name in self.gradients and name in ("query", "key", "value")):
-            return self.gradients.get(name)
-        if name in ("query", "key", "value"):
-            return self.call.new_gradient(name)
-        return tensor.new_zeros(self.call.value.shape[0], *tensor.shape[1:], dtype=torch.float32)
+        if tensor is not None and name.endswith(("factors", "levels")):
+            return tensor.new_zeros(self.call.value.shape[0], *tensor.shape[1:], dtype=torch.float32)
+        has = tensor is None or name in self.gradients
+        return self.gradients.get(name) if has else self.call.new_gradient(name)
 
     def run(self) -> dict[str, Tensor]:
         """Return the gradients by name."""
@@ -367,7 +365,7 @@ class _Backward:
         if sums is None:
             return
         if (d_factors := self.places.get(f"{name}_factors")) is not None:
-            d_factors += by_column(sums, table.shape[1]) @ table
+            d_factors += sums.by_column(table.shape[1]) @ table
         if not self.needs(name) or met is None:
             return
         (batch, heads), (n, dim), length = sums.ends.shape[:2], met.shape[2:], table.shape[1]

@@ -73,10 +73,7 @@ def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl
         )
         any_end = _between(any_end, start, end)
         full = _between(full, any_end, end)
-        left_end = any_end
-        inside_end = full
-        band_start = start
-        band_end = end
+        left_end, inside_end, band_start, band_end = any_end, full, start, end
         if terms.span.first is not None:
             before = _blocks_up_to(terms.span.first - high, pairs.key_stride, BLOCK_N)
             after = _first_block_from(terms.span.last - low, pairs.key_stride, BLOCK_N)
@@ -119,8 +116,7 @@ def query_areas(terms, pairs, batch, first_key, all_any, BLOCK_M: tl.constexpr, 
         left_end = end
         if pairs.min_offset is not None:
             left_end = _between(_blocks_up_to(low - pairs.min_offset, pairs.query_stride, BLOCK_M), any_end, end)
-        right_end = any_end
-        inside_end = left_end
+        right_end, inside_end = any_end, left_end
         if terms.span.first is not None:
             right_end = _blocks_up_to(low - terms.span.last, pairs.query_stride, BLOCK_M)
             right_end = _between(right_end, any_end, left_end)

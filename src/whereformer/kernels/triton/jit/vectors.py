@@ -33,10 +33,8 @@ def products(rows, table, out, zeros, scale, times, n, heads, length, BLOCK: tl.
     if zeros is not None:
         pieces = tl.cdiv(length - 2, SUMS_WIDTH)
         for piece in range(pieces):
-            at = (
-                zeros + ((head * pieces + piece) * blocks * ROWS + row) * SUMS_WIDTH + tl.arange(0, SUMS_WIDTH)[None, :]
-            )
-            tl.store(at, tl.zeros([ROWS, SUMS_WIDTH], tl.float32))
+            at = zeros + ((head * pieces + piece) * blocks * ROWS + row) * SUMS_WIDTH
+            tl.store(at + tl.arange(0, SUMS_WIDTH)[None, :], tl.zeros([ROWS, SUMS_WIDTH], tl.float32))
 
 
 @triton.jit(do_not_specialize=["n", "heads", "length"])
