@@ -32,11 +32,12 @@ from attention_peers import PEERS
 from attention_plot import plot
 from attention_ways import FLOOR, TORCH, Clock, Row, Way, backend, check, in_a_line, make_step
 from goals import write_goals
+from lists import listed, listed_numbers
 from side_by_side import memory_of
 
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
-from whereformer.lab.options import find_device, listed, listed_numbers
+from whereformer.lab.options import find_device
 from whereformer.lab.provenance import commit, machine, provenance, write_results
 from whereformer.lab.run import threads
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from lists import listed_numbers
 from matplotlib.figure import Figure
 from parts import kept, spread
 from rich.console import Console
@@ -43,7 +44,6 @@ from whereformer.data.tokenizers import Vocabulary
 from whereformer.data.windows import Windows
 from whereformer.errors import InputError
 from whereformer.lab.loading import quiet_transformers
-from whereformer.lab.options import listed_numbers
 from whereformer.lab.provenance import write_results
 from whereformer.lab.score import lm_score
 from whereformer.lab.training.optimizer import build_optimizer, build_schedule

@@ -48,13 +48,13 @@ from typing import Annotated, Any
 
 import torch
 import tyro
+from lists import listed
 from rich.console import Console
 from rich.table import Table
 
 import whereformer
 from whereformer.cli.main import execute, main
 from whereformer.errors import InputError
-from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records
 
@@ -91,7 +91,7 @@ class Kill:
 
     def run(self, console: Console) -> None:
         """Try everything and print the counts."""
-        names = listed("commands", self.commands, ("pretrain", "finetune", "translate", "compare"), spaces=True)
+        names = listed("commands", self.commands, ("pretrain", "finetune", "translate", "compare"))
         import_everything()
         found: dict[str, Any] = {}
         with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,7 @@ from typing import Annotated
 
 import torch
 import tyro
+from lists import listed
 from rich.console import Console
 from side_by_side import SideBySide, show, write_rows
 from torch import Tensor, nn
@@ -31,7 +32,6 @@ from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertMode
 import whereformer
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import execute
-from whereformer.lab.options import listed
 
 LONGEST = 2048
 VOCABULARY = 1000
@@ -101,10 +101,10 @@ class Models(SideBySide):
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)
         rows = []
-        for name in listed("models", self.models, list(MODELS), spaces=True):
+        for name in listed("models", self.models, list(MODELS)):
             torch.manual_seed(0)
             models = MODELS[name](self.layers)
-            for dtype in listed("dtypes", self.dtypes, ["float32", "bfloat16"], spaces=True):
+            for dtype in listed("dtypes", self.dtypes, ["float32", "bfloat16"]):
                 for length in map(int, self.lengths.split(",")):
                     ids = torch.randint(1, VOCABULARY, (max(1, self.tokens // length), length))
                     calls = {key: partial(_call, model, ids, dtype) for key, model in models.items()}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from lists import listed
 from matplotlib.figure import Figure
 from parts import spread as range_of
 from rich.console import Console
@@ -35,7 +36,6 @@ from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
 from whereformer.lab.loading import load
-from whereformer.lab.options import listed
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
@@ -91,8 +91,8 @@ class FromStart:
     def run(self, console: Console) -> None:
         """Make the missing runs, then print and write everything."""
         tasks, names = (
-            listed("tasks", self.tasks, tuple(METRICS), spaces=True),
-            listed("methods", self.methods, METHODS, spaces=True),
+            listed("tasks", self.tasks, tuple(METRICS)),
+            listed("methods", self.methods, METHODS),
         )
         models = [(name, seed) for seed in range(self.seeds) for name in names]
         work = partial(self._scores, tasks=tasks)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from lists import listed
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +33,7 @@ from whereformer.cli.main import execute
 from whereformer.data.parallel import PairFiles
 from whereformer.errors import InputError
 from whereformer.lab.json_files import write_json
-from whereformer.lab.options import find_device, listed
+from whereformer.lab.options import find_device
 from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
@@ -81,11 +82,11 @@ class Translation:
         for file in ("train.parquet", "validation.parquet", self.test):
             if not (self.data / file).is_file():
                 raise InputError("data", f"expected {file} in {self.data}")
-        names = listed("methods", self.methods, [*METHODS, "none"], spaces=True)
+        names = listed("methods", self.methods, [*METHODS, "none"])
         runs = [
             (name, language, seed)
             for seed in range(self.seeds)
-            for language in listed("languages", self.languages, spaces=True)
+            for language in listed("languages", self.languages)
             for name in names
         ]
         for each, scores in spread(self._scores, runs, self.workers, Progress()):
@@ -135,7 +136,7 @@ class Translation:
         left_out = ("data", "out", "methods", "languages", "seeds", "workers")
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         results: dict[str, Any] = {"settings": settings, "languages": {}}
-        for language in listed("languages", self.languages, spaces=True):
+        for language in listed("languages", self.languages):
             methods = results["languages"][language] = {}
             for name in names:
                 methods[name] = {"seeds": {}}

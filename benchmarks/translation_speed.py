@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from lists import listed
 from rich.console import Console
 from rich.table import Table
 from side_by_side import Times, time_by_turns
@@ -27,7 +28,6 @@ from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position
 from whereformer.cli.main import execute
 from whereformer.data.parallel import collate
 from whereformer.errors import InputError
-from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.models.inputs import CACHE
@@ -68,7 +68,7 @@ class Speed:
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)
         known = [*VARIANTS, *(name for name in position_names(for_text=True) if name not in VARIANTS)]
-        names = known if self.methods == "all" else listed("methods", self.methods, known, spaces=True)
+        names = known if self.methods == "all" else listed("methods", self.methods, known)
         names = [BASELINE, *(name for name in names if name != BASELINE)]
         lengths, written = self._numbers("lengths"), self._numbers("written")
         models = {name: self._model(name, max(128, *written) + 1) for name in names}
@@ -92,7 +92,7 @@ class Speed:
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
     def _numbers(self, option: str) -> list[int]:
-        texts = listed(option, getattr(self, option), spaces=True)
+        texts = listed(option, getattr(self, option))
         if not all(text.isdecimal() and int(text) for text in texts):
             raise InputError(f"--{option}: expected numbers, got {getattr(self, option)!r}")
         return [int(text) for text in texts]

@@ -422,14 +422,8 @@ SMOKE_TESTS = {
     )
 }
 HELPERS = {
-    "attention_kinds",
-    "jobs",
-    "attention_peers",
-    "attention_plot",
-    "attention_ways",
-    "goals",
-    "parts",
-    "side_by_side",
+    *("attention_kinds", "attention_peers", "attention_plot", "attention_ways"),
+    *("goals", "jobs", "lists", "parts", "side_by_side"),
 }
 """Files that benchmarks share."""
 

@@ -90,8 +90,8 @@ try:
     main(sys.argv[1:])
 except SystemExit as stop:
     assert stop.code == 2
-print(*(name for name in sys.modules if name.split(".")[0] in ("transformers", "scipy", "matplotlib")))
-print(*(name for name in sys.modules if name.startswith(("whereformer.models", "whereformer.analysis"))))
+slow = "transformers", "scipy", "matplotlib", "typeguard", "whereformer.models", "whereformer.analysis"
+print(*(name for name in sys.modules if name.startswith(slow)))
 """
 
 

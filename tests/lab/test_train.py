@@ -168,9 +168,10 @@ def test_parts_of_a_batch_take_the_step_of_all_of_it():
         torch.testing.assert_close(parted.state_dict()[name], weight, atol=1e-3, rtol=1e-3)
 
 
-def test_a_part_without_a_row_does_not_count():
+def test_a_part_without_a_row_or_a_label_does_not_count():
     def two_rows(step):
-        return {name: each[5:7] for name, each in batches(step).items()}
+        rows = {name: each[5:7] for name, each in batches(step).items()}
+        return {**rows, "labels": rows["labels"].where(torch.tensor([[False], [True]]), -100)}
 
     one = train(model(dropout=0.0), two_rows, plan()).losses
     assert train(model(dropout=0.0), two_rows, plan(accumulate=3)).losses == pytest.approx(one, rel=1e-4)

@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
 from whereformer.errors import InputError
 from whereformer.models.inputs import CACHE
+from whereformer.positions import counting
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import LAYERS, SIZES, of_both_stacks
@@ -357,13 +359,17 @@ def test_dropout_drops_attention_weights():
     for module in bert.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    attach(bert, "tisa")
-    expected = states(bert)
-    bert.train()
-    close(states(bert), expected)
-    for layer in bert.encoder.layer:
-        layer.attention.self.dropout.p = 0.5
-    assert (states(bert) - expected).abs().max() > 1e-2
+    drops = [layer.attention.self.dropout for layer in bert.encoder.layer]
+    for module in drops:
+        module.p = 1.0
+    nothing = states(bert.train())
+    attach(bert.eval(), "tisa")
+    close(states(bert.train()), nothing)
+    expected = states(bert.eval())
+    for p, same in ((0.0, True), (0.5, False)):
+        for module in drops:
+            module.p = p
+        assert torch.allclose(states(bert.train()), expected, atol=1e-4) == same
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -430,10 +436,15 @@ def test_padding_is_not_looked_at():
     torch.testing.assert_close(states(model, inputs), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("position", ["tisa", "tupe", "floater", "t5+fire", "logn"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_causal_models_with_padding_and_a_cache(name, side):
-    model = attach(make(name), "tisa")
+@pytest.mark.parametrize("looks", [True, False])
+def test_causal_models_with_padding_and_a_cache(looks, name, side, position, monkeypatch):
+    monkeypatch.setattr(counting, "can_look", lambda tensor: looks)  # on a GPU it may not
+    model = attach(make(name), position)
+    for parameter in model.whereformer.parameters():
+        nn.init.normal_(parameter, std=0.5)
     ids = torch.randint(3, 50, (2, 10))
     mask = torch.ones_like(ids)
     mask[0, slice(0, 3) if side == "left" else slice(7, 10)] = 0
@@ -709,6 +720,9 @@ def test_loading_what_was_not_attached(tmp_path):
     model.save_pretrained(tmp_path / "lost")
     with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has no 'whereformer.amplitude' of"):
         load_attached(tmp_path / "lost", transformers.AutoModel)
+    for kind in (transformers.RobertaModel, transformers.GPT2Model, nn.Linear):
+        with pytest.raises(InputError, match=rf"^model_class: expected a class .* for 'bert', got {kind.__name__}$"):
+            load_attached(tmp_path / "lost", kind)
     attach(model, "tisa", share_layers=True)
     model.config.whereformer["options"] = {}
     model.save_pretrained(tmp_path / "other")
@@ -855,6 +869,8 @@ def test_models_that_do_not_dispatch(model, caplog):
         (ValueError, "position: Learned acts on the embeddings", "learned", {}),
         (ValueError, "position: Sinusoidal acts on the embeddings", "tisa+sinusoidal", {}),
         (ValueError, r"position: it replaces query \. key", "synthesizer", {}),
+        (ValueError, "num_heads: the model decides on it, and has 2; leave", "tisa", {"num_heads": 4}),
+        (ValueError, "causal: the model decides on it, and has False", "tisa", {"causal": True}),
     ],
 )
 def test_bad_methods(error, message, position, options):
@@ -882,10 +898,9 @@ def test_models_of_text_and_images():
 
 
 def test_bad_models():
-    with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
-        attach(nn.Linear(2, 2), "tisa")
-    with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
-        detach(nn.Linear(2, 2))
+    for change in (detach, partial(attach, position="tisa")):
+        with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
+            change(nn.Linear(2, 2))
     model = make("bert")
     with pytest.raises(ValueError, match=r"^model: no position method is attached to this BertModel$"):
         detach(model)
@@ -897,6 +912,9 @@ def test_bad_models():
         detach(model)
     with pytest.raises(ValueError, match=r"^keep_absolute: BartModel has no positions of a kind"):
         attach(make("bart"), "tisa", keep_absolute=False)
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
+    with pytest.raises(InputError, match=r"^keep_absolute: GPTJModel does not run without its own positions; True ke"):
+        attach(transformers.GPTJModel(transformers.GPTJConfig(**sizes)), "tisa", keep_absolute=False)
     with pytest.raises(ValueError, match=r"^position: the model has T5's biases of its own; 'none' keeps them"):
         attach(make("t5"), "t5")
 

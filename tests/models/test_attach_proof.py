@@ -283,6 +283,13 @@ def test_weights_that_are_not_there_are_not_proven(caplog):
     ]
 
 
+def test_numbers_that_are_none_are_not_proven(caplog):
+    model = make("llama")
+    nn.init.constant_(model.layers[1].self_attn.q_proj.weight, torch.nan)
+    attach(model, "none")
+    assert caplog.messages[0].endswith("attention: LlamaModel: layer layers.1.self_attn computes NaN")
+
+
 def test_a_model_whose_own_attention_does_not_run_is_not_proven(caplog):
     model = make("llama")
     model.config._attn_implementation_internal = "missing"

@@ -199,7 +199,7 @@ def test_weights_are_real(name):
 @pytest.mark.parametrize("name", SOME)
 def test_own_positions_that_cannot_be_switched_off_are_refused(name):
     model = SERVED[name].make()
-    with pytest.raises(InputError, match=r"^keep_absolute: \w+ computes positions in its attention, which stay"):
+    with pytest.raises(InputError, match=r"^keep_absolute: \w+ computes positions in its attention; True keeps"):
         attach(model, "none", keep_absolute=False)
 
 

@@ -100,13 +100,15 @@ def test_the_loss_is_the_cross_entropy_of_the_next_token():
     assert model(ids[:, :1], labels=ids[:, :1]).loss.isnan()  # there is no next token
 
 
-def test_packed_documents_do_not_predict_each_other():
+@pytest.mark.parametrize("told", [True, False])
+def test_packed_documents_do_not_predict_each_other(told):
+    """Without their ids, positions that begin again tell them, as in transformers."""
     model = build(position="rope", sparse_prediction=True)
     rows = [torch.randint(1, 50, (1, length)) for length in (4, 1, 6)]
     packed = torch.cat(rows, 1)
     documents = torch.tensor([[0] * 4 + [1] + [2] * 6])
     places = torch.cat([torch.arange(row.shape[1]) for row in rows])[None]
-    found = model(packed, labels=packed, document_ids=documents, position_ids=places)
+    found = model(packed, labels=packed, document_ids=documents if told else None, position_ids=places)
     alone = torch.cat([model(row, labels=row).logits for row in rows])
     torch.testing.assert_close(found.logits, alone, rtol=1e-9, atol=1e-10)
     targets = torch.cat([row[0, 1:] for row in rows])

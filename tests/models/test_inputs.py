@@ -148,7 +148,7 @@ def language_model(kind):
             ("token_type_ids", IDS),
             ("attention_mask", {}),
             ("position_ids", {}),
-            ("document_ids", {}),
+            ("document_ids", {"floats": LABELS["floats"]}),
             ("inputs_embeds", EMBEDDED),
             ("labels", LABELS),
         )

@@ -497,6 +497,15 @@ def test_a_tracker_that_is_not_installed_is_one_line(capsys, tmp_path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tracker_that_lacks_a_login_is_one_line(text, capsys, tmp_path, monkeypatch):
+    def init(**_):
+        raise RuntimeError("api_key not configured (no-tty);\ncall wandb.login")
+
+    toy_tracker(monkeypatch, "wandb").init = init
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, "--report-to=wandb")
+    assert message.endswith("--report-to: wandb does not begin: api_key not configured (no-tty); call wandb.login")
+
+
 @pytest.mark.parametrize(("blocks", "padding"), [("4", 0), ("2x3-2-2", 3), ("1-1", 1)])
 def test_the_padding_that_truncation_drops(blocks, padding):
     config = EncoderConfig(blocks=blocks)

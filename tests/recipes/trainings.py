@@ -2,7 +2,7 @@
 
 import sys
 from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import torch
 from safetensors.torch import load_file
@@ -41,28 +41,13 @@ def toy_tracker(monkeypatch, name):
     """
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None)
-    module.names, module.logs, module.config = [], {}, {}
-    module.run = module.context_vars = None
+    module.names, module.logs, module.run = [], {}, None
 
-    def init(project, name=None, **others):
+    def init(project, name):
         module.names.append(name)
-        module.config = SimpleConfig()
-        module.run = SimpleNamespace(name=name, summary={}, _label=lambda code: None)
+        module.run = name
 
-    def finish():
-        module.run = None
-
-    module.init, module.finish = init, finish
-    module.log = lambda logs: module.logs.setdefault(module.run.name, []).append(logs)
-    module.context_vars = SimpleNamespace(current_space_id=SimpleNamespace(get=lambda: None))
-    configs = ModuleType("wandb.sdk.lib.config_util")
-    configs.ConfigError = type("ConfigError", (Exception,), {})
-    for key, each in {name: module, **dict.fromkeys(("wandb.sdk", "wandb.sdk.lib"), configs)}.items():
-        monkeypatch.setitem(sys.modules, key, each)
-    monkeypatch.setitem(sys.modules, configs.__name__, configs)
+    module.init, module.finish = init, lambda: vars(module).update(run=None)
+    module.log = lambda logs: module.logs.setdefault(module.run, []).append(logs)
+    monkeypatch.setitem(sys.modules, name, module)
     return module
-
-
-class SimpleConfig(dict):
-    def update(self, values, allow_val_change):
-        super().update(values)

@@ -7,9 +7,9 @@ import dataclasses
 import inspect
 import itertools
 import re
+import sys
 from functools import cache, partial
 from pathlib import Path
-from textwrap import dedent
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -144,6 +144,8 @@ def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     if not flag.startswith("-"):  # a word without a flag
         shown = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else f"[{flag}]" if default is None else flag
         said.append(tyro.conf.Positional)
+    if get_origin(inner) in (tuple, UnionType):  # tyro would import typeguard to check the default
+        inner = Annotated[object, ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(inner, set()))]
     return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
 
 
@@ -156,7 +158,7 @@ def _with_commas(kind: type, metavar: str | None) -> Any:
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [",".join(f"{x:g}" if kind is float else str(x) for x in value)],
     )
-    return Annotated[tuple[kind, ...], spec]  # type: ignore[valid-type]
+    return Annotated[object, spec]  # of a tuple, tyro would check the default, as below
 
 
 def _metavar(kind: Any, named: str | None) -> str | None:
@@ -174,8 +176,8 @@ def _documentation(kind: type) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, as one line."""
     found = {}
     for base in reversed(kind.__mro__[:-1]):
-        tree = ast.parse(dedent(inspect.getsource(base))).body[0]
-        assert isinstance(tree, ast.ClassDef)
+        module = ast.parse(inspect.getsource(sys.modules[base.__module__]))  # much faster than to find the class's own
+        tree = next(each for each in ast.walk(module) if isinstance(each, ast.ClassDef) and each.name == base.__name__)
         for field, below in itertools.pairwise(tree.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, shown
@@ -69,38 +67,6 @@ def check_positive(settings: Any, *names: str) -> None:
         if value is not None and not 0 < value <= MOST_RATE:
             expected = f"at most {MOST_RATE:g}" if MOST_RATE < value < float("inf") else "a positive number"
             raise InputError(name, f"expected {expected}, got {shown(value)}")
-
-
-def listed(field: str, text: str, known: Sequence[str] | None = None, *, spaces: bool = False) -> tuple[str, ...]:
-    """Split a comma-separated list into its distinct parts, without spaces, or with those inside them if ``spaces``.
-
-    Raises:
-        InputError: if there are none, or one is not among ``known``, if that is given.
-    """
-    parts = tuple(
-        dict.fromkeys(part.strip() if spaces else "".join(part.split()) for part in text.split(",") if part.strip())
-    )
-    if not parts:
-        raise InputError(field, "expected at least one, got none")
-    for part in parts:
-        if known is not None and part not in known:
-            raise InputError(field, f"expected {', '.join(known)}, got {part!r}")
-    return parts
-
-
-def listed_numbers(field: str, text: str, low: int, high: int) -> list[int]:
-    """Split a comma-separated list of whole numbers within bounds, ends included, into the distinct ones, in order.
-
-    Raises:
-        InputError: if there are none, or one is something else.
-    """
-    found = []
-    for part in listed(field, text, spaces=True):  # so that "1 3" is not 13
-        # More digits than Python reads would be an error of another kind.
-        if not re.fullmatch("[0-9]{1,18}", part) or not low <= int(part) <= high:
-            raise InputError(field, f"expected numbers from {low} to {high} separated by commas, got {shown(part)}")
-        found.append(int(part))
-    return list(dict.fromkeys(found))
 
 
 def parsed_options(text: str | None) -> dict[str, Any]:

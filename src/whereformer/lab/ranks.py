@@ -137,18 +137,6 @@ def gather(value: Value) -> list[Value]:
     return found
 
 
-def totals(values: Sequence[int]) -> list[int]:
-    """Return the sum of each value over all processes."""
-    if size() == 1:
-        return list(values)
-    import torch
-    from torch import distributed
-
-    sums = torch.tensor(values, dtype=torch.int64)
-    distributed.all_reduce(sums, group=_joined["group"])
-    return sums.tolist()
-
-
 def share(items: Sequence[Value]) -> Sequence[Value]:
     """Return this process's part of some items: every ``size()``-th."""
     return items[rank() :: size()]

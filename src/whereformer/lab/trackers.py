@@ -32,6 +32,9 @@ def reporting(tracker: str, folder: Path, name: str = "") -> Iterator[Callable[[
         tracker: "tensorboard", which writes files; "trackio" or "wandb", whose functions are the same; or "none".
         folder: the folder of the results, after which a run is named.
         name: the name of the training in it, if there are several.
+
+    Raises:
+        InputError: for ``report_to``, if trackio or wandb does not begin.
     """
     if tracker == "none" or not ranks.is_main():
         yield lambda step, values: None
@@ -57,7 +60,10 @@ def reporting(tracker: str, folder: Path, name: str = "") -> Iterator[Callable[[
         return
     module = import_module(tracker)
     project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
-    module.init(project=project, name="-".join(part for part in (folder.resolve().name, name) if part))
+    try:
+        module.init(project=project, name="-".join(part for part in (folder.resolve().name, name) if part))
+    except Exception as error:  # it has errors of its own, as of a login that is missing
+        raise InputError("report_to", f"{tracker} does not begin: {error}") from error
     try:
         yield lambda step, values: module.log({**values, "step": step})
     finally:

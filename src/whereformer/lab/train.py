@@ -310,7 +310,7 @@ class _Parts(Dataset[Any]):
 
     The loss of a part is the mean over its labels. Times its share, and with the mean over processes that
     DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none. A
-    part without a row is the first row, which does not count.
+    part without a label, whose mean is no number, reads a row that has one, and counts nothing.
     """
 
     batches: Callable[[int], Batch]
@@ -327,8 +327,9 @@ class _Parts(Dataset[Any]):
         for at in range(self.rank, self.ranks * self.accumulate, self.ranks):
             part = {name: each[at :: self.ranks * self.accumulate] for name, each in batch.items()}
             share = _labels(part) * self.ranks / _labels(batch)
-            if not len(part["labels"]):  # it reads a row that counts nothing
-                part = {name: each[:1] for name, each in batch.items()}
+            if not share:
+                row = max(range(len(batch["labels"])), key=lambda row: int(_labels({"labels": batch["labels"][row]})))
+                part = {name: each[[row] * max(1, len(part["labels"]))] for name, each in batch.items()}
             parts.append((share, self.collate(part)))
         return parts
 

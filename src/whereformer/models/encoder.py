@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import InputError
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..positions import Position, Site, build_position
+from ..positions.counting import places_of
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .checks import check_positions, check_shape, embedded_tokens, looked_up
+from .checks import check_positions, check_shape, embedded_tokens, looked_up, whole_numbers
 from .config import EncoderConfig
 from .devices import OneDeviceModel, fetched
 from .inputs import EncoderInputs, asks_for, takes
@@ -173,7 +175,7 @@ class Encoder(EncoderPreTrainedModel):
                 moves so that all neighbors are equally far apart; methods with a score for that distance (shaw, t5,
                 rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
-                that start again with each document.
+                that start again with each document. In a causal model they are enough, if there is no attention_mask.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
                 attention weights (batch, heads, n, n). If gradients are on, the weights have them, and the reference
                 backend computes the output from them.
@@ -225,13 +227,13 @@ class Encoder(EncoderPreTrainedModel):
         """Check what attention needs to know about the tokens, and return where they attend to one another."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
-        documents = inputs.get("document_ids")
-        given = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": documents}
+        given = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": inputs.get("document_ids")}
         for name, ids in given.items():
             if ids is not None:
                 check_shape(name, ids, shape)
         if positions is not None:
             check_positions("position_ids", positions, batch, length)
+        documents = self.documents(batch, attention_mask, inputs)
         if documents is not None and len(self.blocks) > 1:
             raise InputError("document_ids", "pooling would mix the documents of a row; give each a row of its own")
         if self.config.segments != "attention":
@@ -255,16 +257,29 @@ class Encoder(EncoderPreTrainedModel):
             starts=starts,
         )
 
+    def documents(self, batch: int, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
+        """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
+
+        As in transformers, positions tell documents apart only without a mask, which says where positions may repeat.
+        """
+        documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
+        if documents is not None:
+            return whole_numbers("document_ids", documents)
+        if positions is None or attention_mask is not None or not self.config.causal:
+            return None
+        at = positions if positions.is_floating_point() else positions.long()
+        begins = at[..., 1:] <= at[..., :-1]
+        if can_look(begins) and not begins.any():
+            return None
+        return functional.pad(begins, (1, 0)).cumsum(-1).expand(batch, -1)
+
     def _positions(self, input_ids: Tensor | None, length: int) -> PositionsLike:
         """Return the positions of tokens where none are given."""
         every = Positions(0, 1, length)
         if input_ids is None or self.config.count_padding:
             return every
-        real = input_ids != self.config.pad_token_id
-        # Padding on the right moves no token. Elsewhere than on the CPU, looking would stall the device.
-        if can_look(real) and not (real[:, 1:] & ~real[:, :-1]).any():
-            return every
-        return (real.cumsum(1) - 1).clamp(min=0)
+        places = places_of(input_ids != self.config.pad_token_id)
+        return every if places is None else places
 
 
 class _Run:

@@ -91,7 +91,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
         """Encode, predict and, with labels, compute the loss."""
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
         states = encoded.last_hidden_state
-        hidden, labels = self.targets(states, labels, attention_mask, inputs.get("document_ids"))
+        documents = self.encoder.documents(len(states), attention_mask, inputs)
+        hidden, labels = self.targets(states, labels, attention_mask, documents)
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
         return self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)

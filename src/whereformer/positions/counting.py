@@ -7,7 +7,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kernels.terms import Positions, position_values
+from ..kernels.tracing import can_look
 from .site import Site
+
+
+def places_of(real: Tensor) -> Tensor | None:
+    """Return the number of real tokens before each one, (batch, n); None if these are 0 .. n - 1 for all that are real.
+
+    Elsewhere than on the CPU, looking would stall the device.
+    """
+    if can_look(real) and not (real[:, 1:] & ~real[:, :-1]).any():
+        return None
+    return (real.cumsum(1) - 1).clamp(min=0)
 
 
 def visible_keys(site: Site, *, causal: bool, device: torch.device) -> Tensor:

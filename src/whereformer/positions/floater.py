@@ -195,7 +195,7 @@ class Floater(Position):
 
     def prepare_for(self, site: Site, prepared: list[Tensor] | None = None) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
-        length = max(self._length(site.queries), self._length(site.rotated_keys))
+        length = site.end or max(self._length(site.queries), self._length(site.rotated_keys))
         made = self.prepare() if prepared is None else prepared
         # "len" would fix the length of an exported program.
         if not made or made[0].shape[0] < length:

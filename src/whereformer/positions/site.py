@@ -29,6 +29,7 @@ class Site:
         query_segments, key_segments: (batch, n_q) and (batch, n_k) token types, for models whose scores depend on them.
         starts: (batch, n), True = the first real token of its document, where documents and segments ask for it.
         new_keys: positions of the keys that ``rotate`` gets, if the others wait in a cache; None: all.
+        end: what no position reaches; None: not known of positions in tensors.
         dropped: the number of real tokens before the first key, (batch or 1, 1) or the same for all rows: a cache that
             slides has dropped their keys. Methods that count keys count them.
     """
@@ -47,6 +48,7 @@ class Site:
     key_segments: Tensor | None = None
     starts: Tensor | None = None
     new_keys: PositionsLike | None = None
+    end: int | None = None
     dropped: Tensor | int = 0
 
     @property

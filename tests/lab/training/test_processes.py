@@ -161,23 +161,6 @@ main()
 """
 
 
-IN_THE_SECOND_RUN = """
-import os, signal
-from whereformer.__main__ import main
-from whereformer.recipes.finetune import Finetune
-
-real = Finetune.predict
-
-def predict(self, model, rows):
-    if os.environ["RANK"] == "1" and model.encoder.config.position != "learned":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, model, rows)
-
-Finetune.predict = predict
-main()
-"""
-
-
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 # "GPU" only means that it starts as many processes as it is told to.
 ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]

@@ -56,15 +56,6 @@ PRINTED = {
     **dict(zip(HUES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), strict=True)),
 }
 """The page's light colors, for figures that are saved as files."""
-PRINT = {name: PRINTED.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()} | {
-    "axes.prop_cycle": cycler(color=[PRINTED[hue] for hue in HUES]),
-    "figure.facecolor": "white",
-    # Merging hundreds of images into one takes ten times as long.
-    "image.composite_image": False,
-    "savefig.facecolor": "white",
-    "savefig.dpi": 144,
-    "svg.fonttype": "path",
-}
 
 
 @dataclass(frozen=True)
@@ -136,25 +127,6 @@ def _svg(width: int, height: int, paint: Callable[[Figure], None]) -> str:
 def as_file(width: int, height: int, paint: Callable[[Figure], None]) -> str:
     """Let ``paint`` fill a figure, and return an SVG file of it in the page's light colors, on nothing."""
     return re.sub(r"#0000\w\w", lambda color: PRINTED.get(color[0], color[0]), _svg(width, height, paint))
-
-
-def printed(stem: str, width: int, height: int, paint: Callable[[Figure], None]) -> dict[str, bytes]:
-    """Let ``paint`` fill a figure, and return the contents of a PNG and an SVG file, dark on white, by name.
-
-    Args:
-        stem: the files' name without suffix.
-        width, height: in points; the PNG has two pixels per point.
-        paint: fills the empty figure that it is given. It must use hues C0 to C5 and otherwise the style's colors.
-    """
-    files = {}
-    with style.context(["default", PRINT]):
-        figure = Figure(figsize=(width / 72, height / 72))
-        paint(figure)
-        for ending, metadata in (("png", {}), ("svg", {"Date": None})):
-            file = io.BytesIO()
-            figure.savefig(file, format=ending, metadata=metadata)
-            files[f"{stem}.{ending}"] = file.getvalue()
-    return files
 
 
 def _inline(text: str, name: str, label: str) -> Markup:

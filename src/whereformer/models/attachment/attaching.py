@@ -51,8 +51,9 @@ def attach(
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
             if it computes something else. A model that computes with its mask then gets transformers' own masks.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
-            is the model's ``max_position_embeddings`` by default. Methods for images get the sides of the model's grid
-            of patches, and the number of tokens before it.
+            is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
+            masks that show later tokens. Methods for images get the sides of the model's grid of patches, and the
+            number of tokens before it.
 
     Returns:
         The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
@@ -127,11 +128,13 @@ def _attach(
             "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
         )
     stacks = [Stack(stack, own, position, position_options) for stack, own in grouped]
+    beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
-        raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention, which stay")
+        raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
     own = [] if keep_absolute else switches(model)
     if not (keep_absolute or own):
-        raise InputError("keep_absolute", f"{type(model).__name__} has no positions of a kind that can be switched off")
+        kind = f"{type(model).__name__} has no positions of a kind that can be switched off"
+        raise InputError("keep_absolute", f"{kind}; {beside}")
 
     for switch_off in own:
         switch_off(undo)
@@ -141,7 +144,13 @@ def _attach(
     for stack in stacks:
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
-    arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
+    try:
+        arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
+    except InputError as error:
+        if not own:
+            raise
+        reason = f"{type(model).__name__} does not run without its own positions; {beside}"
+        raise InputError("keep_absolute", reason) from error
     if len(arrived) < sum(len(stack.calls) for stack in stacks):
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
     for stack in stacks:
@@ -205,7 +214,7 @@ class Stack:
         if not isinstance(getattr(config, "hidden_size", None), int):
             raise InputError("model", f"{type(stack).__name__} has no one hidden_size for all its layers")
         sizes = {
-            "hidden_size": config.hidden_size,
+            **dict.fromkeys(("hidden_size", "embedding_size"), config.hidden_size),
             "num_heads": calls[0].num_heads,
             "head_dim": calls[0].head_dim,
             "num_layers": len(calls),
@@ -214,6 +223,9 @@ class Stack:
             "initializer_range": getattr(config, "initializer_range", None) or 0.02,
             "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
         }
+        for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
+            if option != "causal" or options[option] is not False:
+                raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
         grid = grid_options(config, calls[0].n_q, name)
         self.position = build_position(name, **{**sizes, **grid, **options})
         if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(

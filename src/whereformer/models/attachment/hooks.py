@@ -37,18 +37,23 @@ class StackForward:
         self.placed = placed
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
-        self.kept: tuple[PositionsLike, PositionsLike, Any] | None = None
+        self.kept: tuple[PositionsLike, PositionsLike, Tensor | None, Any] | None = None
 
-    def prepare_for(self, site: Site) -> Site:
-        """Return the site with what the method computes once for all layers; the first layer that asks computes it."""
+    def prepare_for(self, asked: RequestedMask, site: Site) -> Site:
+        """Return the site with what the method computes once for all layers; the first layer that asks computes it.
+
+        A method that counts from the start of a row counts the real tokens, as ``position_ids`` do in generation.
+        """
+        key = site.queries, site.keys, asked.real
+        site = site if self.position.shift_invariant else asked.counted(site)
         if not self.share:
             return site
         # Reentrant checkpointing runs layers without gradients first, and later again with gradients.
         with_gradients = torch.is_grad_enabled()
         if self.prepared is None or self.prepared[0] != with_gradients:
             self.prepared, self.kept = (with_gradients, self.position.prepare()), None
-        if self.kept is None or self.kept[:-1] != (site.queries, site.keys):
-            self.kept = site.queries, site.keys, self.position.prepare_for(site, self.prepared[1])
+        if self.kept is None or self.kept[:2] != key[:2] or self.kept[2] is not asked.real:
+            self.kept = *key, self.position.prepare_for(site, self.prepared[1])
         return replace(site, shared=self.kept[-1])
 
 

@@ -84,8 +84,8 @@ def attend(
         layer.check(asked, query.shape[2], asked.n_k)
         position = layer.forward.position
         with fetched(position):
-            site = replace(layer.forward.prepare_for(site), layer=layer.layer)
-            hooked = position.apply_hooks(layer.hidden, query, key, value, site)
+            own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
+            hooked = position.apply_hooks(layer.hidden, query, key, value, own)
         query, key, value, terms = hooked  # type: ignore[assignment]  # attached methods keep query . key
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
@@ -95,7 +95,7 @@ def attend(
         **site.options(query),
         "softcap": options.get("softcap"),
         "sinks": _sinks(options),
-        "dropout_p": dropout,
+        "dropout_p": dropout % 1,
     }
     with_weights = options.get("output_attentions", None if layer is None else layer.with_weights)
     if with_weights is None:
@@ -105,6 +105,8 @@ def attend(
         out, weights = attention_and_weights(query, key, value, terms, **call)
     else:
         out = attention(query, key, value, terms, **call)
+    if dropout == 1:  # every weight is dropped, which our attention refuses
+        out, weights = out * 0, None if weights is None else weights * 0
     return out.transpose(1, 2).contiguous(), weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...positions import Site
+from ...positions.counting import places_of
 
 
 class RequestedMask(NamedTuple):
@@ -81,6 +83,15 @@ class RequestedMask(NamedTuple):
             key_documents=self.documents,
             dropped=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
         )
+
+    def counted(self, site: Site) -> Site:
+        """Return the site at positions that count real tokens alone."""
+        places = None if self.real is None else places_of(self.real)
+        if places is None:
+            return site
+        assert isinstance(site.queries, Positions)
+        end = places.shape[1]
+        return replace(site, queries=places[:, end - site.queries.length :], keys=places[:, end - self.n_k :], end=end)
 
     def hides_later_keys(self, n_q: int) -> bool:
         """Whether none of the queries, which are the last tokens, sees a later key."""

@@ -110,7 +110,10 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
                     for module, name in layers.items():
                         module.register_forward_hook(partial(remember, name))
                     example, finals = run_any(model, ROWS, LENGTH, cached=True, before=outputs.clear)
-                return _Run(calls, example, window, layers, outputs, dict(_tensors(finals)))
+                lost = [name for name, output in outputs if output.isnan().all()]
+                if not lost:
+                    return _Run(calls, example, window, layers, outputs, dict(_tensors(finals)))
+                reason = f"layer {lost[0]} computes NaN"
             except InputError as error:
                 reason = error.reason
     # It may be missing what its own attention needs, such as a GPU.

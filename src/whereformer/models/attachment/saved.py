@@ -39,8 +39,9 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
         options: options of ``from_pretrained``.
 
     Raises:
-        ValueError: if nothing was attached when the model was saved, a parameter of the method is missing, or the sizes
-            in the configuration are not those of the weights, which is found before memory is taken.
+        ValueError: if nothing was attached when the model was saved, the class is of another architecture, a parameter
+            of the method is missing, or the sizes in the configuration are not those of the weights, which is found
+            before memory is taken.
         OSError: if there is no such checkpoint, or it is not in safetensors.
     """
     hub = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
@@ -129,6 +130,10 @@ def _check_sizes(
         # In an untrusted file, anything can stand anywhere.
         reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
+    own = getattr(model_class, "config_class", config)  # an auto class has none
+    if not hasattr(model_class, "from_pretrained") or own.model_type != config.model_type:
+        name = getattr(model_class, "__name__", shown(model_class))
+        raise InputError("model_class", f"expected a class of transformers for {config.model_type!r}, got {name}")
     for name, value in config.to_dict().items():
         if re.search(r"layers?$", name) and type(value) is int and value > len(header):
             raise InputError(name, f"the checkpoint has {len(header)} tensors, too few for {value} layers")
