@@ -124,7 +124,7 @@ class Table:
             first = next(self._cells(), [])
             names = first if self.header else [str(place) for place in range(1, len(first) + 1)]
         else:
-            names = self._schema.names
+            names = self._arrow_schema.names
         [(name, count), *_] = Counter(names).most_common(1) or [("", 0)]
         if count > 1:
             raise InputError(self.field, f"{self.file} has more than one column {shown(name)}")
@@ -146,7 +146,7 @@ class Table:
                 if wanted in texts:
                     break
         elif self._kind in (".parquet", ".arrow"):
-            texts = [column.name for column in self._schema if _is_text(column.type)]
+            texts = [column.name for column in self._arrow_schema if _is_text(column.type)]
         if wanted in texts:
             return wanted
         if asked is None and len(texts) == 1:
@@ -232,7 +232,7 @@ class Table:
                 yield row
 
     @cached_property
-    def _schema(self) -> pa.Schema:
+    def _arrow_schema(self) -> pa.Schema:
         with reading(self.field, self.file):
             if self._kind == ".parquet":
                 return parquet.read_schema(self.file)

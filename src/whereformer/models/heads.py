@@ -91,7 +91,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         """Encode, predict and, with labels, compute the loss."""
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
         states = encoded.last_hidden_state
-        documents = self.encoder.documents(len(states), attention_mask, inputs)
+        documents = self.encoder.documents(states.shape[0], attention_mask, inputs)
         hidden, labels = self.targets(states, labels, attention_mask, documents)
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
