@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -222,7 +223,7 @@ class _State:
                 with nullcontext() if wide else torch.autocast(self.device.type, torch.bfloat16):
                     loss = self.wrapped(**inputs).loss
                 if share is not None:
-                    loss = loss * share.to(self.device, non_blocking=True)
+                    loss = loss * share
                 loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
@@ -319,25 +320,24 @@ class _Parts(Dataset[Any]):
     rank: int
     ranks: int
 
-    def __getitem__(self, step: int) -> list[tuple[Tensor | None, Batch]]:
+    def __getitem__(self, step: int) -> list[tuple[float | None, Batch]]:
         batch = self.batches(step)
         if self.ranks * self.accumulate == 1:
             return [(None, self.collate(batch))]
-        parts: list[tuple[Tensor | None, Batch]] = []
+        parts: list[tuple[float | None, Batch]] = []
         for at in range(self.rank, self.ranks * self.accumulate, self.ranks):
             part = {name: each[at :: self.ranks * self.accumulate] for name, each in batch.items()}
-            share = _labels(part) * self.ranks / _labels(batch)
+            share = _labels(part["labels"]) * self.ranks / _labels(batch["labels"])
             if not share:
-                row = max(range(len(batch["labels"])), key=lambda row: int(_labels({"labels": batch["labels"][row]})))
+                row = max(range(len(batch["labels"])), key=lambda row: _labels(batch["labels"][row]))
                 part = {name: each[[row] * max(1, len(part["labels"]))] for name, each in batch.items()}
             parts.append((share, self.collate(part)))
         return parts
 
 
-def _labels(batch: Batch) -> Tensor:
-    """Count the labels of a batch. Numbers to predict may be any."""
-    labels = batch["labels"]
-    return torch.tensor(labels.numel()) if labels.is_floating_point() else (labels != IGNORED).sum()
+def _labels(labels: Tensor) -> int:
+    """Count labels. Numbers to predict may be any."""
+    return labels.numel() if labels.is_floating_point() else int(np.count_nonzero(labels.numpy() != IGNORED))
 
 
 def _loader(

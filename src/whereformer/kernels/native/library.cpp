@@ -117,9 +117,6 @@ EXPORT int whereformer_supports(const char* level) {
   return std::strcmp(level, "base") == 0 || has(level);
 }
 
-// The size of the struct of a call
-EXPORT int64_t whereformer_call_bytes() { return sizeof(Call); }
-
 // Computes a call. Returns 0; 1 if there was no memory; 2 if the struct is not this library's.
 EXPORT int whereformer_attention(const Call* call) {
   if (call->bytes != (int64_t)sizeof(Call) || call->level < 0 || call->level >= (int64_t)levels().size()) return 2;

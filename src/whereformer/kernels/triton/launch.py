@@ -198,19 +198,25 @@ def _terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums]) -> Term
             continue
         n, length = call.n_k if name == "query_table" else call.n_q, table.shape[1]
         found[name] = None if rows is None else call.value.new_empty(batch, heads, n, length, dtype=torch.float32)
+        size = _rows_of(table)
         launch(
             products,
-            batch * heads * cdiv(n, SUMS_ROWS) * (SUMS_ROWS // PREPARED_ROWS),
+            batch * heads * cdiv(n, SUMS_ROWS) * (SUMS_ROWS // size["ROWS"]),
             row_matrix(rows),
             table_matrix(table, call),
             found[name],
             sums[name].rows if name in sums else None,
             *(scale, 1.0 if name == "value_table" else LOG2E, n, heads, length),
-            BLOCK=32 if length <= 32 else 64,
             PRECISION=precision_of(call),
-            num_warps=4,
+            **size,
         )
     return terms_of(call, found)
+
+
+def _rows_of(table: Tensor) -> dict[str, int]:
+    """Return how many rows of the table's width a program reads at once, which fit into 99 KiB in float32."""
+    width = table.shape[2]
+    return {"ROWS": 64 if width <= 64 else 32 if width <= 128 else 16, "num_warps": 4 if width <= 64 else 8}
 
 
 def _fill(call: Call, out: Tensor, norm: Tensor) -> None:
@@ -378,7 +384,7 @@ class _Backward:
             out,
             *(scale, n, heads, length),
             PRECISION=precision_of(self.call),
-            num_warps=4,
+            **_rows_of(table),
         )
         self.gradients[name] = out.sum(0) if len(table) == heads else out.sum((0, 1)).unsqueeze(0)
 

@@ -6,16 +6,12 @@ import triton
 import triton.language as tl
 
 from .offsets import SUMS_ROWS, SUMS_WIDTH
-from .prepare import ROWS
 from .tiles import BatchHead, load
 
 
 @triton.jit(do_not_specialize=["n", "heads", "length"])
-def products(rows, table, out, zeros, scale, times, n, heads, length, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """Multiply ROWS rows of one head, times ``scale``, with all vectors of a table, times ``times``.
-
-    Fill the rows' sums by offset with zeros.
-    """
+def products(rows, table, out, zeros, scale, times, n, heads, length, ROWS: tl.constexpr, PRECISION: tl.constexpr):
+    """Multiply ROWS rows of one head with all vectors of a table, and fill the rows' sums by offset with zeros."""
     blocks = tl.cdiv(n, SUMS_ROWS) * (SUMS_ROWS // ROWS)
     program = tl.program_id(0)
     place = BatchHead(program // blocks // heads, program // blocks % heads)
@@ -24,10 +20,10 @@ def products(rows, table, out, zeros, scale, times, n, heads, length, BLOCK: tl.
     row = first_row + tl.arange(0, ROWS)[:, None]
     if out is not None:
         r = load(rows, place, first_row, n, ROWS).to(tl.float32) * scale  # [ROWS, width]
-        for first in range(0, length, BLOCK):
-            vectors = load(table, place, first, length, BLOCK).to(tl.float32) * times  # [BLOCK, width]
-            found = tl.dot(r, tl.trans(vectors), input_precision=PRECISION)  # [ROWS, BLOCK]
-            column = first + tl.arange(0, BLOCK)[None, :]
+        for first in range(0, length, ROWS):
+            vectors = load(table, place, first, length, ROWS).to(tl.float32) * times  # [ROWS, width]
+            found = tl.dot(r, tl.trans(vectors), input_precision=PRECISION)  # [ROWS, ROWS]
+            column = first + tl.arange(0, ROWS)[None, :]
             at = out + (head * n + row) * length + column
             tl.store(at, found, mask=(row < n) & (column < length))
     if zeros is not None:
@@ -38,7 +34,7 @@ def products(rows, table, out, zeros, scale, times, n, heads, length, BLOCK: tl.
 
 
 @triton.jit(do_not_specialize=["n", "heads", "length"])
-def table_gradients(rows, ends, sums, out, scale, n, heads, length, PRECISION: tl.constexpr):
+def table_gradients(rows, ends, sums, out, scale, n, heads, length, ROWS: tl.constexpr, PRECISION: tl.constexpr):
     """Compute what one head contributes to SUMS_WIDTH vectors of a table's gradient, or to the first and the last.
 
     With the sums s by offset and the rows r that the table's vectors meet, dT[o] = sum_i s[i, o] * r[i].
