@@ -85,7 +85,7 @@ def check_call(shapes: dict[str, Any], given: dict[str, Any], result: Any) -> No
         if isinstance(given.get("terms"), Sequence):
             check_terms(given["terms"])
         if isinstance(result, tuple) and result and all(isinstance(each, Term) for each in result):
-            keys = given["place"].keys
+            keys = given["site"].keys
             bind(n_k=keys.length if isinstance(keys, Positions) else keys.shape[-1])
             check_terms(result)
 
