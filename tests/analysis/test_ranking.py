@@ -81,6 +81,7 @@ def test_a_method_on_the_plateau_of_none_has_no_rank():
     losses = {"none": [windows(5.0)], "learned": [windows(5.05, seed=1)], "rope": [windows(3.0, seed=2)]}
     rows, told = ranked(**losses)
     assert rows == [("rope", 1), ("none", 2), ("learned", None)]
+    assert told[0].startswith("Too few steps to choose: rope leads")
     assert told[1].startswith("learned is not yet learning: the loss is not clearly lower than that of none.")
     assert "--steps 4" in told[1]
     # Causal models learn order without positions, too.

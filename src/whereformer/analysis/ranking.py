@@ -189,7 +189,7 @@ def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> l
 
 
 def _verdict(ranking: Ranking, baseline: str, guessing: float, steps: int) -> str:
-    """Return the result in one sentence. It names no method that more steps may put behind another."""
+    """Return the result in one sentence. It names no winner that more steps may put behind another method."""
     rows = ranking.ranked
     if rows[0].loss >= guessing:
         return "No method predicts better than guessing by frequency yet; train longer."
@@ -201,6 +201,7 @@ def _verdict(ranking: Ranking, baseline: str, guessing: float, steps: int) -> st
     if len(best) == len(rows):
         return "The methods can't be told apart; train longer or with more seeds."
     rivals = [row.position for row in rows if any((name, row.position) in ranking.unsettled for name in best)]
+    rivals += ranking.waiting  # their curves tell nothing yet
     if rivals:
         lead = f"{listed(best)} {'leads' if len(best) == 1 else 'lead'} after {steps:,} steps"
         more = f"Train longer: --steps {AHEAD * steps}."

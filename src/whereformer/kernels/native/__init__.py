@@ -75,7 +75,6 @@ class Native(Backend):
         wants_lse = call.wants_lse
 
         def again(*tensors: Tensor) -> Results:
-            # The functions of torch that take least time.
             output = tensors[value].new_empty_strided(size, strides)
             kept = tensors[value].new_empty(numbers, dtype=wide)
             run(fields, places, (*tensors, output, kept), tensors[seed] if seed >= 0 else None)
