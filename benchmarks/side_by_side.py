@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peak import peak_memory
 from rich.console import Console
 from torch import nn
 
-from whereformer.lab.memory import peak_memory
 from whereformer.lab.provenance import write_results
 
 

@@ -12,13 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .kernels import (
-        attention,
-        attention_varlen,
-        attention_weights,
-        explain,
-        merge_attention,
-    )
+    from .kernels import attention, attention_varlen, attention_weights, explain, merge_attention
     from .kernels.terms import (
         DenseBias,
         DistanceDecay,

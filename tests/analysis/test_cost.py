@@ -7,12 +7,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import whereformer
+from benchmarks.peak import peak_memory
 from whereformer import positions
 from whereformer.analysis import cost, count_parameters
 from whereformer.cli.main import main
 from whereformer.kernels import FactorPair, attention, blockwise
 from whereformer.kernels.call import make_call
-from whereformer.lab.memory import peak_memory
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, layers, parse_blocks
 from whereformer.positions import Position
 
@@ -342,7 +342,6 @@ def test_the_command_prints_and_writes_the_same_numbers(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
 
 
-@pytest.mark.slow
 def test_the_command_counts_a_preset(tmp_path):
     """Options that differ from their defaults win over it."""
     out = tmp_path / "cost.json"

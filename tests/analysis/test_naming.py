@@ -5,12 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.analysis.test_fit import offsets_of
 from whereformer.analysis.naming import BLIND, RULES, name_heads
 from whereformer.analysis.toeplitz import from_diagonals
-
-
-def offsets(n):
-    return torch.arange(1 - n, n, dtype=torch.float64)
 
 
 def names(curve):
@@ -30,7 +27,7 @@ CURVES = {
 @pytest.mark.parametrize("n", [32, 100, 400])
 @pytest.mark.parametrize("name", CURVES)
 def test_curves_have_their_names(name, n):
-    assert names(CURVES[name](offsets(n)).double()) == [name]
+    assert names(CURVES[name](offsets_of(n)).double()) == [name]
 
 
 def test_every_name_has_its_rule():
@@ -39,12 +36,12 @@ def test_every_name_has_its_rule():
 
 
 def test_one_side_is_local_too():
-    k = offsets(128)
+    k = offsets_of(128)
     assert names(torch.where(k < 0, 2 * torch.exp(-0.02 * k**2), 0.0)) == ["local window"]
 
 
 def test_two_neighbors_are_a_window_and_no_token():
-    k = offsets(64)
+    k = offsets_of(64)
     assert names(4.0 * (k.abs() == 1)) == ["local window"]
 
 
@@ -56,7 +53,7 @@ def test_places_rather_than_distances_are_mixed():
 
 
 def test_rows_may_have_constants():
-    curve = CURVES["local window"](offsets(50))
+    curve = CURVES["local window"](offsets_of(50))
     scores = from_diagonals(curve[None]) + 10 * torch.randn(1, 50, 1)
     assert name_heads(scores)[0].name == "local window"
 
@@ -74,6 +71,6 @@ def test_few_positions():
 
 
 def test_huge_scores():
-    (found,) = name_heads(1e4 * from_diagonals((offsets(40) == -1).double()[None]))
+    (found,) = name_heads(1e4 * from_diagonals((offsets_of(40) == -1).double()[None]))
     assert found.name == "previous token"
     assert "to offset -1" in found.reason

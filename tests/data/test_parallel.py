@@ -164,12 +164,7 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
         ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
         ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
         ("a.jsonl", '{"en": ', "en,de", r"data: .*a.jsonl, line 1: not JSON \(Expecting value\)"),
-        (
-            "a.jsonl",
-            '{"en": "x", "de": "y"}\n\n[1]',
-            "en,de",
-            r"line 3: expected an object or a string, got \[1\]",
-        ),
+        ("a.jsonl", '{"en": "x", "de": "y"}\n\n[1]', "en,de", r"line 3: expected an object or a string, got \[1\]"),
         ("a.jsonl", '{"x": "a"}\n{"y": "b", "z": "c"}', None, "columns: .*a.jsonl has columns x; name two of"),
         ("a.jsonl", '{"id": 1, "x": "a", "y": "b"}\n', None, "columns: .*a.jsonl has columns id, x, y; name two of"),
         ("a.jsonl", '{"x": "a"}\n', None, "columns: .*a.jsonl has columns x; name two of"),

@@ -45,12 +45,7 @@ def check(actual: Tensor, golden: Tensor, tolerance: float) -> None:
 
 
 def check_gradients(
-    tensors: dict[str, Tensor],
-    output: Tensor,
-    tolerance: float,
-    *,
-    gradient: str = "grad_{}",
-    cotangent: str = "cot",
+    tensors: dict[str, Tensor], output: Tensor, tolerance: float, *, gradient: str = "grad_{}", cotangent: str = "cot"
 ) -> None:
     """The gradients of ``(output * cotangent).sum()`` in every leaf equal the stored ones."""
     leaves = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}

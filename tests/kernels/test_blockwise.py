@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.peak import peak_memory
 from tests.every import EVERY
 from tests.kernels.cases import (
     BATCH,
@@ -29,7 +30,6 @@ from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positio
 from whereformer.kernels import blockwise, native
 from whereformer.kernels.call import make_call
 from whereformer.kernels.fields import GRADIENTS
-from whereformer.lab.memory import peak_memory
 
 # Of the module, so that a test that draws many examples does not ask for it again for each.
 fast = pytest.fixture(scope="module", params=FAST)(lambda request: request.param)

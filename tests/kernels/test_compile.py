@@ -119,10 +119,7 @@ def exported(model, inputs, shapes):
 @pytest.mark.parametrize(
     "backend", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "blockwise"))]
 )
-@pytest.mark.parametrize(
-    "kinds",
-    [pytest.param(kinds, marks=() if kinds in ("bias", "all vectors") else pytest.mark.slow) for kinds in KINDS],
-)
+@pytest.mark.parametrize("kinds", KINDS)
 def test_export_with_a_dynamic_length(kinds, backend, causal):
     model = Attention(KINDS[kinds], backend=backend, causal=causal).eval()
     length = {2: Dim("n", min=2, max=4096)}
@@ -247,7 +244,6 @@ def test_vmap_of_a_fast_backend_has_gradients():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.slow
 def test_compiled_func_grad():
     inputs = *content(120), torch.randn(HEADS, 9)
     gradient = torch.func.grad(loss("auto"), ALL)

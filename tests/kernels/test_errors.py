@@ -286,6 +286,13 @@ def test_weights_check_their_input_too():
         attention_weights(**FITTING, key_mask=torch.ones(6, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("function", [attention_weights, explain])
+@pytest.mark.parametrize("name", ["softcaps", "sink_tokens"])
+def test_functions_with_the_same_options_refuse_others(function, name):
+    with pytest.raises(TypeError, match=rf"^{name}: {function.__name__} has no such argument"):
+        function(**FITTING, **{name: 3})
+
+
 def test_explain_knows_that_logs_of_sums_change_the_backend():
     with torch.autocast("cpu", torch.bfloat16):
         assert explain(**FITTING).backend == "fused"

@@ -192,6 +192,32 @@ def test_attention_without_content_scores(lengths):
     torch.testing.assert_close(output, torch.cat(parts, 2)[0].transpose(0, 1), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("lengths", ["different", "equal", "fewer queries"])
+def test_half_precision(lengths):
+    """The weights and the output are rounded to bfloat16 at most once each, and weights sum to one."""
+    of_queries, of_keys, leaves = content(SEQUENCES[lengths])
+    short = [leaf.detach().bfloat16() for leaf in leaves]
+    found, lse = attention_varlen(
+        *short, cu_seqlens_q=seqlens(of_queries), cu_seqlens_k=seqlens(of_keys), causal=True, return_lse=True
+    )
+    exact, exact_lse = one_by_one([each.double() for each in short], None, of_queries, of_keys, causal=True)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).abs().max() <= 2**-7 * short[2].abs().max()
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", ["different", "equal"])
+def test_dropout_is_that_of_the_seed(lengths):
+    of_queries, _, leaves = content(SEQUENCES[lengths])
+    found = []
+    for backend in ("reference", "blockwise"):
+        torch.manual_seed(1)
+        found.append(attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries), dropout_p=0.5, backend=backend))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-11)
+    assert not torch.allclose(found[0], attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic):
@@ -276,6 +302,8 @@ WRONG = {
         {"terms": [FactorPair(torch.ones(1, 2, 3, 1), torch.ones(1, 2, 4, 1))]},
         "FactorPair.query_factors: expected shape (batch 1, heads 2, n_q 4, r), got (1, 2, 3, 1)",
     ),
+    "an unknown option": ({"sink_tokens": 0.1}, "sink_tokens: attention_varlen has no such argument"),
+    "dropout": ({"dropout": 0.1}, "dropout: attention_varlen has no such argument"),
     "a term by itself": ({"terms": DenseBias(torch.ones(1, 2, 4, 4))}, "terms: expected a sequence of terms"),
 }
 

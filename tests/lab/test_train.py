@@ -13,6 +13,7 @@ from torch import multiprocessing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.failing import largest_file
+from tests.recipes.trainings import same
 from whereformer.data.masks import Batches
 from whereformer.lab import ranks
 from whereformer.lab.encoders import build, small_config
@@ -52,10 +53,6 @@ def weights(model):
     return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
 
 
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 class StopError(Exception):
     pass
 
@@ -83,7 +80,7 @@ def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_p
     found = train(again, batches, training, checkpoints=to, on_log=lambda steps, loss: told.append(steps), **scores)
     assert found == expected
     assert told[0] == 8
-    assert equal(weights(again), weights(whole))
+    assert same(weights(again), weights(whole))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -190,7 +187,7 @@ def together(rank, folder, port):
     assert ranks.gather(done.losses) == [done.losses] * 2
     again = model(dropout=0.0)
     assert train(again, batches, plan(), checkpoints=to) == done  # from step 8
-    assert equal(weights(again), weights(mine))
+    assert same(weights(again), weights(mine))
     if rank == 0:
         torch.save((done.losses, weights(mine)), Path(folder, "found.pt"))
     ranks.leave()

@@ -625,9 +625,7 @@ def test_trains_with_the_trainer(tmp_path):
     torch.testing.assert_close(model.eval()(ids).logits, reloaded(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("distilbert", "modernbert")), "t5"]
-)
+@pytest.mark.parametrize("name", ["distilbert", "modernbert", "t5"])
 def test_trains_data_parallel(name, tmp_path):
     """A second step fails if the first left a parameter without a gradient."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)

@@ -21,15 +21,7 @@ from tests.positions.stack import (
     make,
     parts_of,
 )
-from whereformer import (
-    OffsetBias,
-    PositionRangeError,
-    Positions,
-    Site,
-    build_position,
-    position_names,
-    positions,
-)
+from whereformer import OffsetBias, PositionRangeError, Positions, Site, build_position, position_names, positions
 from whereformer.positions import ModelShape, Position, method_class, register
 from whereformer.positions.floater import integrate
 from whereformer.testing import attend
@@ -253,7 +245,6 @@ def test_inductor_compiles_floater_tisa_and_t5():
     assert_compiles(build("floater+tisa+t5"), "inductor", tolerance=1e-9)
 
 
-@pytest.mark.slow
 def test_compiled_floater_does_not_grow_with_the_length():
     graphs = []
 

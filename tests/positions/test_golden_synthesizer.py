@@ -14,12 +14,7 @@ FACTORIZED_DENSE, DENSE = groups("positions/synthesizer_fdense", "fdense_", "den
 
 def synthesizer(*, hidden_size, heads, head_dim, max_length, parameters, **options):
     position = build_position(
-        "synthesizer",
-        hidden_size=hidden_size,
-        num_heads=heads,
-        head_dim=head_dim,
-        max_length=max_length,
-        **options,
+        "synthesizer", hidden_size=hidden_size, num_heads=heads, head_dim=head_dim, max_length=max_length, **options
     )
     # One layer: the originals' tensors get our leading layer axis.
     return install(position, **{name: tensor.unsqueeze(0) for name, tensor in parameters.items()})
@@ -166,12 +161,7 @@ def test_factorized_dense_equals_both_readings(case, reading, tiling):
         heads=1,
         head_dim=config["C"],
         max_length=config["L"],
-        parameters={
-            "near": golden["Wa"],
-            "near_bias": golden["ba"],
-            "far": golden["Wb"],
-            "far_bias": golden["bb"],
-        },
+        parameters={"near": golden["Wa"], "near_bias": golden["ba"], "far": golden["Wb"], "far_bias": golden["bb"]},
         variant="factorized_dense",
         tiling=tiling,
     )

@@ -8,6 +8,7 @@ from transformers import Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, build, embeddings
+from tests.positions.test_contract import assert_close
 from whereformer import (
     Encoder,
     EncoderConfig,
@@ -24,10 +25,6 @@ from whereformer.testing import attend
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
 KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]
-
-
-def assert_close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- the number of keys

@@ -13,6 +13,7 @@ from torch import nn
 from tests.every import EVERY
 from tests.positions.layers import scores
 from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, METHODS, WIDTH, build, embeddings, make, parts_of
+from tests.positions.test_contract import assert_close
 from whereformer import (
     DenseBias,
     OffsetBias,
@@ -37,10 +38,6 @@ seeds = st.integers(0, 2**32 - 1)
 all_methods = pytest.mark.parametrize("method", EACH_METHOD)
 few = settings(max_examples=10 if EVERY else 4)
 some = settings(max_examples=30 if EVERY else 10)
-
-
-def assert_close(actual, expected, tolerance=1e-10):
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- translation invariance

@@ -285,7 +285,6 @@ def test_one_model_has_a_table_of_its_heads_or_layers(save, tmp_path, capsys, po
     assert "measured" not in printed
 
 
-@pytest.mark.slow
 def test_the_function_does_what_the_command_does(save, tmp_path):
     path = save(ours("learned"))
     main(["analyze", path, "--no-text", "--max-kernels", "2", "--out", str(tmp_path / "a")])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import whereformer
 from tests.failing import fails, refusals
 from tests.lab.report.pages import Page
-from tests.recipes.trainings import TINY_ENCODER
+from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import encoders, train
@@ -35,10 +35,6 @@ def run(text, out, *more, positions="none,learned,tisa"):
 def weights(out, position="tisa", seed=0):
     found = load_file(out / "models" / f"{position}-{seed}" / "model.safetensors")
     return {name: weight.clone() for name, weight in found.items()}  # not those of the file
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_it_writes_records_models_and_report_and_prints_a_ranking(text, tmp_path, capsys):
@@ -323,7 +319,6 @@ def test_several_runs_at_a_time_give_the_same_results(text, tmp_path):
     assert same(weights(tmp_path / "1"), weights(tmp_path / "2"))
 
 
-@pytest.mark.slow
 def test_the_function_does_what_the_command_does(text, tmp_path):
     by_command = run(text, tmp_path / "[b]command[/b]", positions="none,tisa")
     tiny = {"length": 16, "batch_size": 4, "blocks": "1", "hidden_size": 16, "vocab_size": 64, "rate_factors": "1"}

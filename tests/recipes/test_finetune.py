@@ -357,7 +357,6 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     assert not out.exists()
 
 
-@pytest.mark.slow
 def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     model = save_model(tmp_path / "model", max_length=10)
     arguments = ["finetune", "--model", model, "--data", data, "--task=mrpc", "--out", str(tmp_path / "out"), *TINY]

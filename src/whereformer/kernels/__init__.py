@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
-from .call import CallOptions, SequenceOptions, Window, make_call, shows_options
+from .call import CallOptions, SequenceOptions, Window, check_names, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
@@ -273,6 +273,7 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
+    check_names("attention_varlen", options)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
     query, key, value, terms, given = varlen.as_documents(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
@@ -329,6 +330,7 @@ def explain(
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
+    check_names("explain", options)
     _check_backend(backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
@@ -351,6 +353,7 @@ def attention_weights(
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
     changes nothing.
     """
+    check_names("attention_weights", options)
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call, options.get("sinks"))

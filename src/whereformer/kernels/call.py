@@ -205,6 +205,12 @@ def check_flag(name: str, flag: Any) -> None:
         raise TypeError(f"{name}: expected True or False, got {flag!r}")
 
 
+def check_names(function: str, options: Iterable[str]) -> None:
+    """Raise for the name of an option that a call does not have; the function passes its options on."""
+    for name in set(options) - CallOptions.__optional_keys__:
+        raise TypeError(f"{name}: {function} has no such argument")
+
+
 def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:
     """Let a function show, in place of ``**options``, the keyword arguments of another that it passes on."""
 

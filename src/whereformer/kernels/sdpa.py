@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,15 +21,8 @@ def attend(call: Call) -> Tensor:
             return _attend(call, query, key, value)
         # torch masks before it multiplies by the scale, so only a positive scale preserves -inf.
         diagonal = diagonal_of(*call.positions()) if call.scale > 0 else None
-        if diagonal is not None and holds(diagonal == 0):
-            # torch's own flag aligns queries to the left.
-            return _attend(call, query, key, value, causal=True)
-        on_gpu = is_plain(query) and query.device.type != "cpu"
-        if on_gpu and diagonal is not None and 0 < diagonal == call.n_k - call.n_q:
-            # Not at the top, because it imports torch's compiler.
-            from torch.nn.attention.bias import causal_lower_right
-
-            return _attend(call, query, key, value, causal_lower_right(call.n_q, call.n_k))
+        if diagonal is not None and (out := _attend_past(call, query, key, value, diagonal)) is not None:
+            return out
     allowed = call.allowed()
     assert allowed is not None
     return _attend(call, query, key, value, allowed).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
@@ -41,3 +35,25 @@ def _attend(
     return functional.scaled_dot_product_attention(
         query, key, value, mask, call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped
     )
+
+
+def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal: int) -> Tensor | None:
+    """Compute causal attention (see ``diagonal_of``) without a mask entry per pair; None if that is impossible."""
+    n_q, n_k = call.n_q, call.n_k
+    if holds(diagonal == 0):
+        # torch's own flag aligns queries to the left.
+        return _attend(call, query, key, value, causal=True)
+    if holds(diagonal < 0):
+        first = min(-diagonal, n_q)  # the queries that may not attend to anything
+        return functional.pad(_attend(call, query[:, :, first:], key, value, causal=True), (0, 0, first, 0))
+    if not is_plain(query) or (query.device.type != "cpu" and diagonal != n_k - n_q):
+        return None
+    if query.device.type != "cpu":
+        # Not at the top, because it imports torch's compiler.
+        from torch.nn.attention.bias import causal_lower_right
+
+        return _attend(call, query, key, value, causal_lower_right(n_q, n_k))
+    # With the queries reversed, one row of numbers has an entry per offset, and the mask of all pairs is a view of it.
+    row = torch.zeros(n_q + n_k - 1, dtype=query.dtype)
+    row[n_q + diagonal :] = -torch.inf
+    return _attend(call, query.flip(2), key, value, row.as_strided((n_q, n_k), (1, 1))).flip(2)

@@ -12,13 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd import (  # type: ignore[attr-defined]
-    ProfilerConfig,
-    ProfilerState,
-    _disable_profiler_legacy,
-    _enable_profiler_legacy,
-    forward_ad,
-)
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -94,24 +88,6 @@ def is_hooked(module: nn.Module) -> bool:
 def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor; no public function tells."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-# --- memory
-
-
-def allocations(work: Callable[[], object]) -> list[int]:
-    """Return what ``work`` allocates on the CPU in this thread, in order, in bytes; negative where it frees memory.
-
-    The public profiler has the same log, but it writes unwanted lines to stderr.
-    """
-    options = torch._C._profiler._ExperimentalConfig()
-    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, options))
-    try:
-        work()
-    finally:
-        threads = _disable_profiler_legacy()
-    events = (event for thread in threads for event in thread)
-    return [event.cpu_memory_usage() for event in events if str(event.kind()) == "memory_alloc"]
 
 
 # --- dispatched operations

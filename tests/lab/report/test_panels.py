@@ -23,9 +23,7 @@ def points_of(path):
     return np.cumsum(np.vstack([[int(number) for number in start.split()], steps]), axis=0)
 
 
-@given(
-    values=st.lists(st.floats(-100, 100), min_size=1, max_size=101).filter(lambda values: len(values) % 2),
-)
+@given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=101).filter(lambda values: len(values) % 2))
 def test_a_path_passes_every_point(values):
     reach = len(values) // 2
     curve = panels.draw(range(-reach, reach + 1), values, Range.of(values), label="")

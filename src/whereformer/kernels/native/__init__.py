@@ -15,17 +15,7 @@ from torch import Tensor
 
 from ..fields import TABLES, Call, rows_axis
 from ..operators import Again, Backend, Given, Operators, Results
-from .arguments import (
-    DTYPES,
-    INPUTS,
-    SEED,
-    THREADS,
-    Arguments,
-    Backward,
-    Kept,
-    parts_of_backward,
-    parts_of_forward,
-)
+from .arguments import DTYPES, INPUTS, SEED, THREADS, Arguments, Backward, Kept, parts_of_backward, parts_of_forward
 from .library import compute, level_for
 from .library import why_not as why_no_library
 

@@ -11,12 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from ...files import write_atomically
-from ...models import (
-    Encoder,
-    EncoderForMaskedLM,
-    EncoderForPreTraining,
-    Seq2SeqForConditionalGeneration,
-)
+from ...models import Encoder, EncoderForMaskedLM, EncoderForPreTraining, Seq2SeqForConditionalGeneration
 from ...models.checkpoints.sentences import LIST
 from ..report.report import Report
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-
-from ..kernels.torch_private import allocations
+from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
@@ -22,7 +21,22 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
         work()
         return torch.cuda.max_memory_allocated(device) - before
     live = peak = 0
-    for change in allocations(work):
+    for change in _allocations(work):
         live += change
         peak = max(peak, live)
     return peak
+
+
+def _allocations(work: Callable[[], object]) -> list[int]:
+    """Return what ``work`` allocates on the CPU in this thread, in order, in bytes; negative where it frees memory.
+
+    The public profiler has the same log, but it writes unwanted lines to stderr.
+    """
+    options = torch._C._profiler._ExperimentalConfig()
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, options))
+    try:
+        work()
+    finally:
+        threads = _disable_profiler_legacy()
+    events = (event for thread in threads for event in thread)
+    return [event.cpu_memory_usage() for event in events if str(event.kind()) == "memory_alloc"]
