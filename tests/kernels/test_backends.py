@@ -7,6 +7,7 @@ import math
 import os
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -388,17 +389,18 @@ def test_dropout_drops_what_the_reference_drops_beside_sinks(fast):
 
 @pytest.mark.parametrize("shape", [(HEADS,), (BATCH, HEADS, 37)], ids=str)
 def test_sinks_in_half_precision(fast, shape):
-    """Each tensor has at most twice the error that plain attention without sinks has in this precision."""
-    inputs, terms = [tensor.bfloat16().double() for tensor in content(37, 40)], terms_of(["bias"], 37, 40)
-    sinks = random(*shape).bfloat16().double()
-    errors = []
-    for backend, of_sinks in (("reference", None), (fast, sinks)):
-        expected = with_log_sums("reference", torch.float64, inputs, terms, of_sinks)
-        found = with_log_sums(backend, torch.bfloat16, inputs, terms, of_sinks)
-        errors.append([error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)])
-    plain, ours = errors
-    assert all(ours[place] <= 2 * most for place, most in enumerate(plain))
-    assert ours[-1] <= 2 * max(plain)
+    """Each tensor has on average at most twice the error that plain attention without sinks has in this precision."""
+    plain, ours = [], []
+    for _ in range(4):
+        inputs, terms = [tensor.bfloat16().double() for tensor in content(37, 40)], terms_of(["bias"], 37, 40)
+        sinks = random(*shape).bfloat16().double()
+        for errors, backend, of_sinks in ((plain, "reference", None), (ours, fast, sinks)):
+            expected = with_log_sums("reference", torch.float64, inputs, terms, of_sinks)
+            found = with_log_sums(backend, torch.bfloat16, inputs, terms, of_sinks)
+            errors.append([error(got, exact) for got, exact in zip(found, expected, strict=True)])
+    plain, ours = np.mean(plain, axis=0), np.mean(ours, axis=0)
+    assert (ours[:-1] <= 2 * plain).all()
+    assert ours[-1] <= 2 * plain.max()
 
 
 # --- sizes and layouts at the edge
