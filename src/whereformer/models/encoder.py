@@ -157,6 +157,11 @@ class Encoder(EncoderPreTrainedModel):
         self.embeddings.word = value
 
     @takes(EncoderInputs)
+    def extra_repr(self) -> str:
+        config, parameters = self.config, sum(parameter.numel() for parameter in self.parameters())
+        sizes = f"blocks={config.blocks!r}, hidden_size={config.hidden_size}, num_attention_heads={config.num_attention_heads}"
+        return f"{sizes}, position={config.position!r}, parameters={parameters:,}"
+
     def forward(
         self,
         input_ids: Integer[Tensor, "batch n"] | None = None,
