@@ -12,10 +12,11 @@ from whereformer.files import write_atomically
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2328 } .muted { fill: #59636e } .middle { text-anchor: middle }
 .end { text-anchor: end } .good { fill: #0072b2 } .near { fill: #9ecae1 } .far { fill: #e8ebef } .unknown { fill: none }
-.other { fill: #b0b7c0 } line { stroke: #59636e; stroke-dasharray: 4 3 } .on-good { fill: #fff } .on-near { fill: #1f2328 }
+.other { fill: #b0b7c0 } line { stroke: #59636e; stroke-dasharray: 4 3 }
+.on-good { fill: #fff } .on-near { fill: #1f2328 }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .muted { fill: #9198a1 } .near { fill: #2f5d7c } .far { fill: #262c36 } .other { fill: #656c76 }
-  line { stroke: #9198a1 } .on-near { fill: #e6edf3 }
+  text { fill: #e6edf3 } .muted { fill: #9198a1 } .near { fill: #2f5d7c } .far { fill: #262c36 }
+  .other { fill: #656c76 } line { stroke: #9198a1 } .on-near { fill: #e6edf3 }
 }
 """
 
@@ -33,5 +34,5 @@ def box(x: float, y: float, width: float, height: float, kind: str) -> str:
 def save(path: Path, width: int, height: int, label: str, parts: Iterable[str]) -> None:
     """Write a picture; ``label`` says what it shows, for readers who can't see it."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    lines = [f"{head} role=\"img\" aria-label={quoteattr(label)}>", f"<style>{STYLE}</style>", *parts, "</svg>", ""]
+    lines = [f'{head} role="img" aria-label={quoteattr(label)}>', f"<style>{STYLE}</style>", *parts, "</svg>", ""]
     write_atomically(path, "\n".join(lines))

@@ -158,9 +158,9 @@ class Encoder(EncoderPreTrainedModel):
 
     @takes(EncoderInputs)
     def extra_repr(self) -> str:
-        config, parameters = self.config, sum(parameter.numel() for parameter in self.parameters())
-        sizes = f"blocks={config.blocks!r}, hidden_size={config.hidden_size}, num_attention_heads={config.num_attention_heads}"
-        return f"{sizes}, position={config.position!r}, parameters={parameters:,}"
+        names = "blocks", "hidden_size", "num_attention_heads", "position"
+        sizes = [f"{name}={getattr(self.config, name)!r}" for name in names]
+        return ", ".join([*sizes, f"parameters={sum(parameter.numel() for parameter in self.parameters()):,}"])
 
     def forward(
         self,
