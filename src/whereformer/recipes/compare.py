@@ -132,7 +132,7 @@ class Compare(ManyRuns):
     minutes: Annotated[float | None, Between(0, MOST_RATE)] = None
     """Time for the whole comparison; --steps then does not count. A short measurement decides how many steps fit into
     it, as many for every method. Reading a large text may take longer than planned."""
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
     but in a small size. Default: BERT with pre-layer normalization."""
     blocks: str | None = None
