@@ -27,14 +27,14 @@ def ranked(guessing=7.0, **losses):
 
 
 def test_a_gap_beyond_all_noise_is_a_rank():
-    rows, told = ranked(a=[windows(4.0)], b=[windows(5.0, seed=1)], c=[windows(6.0, seed=2)])
+    rows, told = ranked(a=[windows(4.0)], b=[windows(6.0, seed=1)], c=[windows(8.0, seed=2)])
     assert rows == [("a", 1), ("b", 2), ("c", 3)]
     assert told == ["a predicts this text best."]
 
 
 def test_one_seed_can_not_tell_a_gap_smaller_than_what_seeds_do():
     base = windows(4.0)
-    rows, told = ranked(a=[base], b=[[loss + SEED_NOISE / 2 for loss in base]], c=[[loss + 1 for loss in base]])
+    rows, told = ranked(a=[base], b=[[loss + SEED_NOISE / 2 for loss in base]], c=[[loss + 2 for loss in base]])
     assert rows == [("a", 1), ("b", 1), ("c", 3)]
     assert told == ["a and b predict this text best; they can't be told apart."]
 
