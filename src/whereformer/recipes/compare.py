@@ -439,7 +439,7 @@ class Compare(ManyRuns):
         looks = dict(zip(names, figures.series(len(names), plain), strict=True))
         parts: list[Any] = [
             drawing.table(ranking, runs, looks, lengths=self.judged, causal=self.causal, guessing=material.guessing),
-            *drawing.curves(ranking, runs, looks, lengths=self.judged, steps=self.steps, guessing=material.guessing),
+            *drawing.curves(ranking, runs, looks, lengths=self.judged, guessing=material.guessing),
         ]
         if trials:
             rows = [(name, self.told(found)) for (name, _), found in trials.items()]

@@ -22,19 +22,13 @@ def smoothed(losses: Sequence[float]) -> tuple[list[int], list[float]]:
     return list(ends), [statistics.fmean(losses[end - window : end]) for end in ends]
 
 
-def over_steps(
-    losses: Mapping[str, Sequence[float]],
-    looks: Mapping[str, Series],
-    guessing: float,
-    fits: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-) -> Paint:
+def over_steps(losses: Mapping[str, Sequence[float]], looks: Mapping[str, Series], guessing: float) -> Paint:
     """Return what paints the training loss of each method over steps, and the loss of guessing by token frequency.
 
     Args:
         losses: the loss of each step, for each method.
         looks: the look of each method.
         guessing: the loss of guessing.
-        fits: steps and losses of a fitted curve, for the methods that have one. It is dotted.
     """
     curves = {name: smoothed(values) for name, values in losses.items()}
 
@@ -43,9 +37,7 @@ def over_steps(
         for name, (steps, values) in curves.items():
             axes.plot(steps, values, label=name, **looks[name].line)
         figure.legend(loc="outside right upper")
-        for name, (shown, fitted) in fits.items():
-            axes.plot(shown, fitted, **{**looks[name].line, "linestyle": (0, (1, 1.5)), "linewidth": 1})
-        lowest = min(guessing, *(min(values) for _, values in (*curves.values(), *fits.values())))
+        lowest = min(guessing, *(min(values) for _, values in curves.values()))
         ends = [values[-1] for _, values in curves.values()]
         # The loss falls so far in the first steps that they would press the rest flat.
         highest = max(guessing, *(max(values[len(values) // 10 :]) for _, values in curves.values()))
