@@ -172,7 +172,7 @@ def funnel_pays(run, tmp_path):
         run(
             "funnel_pays",
             *(f"--text={text}", f"--data={tmp_path}", "--inputs=task:16,task:32", "--column=sentence"),
-            *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--judgements=1", "--models=plain,funnel"),
+            *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--judgements=1", "--models", "plain", "funnel"),
             *("--lengths=8:0.5,16:0.5", "--batch-tokens=32", "--hidden-size=32", "--vocab-size=300"),
             *(f"--out={tmp_path / 'out'}", *more),
         )
@@ -420,7 +420,7 @@ SMOKE_TESTS = {
 }
 HELPERS = {
     *("attention_kinds", "attention_peers", "attention_plot", "attention_ways"),
-    *("goals", "jobs", "lists", "parts", "side_by_side"),
+    *("goals", "jobs", "lists", "parts", "peak", "side_by_side"),
 }
 """Files that benchmarks share."""
 
