@@ -551,7 +551,7 @@ def run_tests(file: str, seconds: float) -> Report:
         output = log.read()
         passed += output.count(" PASSED")
         if process.returncode:
-            failures.append(output[output.find("= FAILURES") :][-2500:])
+            failures.append(output[max(0, output.find("= FAILURES")) :][-2500:])
         log.close()
     return {"tests": len(names), "passed": passed, "processes that ran out of time": unfinished, "failures": failures}
 
