@@ -153,7 +153,7 @@ class WithSinks(BenchProblem):
     """The parameters are arguments of attention."""
 
     def attend(self, backend: str) -> Tensor:
-        return attention(self.query, self.key, self.value, **self.parameters, backend=backend)
+        return attention(self.query, self.key, self.value, sinks=self.parameters.get("sinks"), backend=backend)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ class Packed(BenchProblem):
     starts: Tensor
 
     def attend(self, backend: str) -> Tensor:
-        content = (rows[0].transpose(0, 1) for rows in (self.query, self.key, self.value))
-        found = attention_varlen(*content, self.terms, cu_seqlens_q=self.starts, backend=backend)
+        query, key, value = (rows[0].transpose(0, 1) for rows in (self.query, self.key, self.value))
+        found = attention_varlen(query, key, value, self.terms, cu_seqlens_q=self.starts, backend=backend)
         return found.transpose(0, 1).unsqueeze(0)
 
     def sdpa(self, bias: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from attention_kinds import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, Packed, ti
 from attention_ways import Way, gather
 from torch import Tensor
 
-from whereformer import attention
+from whereformer import OffsetBias, attention
 
 Compute = Callable[[], Tensor]
 
@@ -101,6 +101,7 @@ def flex(problem: BenchProblem) -> Compute:
 
     def compute() -> Tensor:
         (term,) = problem.terms
+        assert isinstance(term, OffsetBias)
         table, first, last = term.table, term.first, term.table.shape[1] - 1
 
         def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -138,17 +139,18 @@ def repeated(problem: BenchProblem) -> Compute:
     return compute
 
 
-def padded(problem: Packed) -> Compute:
+def padded(problem: BenchProblem) -> Compute:
+    assert isinstance(problem, Packed)
     lengths = problem.starts.diff().unsqueeze(1)
     mask = torch.arange(problem.case.n, device=lengths.device) < lengths
 
+    def pad(rows: Tensor) -> Tensor:
+        batch = rows.new_zeros(*mask.shape, *rows.shape[1::2])
+        batch[mask] = rows[0].transpose(0, 1)
+        return batch.transpose(1, 2)
+
     def compute() -> Tensor:
-        content = []
-        for rows in (problem.query, problem.key, problem.value):
-            batch = rows.new_zeros(*mask.shape, *rows.shape[1::2])
-            batch[mask] = rows[0].transpose(0, 1)
-            content.append(batch.transpose(1, 2))
-        found = attention(*content, problem.terms, key_mask=mask)
+        found = attention(pad(problem.query), pad(problem.key), pad(problem.value), problem.terms, key_mask=mask)
         return found.transpose(1, 2)[mask].transpose(0, 1).unsqueeze(0)
 
     return compute

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from attention_ways import DENSE, Row, shown_backend
 from matplotlib.axes import Axes
@@ -49,7 +51,11 @@ def plot(rows: Sequence[Row]) -> dict[str, bytes]:
         }
         figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=4, frameon=False)
 
-    return figures.printed("plot", 600, 60 + 195 * len(dtypes), paint)
+    width, height = 600, 60 + 195 * len(dtypes)
+    figure, png = Figure(figsize=(width / 72, height / 72), layout="constrained"), io.BytesIO()
+    paint(figure)
+    figure.savefig(png, format="png", dpi=144)
+    return {"plot.png": png.getvalue(), "plot.svg": figures.as_file(width, height, paint).encode()}
 
 
 def _panel(axes: Axes, lines: Mapping[str, Sequence[Row]], dtype: str, direction: str) -> None:
@@ -61,10 +67,11 @@ def _panel(axes: Axes, lines: Mapping[str, Sequence[Row]], dtype: str, direction
     for index, (label, rows) in enumerate(lines.items()):
         here = sorted((row for row in rows if (row.dtype, row.direction) == (dtype, direction)), key=lambda row: row.n)
         if here:
-            lengths, look = [row.n for row in here], {"color": f"C{index}"}
-            style = ":" if label == "dense bias" else "-"
-            axes.plot(lengths, [row.ratio for row in here], style, marker="os^DvP"[index], label=label, **look)
-            axes.vlines(lengths, [row.lowest for row in here], [row.highest for row in here], alpha=0.6, **look)
+            columns = ("n", "ratio", "lowest", "highest")
+            lengths, ratios, lowest, highest = (list(map(attrgetter(name), here)) for name in columns)
+            color, style = f"C{index}", ":" if label == "dense bias" else "-"
+            axes.plot(lengths, ratios, style, marker="os^DvP"[index], label=label, color=color)
+            axes.vlines(lengths, lowest, highest, alpha=0.6, color=color)
     lengths = sorted({row.n for rows in lines.values() for row in rows})
     axes.set_xticks(lengths, map(str, lengths))
     axes.yaxis.set(major_locator=FixedLocator(TICKS), major_formatter=FuncFormatter(lambda ratio, _: f"{ratio:g}"))

@@ -18,7 +18,7 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -105,11 +105,11 @@ class Distilled:
             for variant in self._variants:
                 file = self.out / "models" / name / f"{variant.replace(' ', '-')}.json"
                 settings = {**self._settings, "weights": _fingerprint(path)}
-                one = kept(file, settings, lambda p=path, v=variant: self._scores(p, v))
+                one = kept(file, settings, partial(self._scores, path, variant))
                 found[name][variant] = one
                 if self._variants[variant][2]:
                     beside = file.with_name(f"{file.stem}-in-{'-'.join(map(str, lengths))}.json")
-                    longer = kept(beside, settings, lambda p=path, v=variant: self._by_length(p, v, lengths))
+                    longer = kept(beside, settings, partial(self._by_length, path, variant, lengths))
                     one["by_length"] = {name: longer[name] for name in ("date", "commit", "losses")}
                 shown = ", ".join(f"{stage} {scores['masked_lm_loss']:.3f}" for stage, scores in one["scores"].items())
                 console.print(f"{name}, {variant}: {shown}", highlight=False)
@@ -273,7 +273,7 @@ def _fingerprint(path: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def _loaded(path: Path, position: str | None, sizes: dict[str, int]) -> tuple[EncoderForMaskedLM, Encoder]:
+def _loaded(path: Path, position: str | None, sizes: dict[str, Any]) -> tuple[EncoderForMaskedLM, Encoder]:
     with quiet_transformers():
         model = load_pretrained(path, position, **sizes)
     if not isinstance(model, EncoderForMaskedLM):

@@ -104,7 +104,7 @@ class Speed:
                 models[name] = AutoModelForSequenceClassification.from_pretrained(
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
                 )
-        encoded = rows.tokenized(data.train, tokenizer, 512, models["ours"].config, regression=classes is None)
+        encoded = rows.tokenized(data.train, tokenizer, 512, models["ours"].config)
         drawn = list(batches.shuffled(encoded.lengths, self.batch_size, self.steps * self.rounds, 0))
         plain = [
             {"input_ids": list(ids), "labels": label, "length": len(ids)}
@@ -132,7 +132,7 @@ class Speed:
                 name, f"{1e6 * middle:.0f}", f"{statistics.median(found):.2f}", f"{min(found):.2f}-{max(found):.2f}"
             )
         console.print(table)
-        settings = {"model": Path(self.model).name, "task": self.task, "position": self.position}
+        settings: dict[str, Any] = {"model": Path(self.model).name, "task": self.task, "position": self.position}
         settings |= {"batch_size": self.batch_size, "steps": self.steps, "parameters": models["ours"].num_parameters()}
         results = {"settings": settings, "seconds_by_token": costs, "ratios": ratios}
         write_results(self.out / "results.json", results)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -96,7 +96,7 @@ class Funnel(SideBySide):
 
     def _time(
         self,
-        models: dict[str, nn.Module],
+        models: dict[str, Any],
         calls: dict[str, Callable[[], Tensor]],
         length: int,
         batch: int,

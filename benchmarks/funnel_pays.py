@@ -25,7 +25,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +38,7 @@ from parts import kept, spread
 from rich.console import Console
 from rich.table import Table
 from side_by_side import time_by_turns
+from sklearn.metrics import f1_score
 from torch import Tensor, nn
 
 from whereformer import (
@@ -61,7 +62,6 @@ from whereformer.files import new_folder
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.provenance import write_results
 from whereformer.lab.score import lm_score
-from whereformer.lab.training.metrics import WORD_METRICS
 from whereformer.lab.training.optimizer import build_optimizer
 
 # The funnels' blocks cost as much as the plain encoder's. In pretraining, funnels have one more layer, the decoder.
@@ -96,7 +96,7 @@ Batch = dict[str, Tensor]
 class Undecoded(Encoder):
     """A funnel whose decoder has no layers: the last states are repeated, and the first block's are added."""
 
-    has_decoder = True  # type: ignore[assignment]
+    has_decoder = True
 
 
 def without_layers(model: Any) -> None:
@@ -184,12 +184,11 @@ class Pays:
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             for name in names:
                 if name not in PRETRAINED:
-                    trained = self._part(name, seed, "pretraining", lambda m=name, s=seed: self._pretrain(m, s))
+                    trained = self._part(name, seed, "pretraining", partial(self._pretrain, name, seed))
                     console.print(f"{name} {seed}: held-out loss {trained['held_out_loss']:.3f}", highlight=False)
                 for task, length in self._inputs:
-                    found = self._part(
-                        name, seed, f"{task}-{length}", lambda m=name, s=seed, t=(task, length): self._tune(m, s, *t)
-                    )
+                    make = partial(self._tune, name, seed, task, length)
+                    found = self._part(name, seed, f"{task}-{length}", make)
                     score = found["accuracy"][-1][1]
                     console.print(f"{name} {seed}: {task}, {length} tokens: {score:.1%}", highlight=False)
         found = {name: self._gathered(name) for name in MODELS if (self.out / "models" / name).is_dir()}
@@ -280,10 +279,10 @@ class Pays:
         torch.manual_seed(seed)
         model = EncoderForMaskedLM(config)
 
-        def timed(name: str, length: int) -> tuple[nn.Module, Iterator[Batch]]:
+        def timed(length: int, name: str) -> tuple[nn.Module, Iterator[Batch]]:
             return EncoderForMaskedLM(self._config(name)), (self._windows(length, 0, step) for step in count())
 
-        seconds = {length: self._seconds(str(length), lambda each, n=length: timed(each, n)) for length, _ in stages}
+        seconds = {length: self._seconds(str(length), partial(timed, length)) for length, _ in stages}
         steps = self._train(
             model,
             lambda step, spent: self._windows(_length_at(stages, spent), seed, step),
@@ -292,8 +291,8 @@ class Pays:
         )
         held_out = HeldOut(text.held_out[:HELD_OUT_TOKENS], HELD_OUT_RATE, size)
         score = lm_score(model, held_out.windows(longest, 8192))
-        with quiet_transformers(), new_folder(self._folder(name, seed) / "model") as partial:
-            model.save_pretrained(partial)
+        with quiet_transformers(), new_folder(self._folder(name, seed) / "model") as folder:
+            model.save_pretrained(folder)
         return {
             "steps": steps,
             "seconds_of_a_step": {length: times[name] for length, times in seconds.items()},
@@ -341,7 +340,7 @@ class Pays:
                 wanted, found = self._predictions(model, test)
                 accuracy = float((wanted == found).double().mean())
                 curve.append((self.finetune_seconds * spent, accuracy))
-                macro_f1.append(WORD_METRICS["macro_f1"]([wanted.tolist()], [found.tolist()]))
+                macro_f1.append(float(f1_score(wanted.numpy(), found.numpy(), average="macro", zero_division=0)))
 
         counted = model.config.without_decoder() if per_word and name in PRETRAINED else model.config
         steps = self._train(

@@ -48,8 +48,10 @@ OTHERS = {
 def goal(kind: str, dtype: str, direction: str) -> tuple[float, ...] | None:
     """Return this processor's goals at each of ``LENGTHS``; None if there are none."""
     found = GOALS.get(("bias" if kind == "t5" else kind, dtype, direction))
-    if found is None or level().startswith(("avx512", "amx")):
-        return found and found[AMX if level() == "amx" else AVX512]
+    if found is None:
+        return None
+    if level().startswith(("avx512", "amx")):
+        return found[AMX if level() == "amx" else AVX512]
     return (1.15,) * 3 if (dtype, direction) == ("float32", "training") else None
 
 

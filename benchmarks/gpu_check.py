@@ -13,7 +13,6 @@ is printed and written as it comes; if a step fails, its error is written and th
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import os
@@ -26,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def main() -> None:
         if given.only not in (None, name):
             continue
         if given.part in ISOLATED and given.only is None:
-            step = functools.partial(isolated, given.part, name)
+            step = partial(isolated, given.part, name)
         begun = time.monotonic()
         if begun - started > SECONDS:
             report[name] = {"error": "out of time"}
@@ -153,10 +153,18 @@ def rebuilt(name: str, tensors: list[Tensor]) -> list[Any]:
             return [OffsetBias(tensors[0], -(tensors[0].shape[1] // 2))]
 
 
-def content(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, key_heads: int = 0) -> list[Tensor]:
-    # (batch, length, heads, dim) in memory, the layout that projections produce.
-    sizes = [(batch, length, number, dim) for number in (heads, key_heads or heads, key_heads or heads)]
-    return [torch.randn(size, device=DEVICE, dtype=dtype).transpose(1, 2).detach().requires_grad_() for size in sizes]
+Content = tuple[Tensor, Tensor, Tensor]
+
+
+def content(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, key_heads: int = 0) -> Content:
+    """Draw query, key and value."""
+
+    def drawn(heads: int) -> Tensor:
+        # (batch, length, heads, dim) in memory, the layout that projections produce.
+        rows = torch.randn((batch, length, heads, dim), device=DEVICE, dtype=dtype)
+        return rows.transpose(1, 2).detach().requires_grad_()
+
+    return drawn(heads), drawn(key_heads or heads), drawn(key_heads or heads)
 
 
 def documents(length: int) -> Report:
@@ -192,36 +200,36 @@ CASES = [
 
 def first() -> Iterator[tuple[str, Step]]:
     for name in ("none", "full"):
-        yield f"smoke {name}", lambda name=name: correct(name, "", 256)
+        yield f"smoke {name}", partial(correct, name, "", 256)
     yield "compiled beforehand", compile_beforehand
     for length in (1000, 4097):
         for name, option in CASES:
             label = f"{name} {option}".strip()
-            yield f"correct {label} n={length}", lambda case=(name, option), n=length: correct(*case, n)
+            yield f"correct {label} n={length}", partial(correct, name, option, length)
     for dtype, dim in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float16, 64), (torch.float32, 64)):
         for name in ("full", "shaw"):
             label = f"correct {name} {str(dtype)[6:]} head {dim}"
-            yield label, lambda name=name, dtype=dtype, dim=dim: correct(name, "", 1000, dtype, dim)
+            yield label, partial(correct, name, "", 1000, dtype, dim)
     for way in WAYS:
-        yield way, lambda way=way: same_in(way)
+        yield way, partial(same_in, way)
     yield "more than 2**31 numbers", beyond_32_bits
     for length in (16384, 131072):
         for name in ("none", "full", "t5", "shaw"):
-            yield f"memory {name} n={length}", lambda name=name, n=length: memory(name, n)
+            yield f"memory {name} n={length}", partial(memory, name, length)
     for name in ("full", "shaw"):
-        yield f"compute-sanitizer {name}", lambda name=name: sanitized(name)
+        yield f"compute-sanitizer {name}", partial(sanitized, name)
 
 
 def results_of(
-    kind: torch.dtype, inputs: list[Tensor], name: str, tensors: list[Tensor], d_out: Tensor, **options: Any
+    inputs: Content, name: str, tensors: list[Tensor], d_out: Tensor, options: Report, dtype: torch.dtype, backend: str
 ) -> list[Tensor]:
     """Return the output and all gradients in a dtype."""
-    wide = torch.promote_types(kind, torch.float32)
-    leaves = [tensor.detach().to(kind).requires_grad_() for tensor in inputs]
+    wide = torch.promote_types(dtype, torch.float32)
+    query, key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in inputs)
     own = [tensor.detach().to(wide).requires_grad_() for tensor in tensors]
     torch.manual_seed(3)  # of dropout
-    out = attention(*leaves, rebuilt(name, own), **options)
-    return [out.detach(), *torch.autograd.grad(out, [*leaves, *own], d_out.to(out.dtype))]
+    out = attention(query, key, value, rebuilt(name, own), **options, backend=backend)
+    return [out.detach(), *torch.autograd.grad(out, [query, key, value, *own], d_out.to(out.dtype))]
 
 
 def errors(found: list[Tensor], truth: list[Tensor]) -> list[float]:
@@ -235,14 +243,11 @@ def correct(name: str, option: str, length: int, dtype: torch.dtype = torch.bflo
     torch.manual_seed(0)
     inputs = content(1, 2, length, dim, dtype)
     _, tensors = terms_of(name, 1, 2, length, dim)
-    d_out, options = torch.randn_like(inputs[0]), OPTIONS[option](length)
-    run = functools.partial(results_of, inputs=inputs, name=name, tensors=tensors, d_out=d_out, **options)
-    found = run(dtype, backend="triton")
-    truth = run(torch.float64, backend="reference")
-    got, plain = errors(found, truth), errors(run(dtype, backend="blockwise"), truth)
-    same = all(
-        all(torch.equal(*pair) for pair in zip(found, run(dtype, backend="triton"), strict=True)) for _ in range(9)
-    )
+    run = partial(results_of, inputs, name, tensors, torch.randn_like(inputs[0]), OPTIONS[option](length))
+    found = run(dtype, "triton")
+    truth = run(torch.float64, "reference")
+    got, plain = errors(found, truth), errors(run(dtype, "blockwise"), truth)
+    same = all(all(torch.equal(*pair) for pair in zip(found, run(dtype, "triton"), strict=True)) for _ in range(9))
     return {
         "errors": [error if math.isfinite(error) else str(error) for error in got],
         "blockwise": plain,
@@ -265,8 +270,7 @@ def compile_share(worker: int, workers: int) -> None:
     for name, option, length in cases[worker::workers]:
         inputs = content(1, 2, length, 64, torch.bfloat16)
         tensors = terms_of(name, 1, 2, length, 64)[1]
-        options = OPTIONS[option](length)
-        results_of(torch.bfloat16, inputs, name, tensors, inputs[0], backend="triton", **options)
+        results_of(inputs, name, tensors, inputs[0], OPTIONS[option](length), torch.bfloat16, "triton")
 
 
 WAYS = ("a CUDA graph", "torch.compile", "a second stream", "autocast", "sequences without padding", "shared keys")
@@ -279,13 +283,13 @@ def same_in(way: str) -> Report:
     inputs = content(1, 4, length, 64, torch.bfloat16, key_heads=2 if way == "shared keys" else 4)
     bias = table(4, 2 * length - 1)
 
-    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention(query, key, value, [OffsetBias(bias, 1 - length)], backend="triton")
+    def call(query: Tensor, key: Tensor, value: Tensor, numbers: Tensor = bias) -> Tensor:
+        return attention(query, key, value, [OffsetBias(numbers, 1 - length)], backend="triton")
 
     plain = call(*inputs)
     d_out = torch.randn_like(plain)
     expected = [plain, *torch.autograd.grad(plain, [*inputs, bias], d_out)]
-    step = call
+    step: Callable[..., Tensor] = call
     outside: Any = nullcontext()
     match way:
         case "torch.compile":
@@ -299,17 +303,19 @@ def same_in(way: str) -> Report:
         case "sequences without padding":
             cu_seqlens = torch.tensor([0, length], dtype=torch.int32, device=DEVICE)
 
-            def step(*rows: Tensor) -> Tensor:
-                flat = [row.squeeze(0).transpose(0, 1) for row in rows]
+            def packed(*rows: Tensor) -> Tensor:
+                query, key, value = (row.squeeze(0).transpose(0, 1) for row in rows)
                 terms = [OffsetBias(bias, 1 - length)]
-                out = attention_varlen(*flat, terms, cu_seqlens_q=cu_seqlens, backend="triton")
+                out = attention_varlen(query, key, value, terms, cu_seqlens_q=cu_seqlens, backend="triton")
                 return out.transpose(0, 1).unsqueeze(0)
 
+            step = packed
         case "shared keys":
 
-            def step(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            def repeated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
                 return call(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1))
 
+            step = repeated
         case "a CUDA graph":
             # All of it is on a stream of its own: nothing may wait for the default one while it is captured.
             side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -318,7 +324,7 @@ def same_in(way: str) -> Report:
                 leaves = [each.detach().requires_grad_() for each in (*inputs, bias)]
 
                 def train() -> list[Tensor]:
-                    out = attention(*leaves[:3], [OffsetBias(leaves[3], 1 - length)], backend="triton")
+                    out = call(*leaves)
                     return [out, *torch.autograd.grad(out, leaves, d_out)]
 
                 train()
@@ -378,7 +384,7 @@ def sanitized(name: str) -> Report:
 
 def speed() -> Iterator[tuple[str, Step]]:
     for shape in SHAPES:
-        yield f"times {shape}", lambda shape=shape: times(*shape)
+        yield f"times {shape}", partial(times, *shape)
 
 
 def ways_to_attend(batch: int, length: int, dim: int) -> Iterator[tuple[str, Callable[[], Tensor], list[Tensor]]]:
@@ -398,11 +404,11 @@ def ways_to_attend(batch: int, length: int, dim: int) -> Iterator[tuple[str, Cal
                 with torch.nn.attention.sdpa_kernel(kind):
                     return functional.scaled_dot_product_attention(*inputs, is_causal=causal)
 
-            yield f"{name}{ending}", fused, inputs
+            yield f"{name}{ending}", fused, [*inputs]
         for name in ("none", "full", "t5", "shaw"):
             terms, tensors = terms_of(name, batch, HEADS, length, dim)
-            options = {"causal": causal, "backend": "triton"}
-            yield f"ours {name}{ending}", functools.partial(attention, *inputs, terms, **options), [*inputs, *tensors]
+            ours = partial(attention, *inputs, terms, causal=causal, backend="triton")
+            yield f"ours {name}{ending}", ours, [*inputs, *tensors]
     numbers = table(HEADS, 2 * length - 1)
     at = torch.arange(length, device=DEVICE)
     columns = at[None, :] - at[:, None] + length - 1
@@ -422,7 +428,7 @@ def ways_to_attend(batch: int, length: int, dim: int) -> Iterator[tuple[str, Cal
             return score + own[h, j - i + length - 1]
 
         label = "flex, table learned" if learned else "flex, table fixed"
-        yield label, functools.partial(compiled, *inputs, score_mod=modify), [*inputs, own] if learned else inputs
+        yield label, partial(compiled, *inputs, score_mod=modify), [*inputs, own] if learned else [*inputs]
 
 
 def times(batch: int, length: int, dim: int) -> Report:
@@ -470,7 +476,7 @@ def models() -> Iterator[tuple[str, Step]]:
     for compiled in (False, True):
         for name in ("bert", "none", "tisa", "t5", "shaw", "rope", "learned"):
             label = f"{name} compiled" if compiled else name
-            yield label, lambda name=name, compiled=compiled: training_step(name, compiled)
+            yield label, partial(training_step, name, compiled)
 
 
 def training_step(name: str, compiled: bool, rows: int = 16, length: int = 512) -> Report:
@@ -513,7 +519,7 @@ def training_step(name: str, compiled: bool, rows: int = 16, length: int = 512) 
 
 
 def tests() -> Iterator[tuple[str, Step]]:
-    yield "test_triton", lambda: run_tests("tests/kernels/test_triton.py", 400.0)
+    yield "test_triton", partial(run_tests, "tests/kernels/test_triton.py", 400.0)
 
 
 def run_tests(file: str, seconds: float) -> Report:
@@ -545,7 +551,7 @@ def run_tests(file: str, seconds: float) -> Report:
         output = log.read()
         passed += output.count(" PASSED")
         if process.returncode:
-            failures.append(output[output.find("= FAILURES") :][-2500:])
+            failures.append(output[max(0, output.find("= FAILURES")) :][-2500:])
         log.close()
     return {"tests": len(names), "passed": passed, "processes that ran out of time": unfinished, "failures": failures}
 

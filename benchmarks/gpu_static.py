@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when it is imported.
 
@@ -189,21 +190,19 @@ class _NoGpu:
 def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
     """Compile instead of launching; yields the list of compiled kernels with their options."""
     compiled: list[tuple[Any, dict[str, Any]]] = []
-    launch, unavailable_on, capability_of = JITFunction.run, available._unavailable_on, available.capability
-    record = host.record
+    launch = JITFunction.run
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
 
     driver.set_active(_NoGpu(capability))
-    JITFunction.run, available._unavailable_on = compile_only, lambda device: None
-    available.capability = lambda device: divmod(capability, 10)
-    host.record = lambda compute, inputs: (compute(), None)  # without launches, there is nothing to plan
-    try:
+    with (
+        patch.object(JITFunction, "run", compile_only),
+        patch.object(available, "_unavailable_on", lambda device: None),
+        patch.object(available, "capability", lambda device: divmod(capability, 10)),
+        patch.object(host, "record", lambda compute, inputs: (compute(), None)),  # without launches, there is no plan
+    ):
         yield compiled
-    finally:
-        host.record = record
-        JITFunction.run, available._unavailable_on, available.capability = launch, unavailable_on, capability_of
 
 
 def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
@@ -216,11 +215,11 @@ def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
 
 def _call(dim: int, dtype: str, term: str, length: int) -> None:
     shared = KEY_HEADS.get(term, HEADS)
-    inputs = [
+    query, key, value = (
         torch.zeros((1, heads, length, dim), dtype=getattr(torch, dtype), requires_grad=True)
         for heads in (HEADS, shared, shared)
-    ]
-    out = attention(*inputs, TERMS[term](dim), **OPTIONS.get(term, {}), backend="triton")
+    )
+    out = attention(query, key, value, TERMS[term](dim), **OPTIONS.get(term, {}), backend="triton")
     out.backward(torch.ones_like(out))
 
 

@@ -117,7 +117,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.call is not None:
         function, *arguments = json.loads(given.call)
-        print({"peak": peak, "growth": growth}[function](*arguments))
+        print(globals()[function](*arguments))
         return
     print(f"{f'MiB of training at {given.length}':28} {'float32':>10} {'bfloat16':>10}")
     peaks = {way: {dtype: measured("peak", way, dtype, given.length) for dtype in DTYPES} for way in WAYS}

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -53,7 +53,7 @@ def _modernbert(layers: int) -> nn.Module:
     return ModernBertModel(ModernBertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, **tokens))
 
 
-def _pair(make: Callable[[int], nn.Module], layers: int) -> dict[str, nn.Module]:
+def _pair(make: Callable[[int], Any], layers: int) -> dict[str, nn.Module]:
     theirs = make(layers)
     theirs.set_attn_implementation("sdpa")
     return {"transformers": theirs, "attached": whereformer.attach(copy.deepcopy(theirs), "none")}
@@ -128,7 +128,7 @@ def _train(model: nn.Module, ids: Tensor, dtype: str) -> None:
     _call(model, ids, dtype).float().sum().backward()
 
 
-def _check(calls: dict[str, Callable[[], Tensor]], dtype: str) -> None:
+def _check(calls: Mapping[str, Callable[[], Tensor]], dtype: str) -> None:
     with torch.no_grad():
         found, expected = calls["attached"]().float(), calls["transformers"]().float()
     most = 1e-4 if dtype == "float32" else 5e-2

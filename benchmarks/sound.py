@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -83,7 +84,7 @@ class _Whole(transformers.PreTrainedModel):
     main_input_name = "input_features"
     _supports_sdpa = True
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: Any) -> None:
         super().__init__(encoder.config)
         self.config.feature_projection_input_dim = encoder.config.hidden_size
         self.encoder = encoder
@@ -124,7 +125,7 @@ def check(name: str, layers: int, width: int) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def measured(function: str, *arguments: object) -> object:
+def measured(function: str, *arguments: object) -> Any:
     """Call a function of this file in a process of its own; None if it ran out of memory."""
     command = [sys.executable, __file__, "--call", json.dumps([function, *arguments])]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -163,7 +164,7 @@ def main() -> None:
                 for way in arguments.ways.split(","):
                     found = measured("measure", name, way, direction, n, *sizes, arguments.limit)
                     row = {"model": name, "minutes": minutes, "n": n, "direction": direction, "way": way}
-                    rows.append({**row, **(found or {"seconds": None, "mib": None})})  # type: ignore[dict-item]
+                    rows.append({**row, **(found or {"seconds": None, "mib": None})})
                     said = "out of memory" if found is None else f"{found['seconds']:8.1f} s {found['mib']:8.0f} MiB"
                     print(f"{name:19}{minutes:4g} min n={n:<6} {direction:9}{way:9} {said}", flush=True)
         settings = {"layers": sizes[0], "width": sizes[1], "rate": arguments.rate, "limit_gib": arguments.limit}

@@ -97,7 +97,7 @@ def _check(models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> None:
     mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
     for name, output in outputs.items():
         found, expected = (x if mask is None else x[mask.bool()] for x in (output, outputs["eager"]))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=partial("{}: {}".format, name))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class TextMemory:
         folder.mkdir(parents=True)
         given = {"text.txt": self.text, "target.txt": self.target}
         texts = [_repeated(file, folder / name, count) for name, file in given.items() if file is not None]
-        found = {"times": count, "bytes": sum(text.stat().st_size for text in texts)}
+        found: dict[str, Any] = {"times": count, "bytes": sum(text.stat().st_size for text in texts)}
         for part in ("encoded", "cached"):
             found[part] = self._trained(texts, folder / "cache", folder / part)
         shutil.rmtree(folder)

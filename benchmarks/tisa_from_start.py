@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from jobs import spread
 from lists import listed
 from matplotlib.figure import Figure
 from parts import spread as range_of
@@ -166,8 +167,8 @@ class FromStart:
         first = json.loads((folder / "records.jsonl").read_text().partition("\n")[0])
         trained = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
         scores = {}
-        for name, record in read_records(folder / "glue" / "records.jsonl")[1].items():
-            function, *key = json.loads(name)
+        for call, record in read_records(folder / "glue" / "records.jsonl")[1].items():
+            function, *key = json.loads(call)
             if function == "tune" and key[0] in tasks and key[2] == seed:
                 scores[key[0]] = record["value"]["scores"][""][METRICS[key[0]]]
         return {
@@ -185,13 +186,14 @@ class FromStart:
         Both of all products, and of those of different embeddings.
         """
         found = []
-        for source in sources_of([str(folder / "checkpoints")], None):
-            vectors = position_vectors(load(source.path)[0], self.longest)
+        sources = [(source.path, source.step) for source in sources_of([str(folder / "checkpoints")], None)]
+        for path, step in (*sources, (str(folder / "model"), self.steps)):
+            vectors = position_vectors(load(path)[0], self.longest)
             assert vectors is not None
-            assert source.step is not None
+            assert step is not None
             products = vectors.double() @ vectors.double().mT
             everything = float(diagonals(products).explained)
-            found.append({"step": source.step, "all": everything, "others": _without_diagonal(products)})
+            found.append({"step": step, "all": everything, "others": _without_diagonal(products)})
         return found
 
     def _print(self, console: Console, found: dict[str, list[dict[str, Any]]], tasks: Sequence[str]) -> None:

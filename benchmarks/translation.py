@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from jobs import spread
 from lists import listed
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -131,13 +132,14 @@ class Translation:
         scores: dict[str, Any] = json.loads(file.read_text())
         return scores
 
-    def _gather(self, console: Console, names: list[str]) -> None:
+    def _gather(self, console: Console, names: Sequence[str]) -> None:
         """Summarize all finished runs."""
         left_out = ("data", "out", "methods", "languages", "seeds", "workers")
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         results: dict[str, Any] = {"settings": settings, "languages": {}}
         for language in listed("languages", self.languages):
-            methods = results["languages"][language] = {}
+            methods: dict[str, Any] = {}
+            results["languages"][language] = methods
             for name in names:
                 methods[name] = {"seeds": {}}
                 for seed in range(self.seeds):

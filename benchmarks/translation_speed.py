@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from lists import listed
+from lists import listed, listed_numbers
 from rich.console import Console
 from rich.table import Table
 from side_by_side import Times, time_by_turns
@@ -27,7 +27,6 @@ from transformers import DynamicCache, EncoderDecoderCache
 from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position_names
 from whereformer.cli.main import execute
 from whereformer.data.parallel import collate
-from whereformer.errors import InputError
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.models.inputs import CACHE
@@ -70,7 +69,7 @@ class Speed:
         known = [*VARIANTS, *(name for name in position_names(for_text=True) if name not in VARIANTS)]
         names = known if self.methods == "all" else listed("methods", self.methods, known)
         names = [BASELINE, *(name for name in names if name != BASELINE)]
-        lengths, written = self._numbers("lengths"), self._numbers("written")
+        lengths, written = (listed_numbers(name, getattr(self, name), 1, 2**20) for name in ("lengths", "written"))
         models = {name: self._model(name, max(128, *written) + 1) for name in names}
         training, decoding = {}, {}
         for length in lengths:
@@ -90,12 +89,6 @@ class Speed:
         }
         write_results(self.out / "results.json", results)
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
-
-    def _numbers(self, option: str) -> list[int]:
-        texts = listed(option, getattr(self, option))
-        if not all(text.isdecimal() and int(text) for text in texts):
-            raise InputError(f"--{option}: expected numbers, got {getattr(self, option)!r}")
-        return [int(text) for text in texts]
 
     def _as_json(self, found: dict[int, dict[str, Times]]) -> dict[str, Any]:
         return {

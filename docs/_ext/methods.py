@@ -12,6 +12,7 @@ Each directive has a method's name as its argument:
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -100,7 +101,7 @@ def draw(name, folder):
     offsets = np.arange(1 - LENGTH, LENGTH)
     middle = LENGTH // 2
     for theme, (ink, line) in THEMES.items():
-        style = {
+        style: Any = {
             "svg.hashsalt": "whereformer",
             "font.size": 10,
             "axes.edgecolor": line,
@@ -163,7 +164,7 @@ class MethodDirective(SphinxDirective):
 
     def run(self):
         name = self.arguments[0]
-        self.env.note_dependency(inspect.getsourcefile(describe))
+        self.env.note_dependency(inspect.getfile(describe))
         return self.parsed(self.lines(name))
 
 

@@ -63,8 +63,7 @@ longer text
 def call_of(position, length, explicit=False):
     """The arguments of attention around a method, and everything that has a gradient."""
     torch.manual_seed(0)
-    at = Positions(0, 1, length)
-    at = at.values() if explicit else at
+    at = torch.arange(length) if explicit else Positions(0, 1, length)
     hidden = torch.randn(1, length, 32, requires_grad=True)
     query, key, value = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
     embedded = position.embed(hidden, at)
@@ -156,6 +155,7 @@ def exports(name):
         onnx = torch.onnx.export(model, (ids,), dynamo=True, dynamic_shapes=[{0: "batch", 1: "length"}], verbose=False)
     except OnnxExporterError:
         return f"{found}, no ONNX"
+    assert onnx is not None
     assert torch.allclose(onnx(other)[0], model(other).logits, atol=1e-5)
     return found
 

@@ -58,7 +58,7 @@ class Positions:
             if type(number) is int:
                 continue
             whole = as_int(number)
-            if whole is None and torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            if whole is None and torch.jit.is_tracing():
                 raise TypeError("torch.jit.trace would fix the lengths; use torch.export.export or torch.onnx.export")
             if whole is None:
                 raise TypeError(f"Positions: {name} must be an int, got {number!r}; others go in a tensor")
