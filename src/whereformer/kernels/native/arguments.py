@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from .library import compute
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
-BYTES, THREADS, SEED = 0, 2, 40
+_BYTES, _THREADS, _SEED = 0, 2, 40
 """The indices of the struct's size, of the number of threads and of dropout's seed among the fields."""
 
 INPUTS = (
@@ -115,8 +115,8 @@ class Arguments:
 
     Args:
         data: the struct.
-        pointers: its pointers: the index of each, and the tensor to whose beginning it points, which has to live as
-            long.
+        pointers: its pointers: the index of each, the tensor into which it points, which has to live as long, and how
+            far from its beginning.
     """
 
     def __init__(
@@ -130,8 +130,7 @@ class Arguments:
         poison: bool = False,
     ) -> None:
         self.data = array("q")
-        self.pointers: list[tuple[int, Tensor]] = []
-        self._kept = kept
+        self.pointers: list[tuple[int, Tensor, int]] = []
         batch, key_heads, n_k, value_dim = call.value.shape
         heads = output.shape[1]
         factors = (call.query_factors, call.key_table_factors, call.query_table_factors, call.query_levels)
@@ -147,7 +146,7 @@ class Arguments:
         self._whole_numbers(call.query_documents)
         self._whole_numbers(call.key_documents)
         self._numbers(*struct.unpack("3q", struct.pack("3d", call.scale, call.softcap or 0.0, call.dropout_p)))
-        assert len(self.data) == SEED
+        assert len(self.data) == _SEED
         self._numbers(0 if call.seed is None else int(call.seed))
         first = dict(zip(TABLES, call.first, strict=True))
         for name in INPUTS:
@@ -161,45 +160,64 @@ class Arguments:
             else:
                 self._tensor(tensor)
         self._tensor(output)
-        self._pointer(kept.log_sums)
-        self._pointer(kept.rounded_off)
+        self._pointer(kept.log_sums, kept.whole)
+        self._pointer(kept.rounded_off, kept.whole)
         self._tensor(None if backward is None else backward.d_output)
         self._contiguous(None if backward is None else backward.d_log_sums)
         for name in INPUTS:
             tensor = None if backward is None else backward.gradients.get(name)
-            if name in ("key", "value"):
-                tensor = None if tensor is None else tensor.flatten(0, 1)  # row parts times batch
-            if name in WHOLE:
+            if tensor is not None and name in ("key", "value"):
+                self._tensor(tensor.flatten(0, 1), tensor)  # row parts times batch
+            elif name in WHOLE:
                 self._tensor(tensor)
             else:
                 self._contiguous(tensor)
-        self.data[BYTES] = 8 * len(self.data)
+        self.data[_BYTES] = 8 * len(self.data)
 
     def compute(self) -> None:
         """Compute the call, while what the pointers point to lives."""
         compute(self.data)
 
-    def places(self, tensors: Sequence[Tensor]) -> list[tuple[int, int, int]] | None:
-        """Return where each pointer points: its index, in which of the tensors, and how far from its beginning.
+    def filling(
+        self, call: Call, tensors: Sequence[Tensor], made: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
+        """Return a function that computes calls of other ``tensors``, which replace the call's and what else was given,
+        into new memory like that of ``made``, and returns this.
 
-        The result is None if one points into a copy, or if two of the tensors are the same, as query and key may be:
-        other calls of the kind may tell them apart.
+        There is none if the kernel reads a copy, or if two of the tensors are the same, as query and key may be: other
+        calls of the kind may tell them apart.
         """
-        order = {id(tensor): place for place, tensor in enumerate(tensors)}
-        if len(order) < len(tensors):
+        known = [*tensors, *made]
+        places = {id(each): place for place, each in enumerate(known)}
+        if len(places) < len(known) or any(id(whole) not in places for _, whole, _ in self.pointers):
             return None
-        order |= {id(part): len(tensors) - 1 for part in (self._kept.log_sums, self._kept.rounded_off)}
-        if any(id(tensor) not in order for _, tensor in self.pointers):
-            return None
-        places = [(index, order[id(tensor)], tensor) for index, tensor in self.pointers]
-        return [(index, place, each.data_ptr() - tensors[place].data_ptr()) for index, place, each in places]
+        pointers = [(index, places[id(whole)], start) for index, whole, start in self.pointers]
+        (value, *seeds) = [places[id(each)] for each in (call.value, call.seed) if each is not None]
+        layouts = [(each.shape, each.stride(), each.dtype) for each in made]
+        fields = self.data
+
+        def fill(tensors: Sequence[Tensor]) -> list[Tensor]:
+            new, data = tensors[value].new_empty_strided, array("q", fields)
+            made = [new(size, strides, dtype=dtype) for size, strides, dtype in layouts]
+            known = (*tensors, *made)
+            for index, place, start in pointers:
+                data[index] = known[place].data_ptr() + start
+            data[_THREADS] = torch.get_num_threads()
+            if seeds:
+                data[_SEED] = int(tensors[seeds[0]])
+            compute(data)
+            return made
+
+        return fill
 
     def _numbers(self, *numbers: int) -> None:
         self.data.extend(numbers)
 
-    def _pointer(self, tensor: Tensor | None) -> None:
+    def _pointer(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
+        """Add the address of a tensor, which may be a part of a ``whole``."""
         if tensor is not None:
-            self.pointers.append((len(self.data), tensor))
+            start = 0 if whole is None else tensor.data_ptr() - whole.data_ptr()
+            self.pointers.append((len(self.data), tensor if whole is None else whole, start))
         self._numbers(0 if tensor is None else tensor.data_ptr())
 
     def _contiguous(self, tensor: Tensor | None) -> None:
@@ -208,14 +226,14 @@ class Arguments:
     def _whole_numbers(self, tensor: Tensor | None) -> None:
         self._pointer(None if tensor is None else tensor.to(torch.int64).contiguous())
 
-    def _tensor(self, tensor: Tensor | None) -> None:
+    def _tensor(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
         """Add a tensor of four axes. Items of an axis of size 1 may be shared by more."""
         if tensor is None:
             self._numbers(0, 0, 0, 0, 0, 0)
             return
         tensor = _in_memory(tensor)
         strides = tensor.stride()
-        self._pointer(tensor)
+        self._pointer(tensor, whole)
         self._numbers(DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
     def _table(self, table: Tensor | None, first: int) -> None:
