@@ -187,7 +187,7 @@ class _NoGpu:
 
 @contextmanager
 def _compiling(capability: int, kernels: Sequence[str] = ()) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
-    """Compile these kernels (all if none are named) instead of launching; yields what they become, with their options."""
+    """Compile these kernels (all if none are named) instead of launching; yields the compiled with their options."""
     compiled: list[tuple[Any, dict[str, Any]]] = []
     launch, unavailable_on, capability_of = JITFunction.run, available._unavailable_on, available.capability
     record = host.record

@@ -108,8 +108,9 @@ def make_call(
         n_q, head_dim = _query_length(terms, query_positions, n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
-        for field in term.axes:
-            check_device(f"{type(term).__name__}.{field}", getattr(term, field), value)
+        for field, tensor in vars(term).items():
+            if isinstance(tensor, Tensor):
+                check_device(f"{type(term).__name__}.{field}", tensor, value)
     if key_mask is not None:
         _check_key_mask(key_mask, value)
     check_flag("causal", causal)

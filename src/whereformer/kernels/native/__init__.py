@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..fields import AXES, TABLES, Call, rows_axis
 from ..operators import Again, Backend, Given, Operators, Results
-from .arguments import DTYPES, INPUTS, Arguments, Backward, Kept, parts_of_backward, parts_of_forward
-from .library import level_for
+from .arguments import DTYPES, INPUTS, Arguments, Backward, Kept, parts_of_backward
+from .library import compute
 from .library import why_not as why_no_library
 
 poisons = False
@@ -41,19 +41,18 @@ class Native(Backend):
         return super().why_not(call, device)
 
     def new_kept(self, call: Call) -> Tensor:
-        return Kept.of(call).whole
+        return Kept.of(call, call.new_output()).whole
 
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
-        output, kept = call.new_output(), Kept.of(call)
         if _is_empty(call):
-            output.zero_()
+            output = call.new_output().zero_()
+            kept = Kept.of(call, output)
             kept.whole.zero_()
             kept.log_sums[0] = -math.inf
             return _results(call.wants_lse, output, kept.whole), None
-        arguments = Arguments(call, output, kept, level_for(call.value.dtype), parts_of_forward(call), poison=poisons)
-        arguments.compute()
-        results, wants_lse = _results(call.wants_lse, output, kept.whole), call.wants_lse
-        fill = arguments.filling(call, tensors, [output, kept.whole])
+        arguments, wants_lse = Arguments(call, poison=poisons), call.wants_lse
+        compute(arguments.data)
+        results, fill = _results(wants_lse, *arguments.made), arguments.filling(call, tensors)
         if fill is None:
             return results, None
         return results, lambda *tensors: _results(wants_lse, *fill(tensors))
@@ -65,10 +64,8 @@ class Native(Backend):
             return [call.new_gradient(name).zero_() for name in needed], None
         parts = parts_of_backward(call, needed)
         into = _new_gradients(call, needed, parts)
-        backward = Backward(given.d_output, None if given.d_lse is None else given.d_lse.to(call.wide), into)
-        level, kept = level_for(call.value.dtype), Kept.of(call, given.kept)
-        arguments = Arguments(call, given.output, kept, level, parts, backward, poison=poisons)
-        arguments.compute()
+        arguments = Arguments(call, Backward(given, into, parts), poison=poisons)
+        compute(arguments.data)
         names, present = list(into), [name for name in AXES if getattr(call, name) is not None]
         places = [(name, present.index(name)) for name in needed]
 
@@ -76,9 +73,9 @@ class Native(Backend):
             found = dict(zip(names, filled, strict=True))
             return [_finished(name, tensors[place], found.get(name)) for name, place in places]
 
-        gradients = finished(tensors, list(into.values()))
+        gradients = finished(tensors, arguments.made)
         # The kernel leaves out pairs of dense scores, so their memory has to begin as zeros.
-        fill = None if "dense" in into else arguments.filling(call, tensors, list(into.values()))
+        fill = None if "dense" in into else arguments.filling(call, tensors)
         if fill is None:
             return gradients, None
         return gradients, lambda *tensors: finished(tensors, fill(tensors))

@@ -47,11 +47,15 @@ from .arguments import (
 from .blocks import LARGEST_BLOCK, blocks_of, cdiv, precision_of
 from .plan import launch, record
 
+_SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
+
+_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors", "bias")
+
 
 class Triton(Backend):
     """What is kept is the kernels' ``Norm``, (1 or 2, batch, heads, n_q)."""
 
-    name = "triton"
+    name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "dense")
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         return available.why_not(call, device) or super().why_not(call, device)
@@ -246,10 +250,6 @@ _BY_TABLE = {
     "value_table": ("value_table",),
 }
 """The gradients that need the sums by offset of each table."""
-
-_SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
-
-_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors", "bias")
 
 
 class _Backward:
