@@ -170,12 +170,9 @@ def attention(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    kind, again = attend_again(
-        (query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents),
-        terms,
-        window,
-        (causal, scale, softcap, dropout_p, return_lse, backend),
-    )
+    tensors = query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents
+    numbers = causal, window, scale, softcap, dropout_p, return_lse, backend
+    kind, again = attend_again((*tensors, *numbers), terms)
     if again is None:
         options: CallOptions = {
             "key_mask": key_mask,

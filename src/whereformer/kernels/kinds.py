@@ -59,38 +59,28 @@ class _Known(NamedTuple):
 _known: Memory[_Known] = Memory(1024)
 
 
-def attend_again(
-    tensors: tuple[Any, ...], terms: Any, window: Any, options: tuple[Any, ...]
-) -> tuple[Kind | None, tuple[Tensor, LogSums | None] | None]:
+def attend_again(given: tuple[Any, ...], terms: Any) -> tuple[Kind | None, tuple[Tensor, LogSums | None] | None]:
     """Return the kind of a call, None if it is not one that can be remembered; and the call's results without its
     sinks, None if its kind is not known.
 
-    Nothing has been checked yet: ``tensors`` are query, key, value and the options that may be tensors, ``options`` the
-    others in a fixed order.
+    Nothing has been checked yet; ``given`` are all arguments but ``terms``, in a fixed order.
     """
-    kind = _kind_of(tensors, terms, window, options)
+    kind = _kind_of(given, terms)
     known = None if kind is None else _known.values.get(kind.key)
     if kind is None or known is None:
         return kind, None
     plan, sources, seed = known
-    given = kind.tensors
-    tensors_of_plan = [given[index] if view is None else view(given[index]) for index, view in sources]
+    tensors = [kind.tensors[index] if view is None else view(kind.tensors[index]) for index, view in sources]
     if seed is not None:
-        tensors_of_plan.insert(seed, draw_seed(given[0].device))
-    return kind, plan.attend(tensors_of_plan)
+        tensors.insert(seed, draw_seed(kind.tensors[0].device))
+    return kind, plan.attend(tensors)
 
 
-def _kind_of(tensors: tuple[Any, ...], terms: Any, window: Any, options: tuple[Any, ...]) -> Kind | None:
+def _kind_of(given: tuple[Any, ...], terms: Any) -> Kind | None:
     if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or observed():
         return None
-    # 1, 1.0 and True are equal, but options tell them apart.
-    numbers = (*window, tuple, *options) if type(window) is tuple else (window, *options)
-    types = tuple(map(type, numbers))
-    if not _VALUES.issuperset(types):
-        return None
     found: list[Tensor] = []
-    parts: list[Any] = [numbers, types]
-    given = tensors
+    parts: list[Any] = []
     for term in terms:
         parts.append(type(term))
         given = (*given, *getattr(term, "__dict__", {}).values())
@@ -99,18 +89,20 @@ def _kind_of(tensors: tuple[Any, ...], terms: Any, window: Any, options: tuple[A
         if each is None or kind is int:
             parts.append(each)
         elif kind is Tensor or kind is nn.Parameter:
-            parts.append(Tensor)
             found.append(each)
+            parts.append(Tensor)
         elif kind is Positions:
             parts.append((each.start, each.stride, each.length))
+        elif kind in _VALUES or (kind is tuple and _VALUES.issuperset(map(type, each))):
+            # 1, 1.0 and True are equal, but options tell them apart.
+            parts.append((each, kind) if kind is not tuple else (each, *map(type, each)))
         else:
             return None
     layouts = layouts_of(found)
     if not found or layouts is None:
         return None
     device = found[0].device.type
-    parts.append(layouts)
-    parts.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+    parts += (layouts, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
     return Kind(tuple(parts), found)
 
 

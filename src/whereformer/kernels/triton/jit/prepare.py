@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .. import arguments
-from .tiles import load, place_of, row_index
+from .tiles import head_index, load, place_of
 
 ROWS = tl.constexpr(arguments.PREPARED_ROWS)
 SPAN = tl.constexpr(1024)  # numbers that a program fills, or reads, at once
@@ -26,8 +26,8 @@ def prepare(out, d_out, value, value_table, to_fill, pairs, table_length, sums_l
     block = program % blocks
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
-    at_row = row_index(pairs, place, row)
-    head = tl.cast(place.batch, tl.int64) * pairs.heads + place.head
+    head = head_index(pairs, place)
+    at_row = head * n_q + row
     if to_fill.delta is not None:
         do = load(d_out, place, first_row, n_q, ROWS).to(tl.float32)  # [ROWS, value_dim]
         delta = tl.sum(load(out, place, first_row, n_q, ROWS).to(tl.float32) * do, 1)  # [ROWS]
