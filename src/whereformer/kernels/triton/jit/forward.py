@@ -54,8 +54,10 @@ def _attend_blocks(softmax, queries, inputs, terms, pairs, start, end, AREA: tl.
 
 
 @triton.jit
-def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Compute the output and the norm of one block of queries of one head.
+def forward(
+    inputs, out, rounded_off, norm, values, at_offset, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Compute the output, what rounding took from it, and the norm of one block of queries of one head.
 
     ``at_offset`` receives the share of a row's attention at each offset between the ends of the table ``values``,
     (batch, heads, T, value_dim), like the rows of ``TableSums``.
@@ -113,3 +115,6 @@ def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.cons
             acc, ends, at_offset, values, terms.value_table, terms, pairs, place, first_row, dtype, BLOCK_M
         )
     store(out, acc, place, first_row, pairs.n_q, BLOCK_M)
+    if rounded_off.data is not None:
+        rounded = acc.to(out.data.dtype.element_ty).to(tl.float32)
+        store(rounded_off, acc - rounded, place, first_row, pairs.n_q, BLOCK_M)
