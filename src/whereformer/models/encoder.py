@@ -177,12 +177,11 @@ class Encoder(EncoderPreTrainedModel):
                 rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Positions start
                 again with each run of equal ids by default. In a causal model, position_ids that do so are enough, if
-                there is no attention_mask. A model that pools takes one row without padding, and pools each document by
-                itself.
+                there is no attention_mask. A model that pools takes one row without padding, and pools each apart.
             cu_seq_lens_q, seq_idx: in place of document_ids, what transformers' collators say of packed rows: where the
                 texts of one row begin and the last one ends, (texts + 1,), and a number for each text, (batch, n).
-                position_ids then have to start at 0 in each text, which is checked on the CPU. ``cu_seq_lens_k`` has to
-                be ``cu_seq_lens_q``; of ``max_length_q`` and ``max_length_k``, accelerators read the first.
+                position_ids then have to start at 0 in each, which is checked on the CPU. ``cu_seq_lens_k`` equals
+                ``cu_seq_lens_q``. Accelerators read ``max_length_q``, nothing reads ``max_length_k``.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
                 attention weights (batch, heads, n, n). If gradients are on, the weights have them, and the reference
                 backend computes the output from them.
@@ -213,10 +212,10 @@ class Encoder(EncoderPreTrainedModel):
             self,
             # No variable here holds the embeddings, so that their memory is free once the first layer has run.
             self.embeddings(words, inputs.get("token_type_ids"), self.position, places),
-            texts=texts,
             with_weights=asks_for("output_attentions", inputs, self.config),
             with_states=asks_for("output_hidden_states", inputs, self.config),
         )
+        run.texts = texts
         site = whole = run.share(whole)
         run.layers(self.blocks[0], site)
         first = run.hidden if self.has_decoder else None
@@ -253,6 +252,8 @@ class Encoder(EncoderPreTrainedModel):
             check_positions("position_ids", positions, batch, length)
         documents = self.documents(words, attention_mask, inputs)
         texts = self._texts(documents, attention_mask)
+        # Pooled documents are numbered, whatever their ids were.
+        documents = documents if texts is None else texts.documents
         if self.config.segments != "attention":
             types = None
         elif types is not None:
@@ -303,13 +304,12 @@ class Encoder(EncoderPreTrainedModel):
         if documents is None or len(self.blocks) == 1:
             return None
         if attention_mask is not None or len(documents) != 1:
-            name, got = ("attention_mask", "a mask") if len(documents) == 1 else ("document_ids", "several rows")
-            raise InputError(name, f"a model that pools takes packed texts in one row without padding, got {got}")
+            name = "attention_mask" if len(documents) == 1 else "document_ids"
+            raise InputError(name, "a model that pools takes packed texts in one row, without padding")
         return Texts.of(documents, self.pooling)
 
     def pooled_documents(self, documents: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-        """Return the documents of the last hidden states, which are fewer than tokens after pooling without a
-        decoder."""
+        """Return the documents of the last hidden states, which are fewer after pooling without a decoder."""
         texts = None if self.has_decoder else self._texts(documents, attention_mask)
         if texts is None:
             return documents
@@ -327,9 +327,7 @@ class Encoder(EncoderPreTrainedModel):
             return self._positions(input_ids, length) if given is None else given, None
         places, end = places_in(documents, longest=inputs.get("max_length_q"))
         if given is not None and can_look(given) and not (given == places).all():
-            raise InputError(
-                "position_ids", "expected 0, 1, ... in each text, got others; document_ids leaves them free"
-            )
+            raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
         return places, end
 
     def _positions(self, input_ids: Tensor | None, length: int) -> PositionsLike:
@@ -342,12 +340,11 @@ class Encoder(EncoderPreTrainedModel):
 
 
 class _Run:
-    """One forward of an encoder: the current hidden states and, where these are pooled, texts; what is asked for."""
+    """One forward of an encoder: the current hidden states, and the requested states and weights so far."""
 
-    def __init__(
-        self, encoder: Encoder, hidden: Tensor, *, texts: Texts | None, with_weights: bool, with_states: bool
-    ) -> None:
-        self.encoder, self.texts, self.with_weights, self.with_states = encoder, texts, with_weights, with_states
+    def __init__(self, encoder: Encoder, hidden: Tensor, *, with_weights: bool, with_states: bool) -> None:
+        self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
+        self.texts: Texts | None = None
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
         self.shares = may_share(encoder.layers)

@@ -52,9 +52,6 @@ def _begins(texts: Tensor) -> Tensor:
 
 
 def offsets_suffice(position: Position) -> bool:
-    """Whether attention depends on offsets alone, so that packed texts may have the positions of their row.
-
-    Affine positions make for faster terms.
-    """
+    """Whether attention depends on offsets alone, so that packed texts may have their row's positions."""
     acting = [method for method in position.methods() if method.acts_in_attention()]
     return all(method.shift_invariant and not getattr(method, "reset_cls", False) for method in acting)

@@ -40,17 +40,14 @@ class StackForward:
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
         self.kept: tuple[PositionsLike, PositionsLike, Tensor | None, Tensor | None, Any] | None = None
-        self.texts: tuple[Tensor, Tensor] | None = None
+        self.texts: tuple[Tensor | None, Tensor | None] = None, None
 
     def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
         """Return what :func:`.packed_texts` does; layers that get the same ends get the same tensor."""
         ends = options.get("cu_seq_lens_q")
-        if ends is not None and self.texts is not None and self.texts[0] is ends and n_q == n_k:
-            return self.texts[1]
-        texts = packed_texts(options, query, n_q, n_k)
-        if ends is not None and texts is not None:
-            self.texts = ends, texts
-        return texts
+        if ends is None or self.texts[0] is not ends or n_q != n_k:
+            self.texts = ends, packed_texts(options, query, n_q, n_k)
+        return self.texts[1]
 
     def prepare_for(self, asked: RequestedMask, site: Site) -> Site:
         """Return the site with what the method computes once for all layers; the first layer that asks computes it.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
+from .. import packed
 from ..devices import fetched
-from ..packed import packed_texts
 from .hooks import LayerInput
 from .implementations import NAME, register
 from .masks import RequestedMask, mask
@@ -132,8 +132,7 @@ def requested(
     else:
         asked = RequestedMask(n_k, first=None, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
-    texts = packed_texts if layer is None else layer.forward.packed_texts
-    documents = texts(options, query, query.shape[2], n_k)
+    documents = (layer.forward if layer else packed).packed_texts(options, query, query.shape[2], n_k)
     return asked if documents is None else asked._replace(documents=documents)
 
 
