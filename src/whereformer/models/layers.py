@@ -158,7 +158,8 @@ class SegmentScores(nn.Module):
         query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
         key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)
         if self.separate_cls:
-            query_factors, key_factors = (without_cls(each, site.starts) for each in (query_factors, key_factors))
+            query_factors = without_cls(query_factors, site.query_starts)
+            key_factors = without_cls(key_factors, site.key_starts)
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
 
 

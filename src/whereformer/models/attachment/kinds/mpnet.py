@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetBias
+from ...packed import PACKED
 from ..served import Served
-from .deberta import PACKED
 from .heads import project_heads
 
 FURTHEST = 128
