@@ -36,7 +36,6 @@ from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
 from whereformer.lab.loading import load
-from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
 from whereformer.recipes.analyze import sources_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..files import check_regular
 from ..positions import METHODS, method_names
-from .fingerprint import fingerprint_of_files
+from .manifest import fingerprint_of_files
 
 _SOURCES: dict[str, str] = {}
 """The hash of the files that each method comes from which is not the library's."""

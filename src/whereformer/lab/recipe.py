@@ -6,14 +6,17 @@ annotation say which values it takes, and whether it may differ when a run is co
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.util import find_spec
+from importlib.util import resolve_name as absolute_name
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -27,14 +30,44 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-class Lazy:
-    """A module that is imported on first use, so that ``--help`` need not wait for torch."""
+class _Lazy:
+    """A module, or what a module has, that is imported on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
+        return getattr(resolve_name(self._name), name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return resolve_name(self._name)(*arguments, **options)
+
+
+class _LazyNames(_Lazy):
+    """What names are imported from lazily."""
+
+    def __getattr__(self, name: str) -> _Lazy:
+        return _Lazy(f"{self._name}.{name}")
+
+
+@contextmanager
+def lazily(module: str) -> Iterator[None]:
+    """Let what a module imports in this block wait for its first use, so that ``--help`` need not wait for torch.
+
+    Names may be those of modules, of what is called, or of what only annotations need.
+    """
+    usual = builtins.__import__
+
+    def note(name: str, known: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
+        if known is None or known["__name__"] != module:  # something else, as in another thread
+            return usual(name, known, local, names, level)
+        return (_LazyNames if names else _Lazy)(absolute_name("." * level + name, known["__package__"]))
+
+    builtins.__import__ = note  # type: ignore[assignment]  # it returns what stands for a module
+    try:
+        yield
+    finally:
+        builtins.__import__ = usual
 
 
 class Free:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
 from . import ranks
-from .folder import open_folder
 from .options import find_device
 from .provenance import provenance
 from .terminal import output, say
@@ -256,8 +255,8 @@ class Run:
             raise InputError("jobs", f"one of {jobs} processes ended unexpectedly, {advice}") from None
         finally:
             for process in multiprocessing.active_children() if waiting else ():
-                if process.pid is not None:
-                    os.kill(process.pid, signal.SIGINT)  # what trains saves, then stops
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process.pid or 0, signal.SIGINT)  # what trains saves, then stops
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _keep(self, name: str, value: Any, seconds: float) -> None:
@@ -276,6 +275,36 @@ class Run:
         except OSError:
             os.truncate(path, size)
             raise
+
+
+def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
+    """Create a folder, and lock it against other commands.
+
+    Args:
+        out: the folder.
+        field: the argument that an error names.
+
+    Returns:
+        The lock, held until it is closed. Of several processes of a run, only the main one holds it.
+
+    Raises:
+        InputError: if another command holds its lock.
+        OSError: if it can't be written.
+    """
+    if not ranks.is_main():
+        return nullcontext()
+    out.mkdir(parents=True, exist_ok=True)
+    lock = (out / ".lock").open("a")
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # this system has no such locks
+    except BlockingIOError:
+        lock.close()
+        raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
+    return lock
 
 
 def usual_jobs(device: str, *, small: bool) -> int:

@@ -5,7 +5,6 @@ No step waits for the device. Losses stay there, and are fetched every ``log_eve
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
@@ -29,7 +28,6 @@ from ..data.masks import IGNORED
 from ..errors import InputError
 from ..files import move_folder
 from . import manifest, ranks
-from .json_files import read_sealed, write_sealed
 from .training.optimizer import build_optimizer, build_schedule
 
 Batch = dict[str, Tensor]
@@ -247,9 +245,7 @@ class _State:
                 to.also(partial)
             ranks.wait()
             if ranks.is_main():
-                files = {path.name: manifest.describe(path) for path in sorted(partial.iterdir())}
-                content = {"what": to.what, "processes": ranks.size(), "done": asdict(done), "files": files}
-                write_sealed(partial / manifest.NAME, content, finite=False)  # a held-out score may be NaN
+                manifest.write(partial, {"what": to.what, "processes": ranks.size(), "done": asdict(done)})
                 move_folder(partial, folder)
                 for older in _folders(to.folder)[: -to.keep]:
                     shutil.rmtree(older)
@@ -292,16 +288,12 @@ def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
     """Return the last whole checkpoint of a training, and how many processes it is of. Say which are passed over."""
     for folder in reversed(_folders(of.folder)):
         try:
-            content = read_sealed(folder / manifest.NAME)
-            changed = [name for name, wrote in content["files"].items() if manifest.describe(folder / name) != wrote]
-            if changed:
-                raise ValueError(f"{changed[0]} is not what was written")
-            if content["what"] != json.loads(json.dumps(of.what)):
-                raise ValueError("it is of another training")
-            return folder, Trained(**content["done"]), content["processes"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            of.say(f"passing over {folder}: {reason}")
+            if (problem := manifest.problem(folder, {"what": of.what})) is None:
+                facts = manifest.read(folder)
+                return folder, Trained(**facts["done"]), facts["processes"]
+        except (KeyError, TypeError) as error:
+            problem = f"it is of another version ({error})"
+        of.say(f"passing over {folder}: {problem}")
     return None
 
 

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import write_atomically
 from ..lab.options import MOST_COUNT
-from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.recipe import Free, Range, Recipe, lazily
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
     from torch import Tensor
     from torch.nn import functional
@@ -34,19 +34,6 @@ if TYPE_CHECKING:
     from ..models.checkpoints import files as checkpoint_files
     from ..models.checkpoints import loading as checkpoint_loading
     from ..models.checkpoints import sources as checkpoint_sources
-else:
-    torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
-    curves, findings, fit, measured, naming, reading, tables, toeplitz = (
-        Lazy(f"whereformer.analysis.{name}")
-        for name in ("curves", "findings", "fit", "measured", "naming", "reading", "tables", "toeplitz")
-    )
-    checkpoint_files, checkpoint_loading, checkpoint_sources = (
-        Lazy(f"whereformer.models.checkpoints.{name}") for name in ("files", "loading", "sources")
-    )
-    ours, positions, corpus, loading, drawing = (
-        Lazy(f"whereformer.{name}")
-        for name in ("models", "positions", "data.corpus", "lab.loading", "lab.report.findings")
-    )
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""

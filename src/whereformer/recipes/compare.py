@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE
-from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Numbers, Range
+from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
 from .outcome import Outcome
 
-if TYPE_CHECKING:
+with lazily(__name__):
     from .. import analysis, models
     from ..analysis import ranking as rankings
     from ..data import corpus, encode, masks
@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from ..models import presets
     from . import budget
     from . import compare_report as drawing
-else:
-    budget, drawing = (Lazy(f"whereformer.recipes.{name}") for name in ("budget", "compare_report"))
-    analysis, presets = Lazy("whereformer.analysis"), Lazy("whereformer.models.presets")
-    rankings = Lazy("whereformer.analysis.ranking")
-    corpus, encode, masks = (Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "masks"))
-    encoders, manifest, methods, plugins, running, scoring, training = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in ("encoders", "manifest", "methods", "plugins", "run", "score", "train")
-    )
-    figures, report = (Lazy(f"whereformer.lab.report.{name}") for name in ("figures", "report"))
 
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time

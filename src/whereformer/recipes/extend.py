@@ -8,15 +8,15 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
 from ..files import new_folder
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_THREADS
-from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.recipe import Free, Range, Recipe, lazily
 from ..lab.sheet import Column, Sheet
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
@@ -25,18 +25,10 @@ if TYPE_CHECKING:
     from ..lab import loading, manifest
     from ..lab import train as training
     from ..lab.report import figures, losses
-    from ..lab.report.report import Report
+    from ..lab.report.report import Figure, Report
     from ..lab.run import Run
     from ..lab.training import card
     from . import sentence_encoders as encoders
-else:
-    torch, nn, functional = Lazy("torch"), Lazy("torch.nn"), Lazy("torch.nn.functional")
-    corpus, manifest, training, figures, losses = (
-        Lazy(f"whereformer.{name}")
-        for name in ("data.corpus", "lab.manifest", "lab.train", "lab.report.figures", "lab.report.losses")
-    )
-    card, loading = Lazy("whereformer.lab.training.card"), Lazy("whereformer.lab.loading")
-    encoders = Lazy("whereformer.recipes.sentence_encoders")
 
 FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MOST_HELD_OUT = 16, 24  # one document in 16 is held out to judge by, but at most 24
@@ -228,8 +220,6 @@ class Extend(Recipe):
 
     def report(self, text: Text, outcome: Outcome) -> Report:
         """Return how good the model is, and how it became so."""
-        from ..lab.report.report import Figure, Report
-
         _, short, _, found, lead = outcome.curve[-1]
         columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS))]
         columns += [FOUND, Column(LEAD, "cosine")]

@@ -10,17 +10,17 @@ from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
 from ..files import check_regular_in
 from ..lab import ranks, trackers
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
-from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Range
+from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, lazily
 from ..lab.report.numbers import DASH, MINUS
 from ..lab.sheet import Cell, Column, Sheet
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import numpy
     import torch
 
@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from ..lab.report import curves, report
     from ..lab.run import Run
     from ..lab.training import metrics
-else:
-    numpy, torch = Lazy("numpy"), Lazy("torch")
-    positions = Lazy("whereformer.positions")
-    head_curves, gaining = (Lazy(f"whereformer.analysis.{name}") for name in ("curves", "gains"))
-    batches, glue, labeled = (Lazy(f"whereformer.data.{name}") for name in ("batches", "glue", "rows"))
-    pretrained, training, metrics, curves, report = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in ("pretrained", "train", "training.metrics", "report.curves", "report.report")
-    )
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"

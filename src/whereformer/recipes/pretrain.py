@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from .. import files
 from ..errors import InputError, shown
 from ..lab import options, ranks, trackers
-from ..lab.recipe import Free, Lazy, LongRun, Range
+from ..lab.recipe import Free, LongRun, Range, lazily
 from ..lab.sheet import Column, Sheet
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
 
     from .. import analysis, models
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from ..lab.run import Run
     from ..lab.training import card, model_options
     from ..models import presets
-else:
-    torch = Lazy("torch")
-    analysis, models, presets = (Lazy(f"whereformer.{name}") for name in ("analysis", "models", "models.presets"))
-    corpus, encode, hub, masks, tokenizers, text_windows = (
-        Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "hub", "masks", "tokenizers", "windows")
-    )
-    held_out, loading, manifest, lab_run, training = (
-        Lazy(f"whereformer.lab.{name}") for name in ("held_out", "loading", "manifest", "run", "train")
-    )
-    courses, report, card, model_options = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in ("report.course", "report.report", "training.card", "training.model_options")
-    )
 
 
 @dataclass(frozen=True)

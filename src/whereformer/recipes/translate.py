@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from .. import files
 from ..errors import InputError
 from ..lab import options, ranks, trackers
-from ..lab.recipe import Free, Lazy, LongRun, Range
+from ..lab.recipe import Free, LongRun, Range, lazily
 from ..lab.sheet import Column, Sheet
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
 
     from .. import models
@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from ..lab.training import card, model_options
     from ..lab.training import optimizer as optimizers
     from . import translating
-else:
-    torch, models = Lazy("torch"), Lazy("whereformer.models")
-    translating = Lazy("whereformer.recipes.translating")
-    drawing, parallel, subwords = (Lazy(f"whereformer.data.{name}") for name in ("batches", "parallel", "subwords"))
-    averaged, loading, manifest, lab_run, training, courses, report, card, model_options, optimizers = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in (
-            *("averaged", "loading", "manifest", "run", "train", "report.course", "report.report"),
-            *("training.card", "training.model_options", "training.optimizer"),
-        )
-    )
 
 SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
 DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
