@@ -58,9 +58,9 @@ from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.windows import parsed_lengths
 from whereformer.errors import InputError
 from whereformer.files import new_folder
+from whereformer.lab.held_out import lm_score
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.provenance import write_results
-from whereformer.lab.score import lm_score
 from whereformer.lab.training.metrics import WORD_METRICS
 from whereformer.lab.training.optimizer import build_optimizer
 

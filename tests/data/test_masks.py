@@ -26,7 +26,7 @@ from whereformer.data.tokenizers import (
     train_tokenizer,
     trained_vocabulary,
 )
-from whereformer.lab.score import lm_score
+from whereformer.lab.held_out import lm_score
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 

@@ -45,7 +45,7 @@ def data(tmp_path_factory):
 def records(out):
     """The values of a folder's runs, by task, variant and seed."""
     found = read_records(Path(out) / "records.jsonl")[1]
-    return {tuple(json.loads(name)[1:]): content["value"] for name, content in found.items()}
+    return {tuple(json.loads(name)[1:]): each["value"] for name, each in found.items() if '"tune"' in name}
 
 
 def run(model, data, out, *more, task="cola"):
@@ -291,7 +291,7 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     before = records(tmp_path)
     capsys.readouterr()
     line = fails(capsys, *arguments, "--regression")
-    assert "holds results of another model or of other rows of mine; choose another folder" in line
+    assert "holds results with another model or other rows of mine; choose another folder" in line
     assert records(tmp_path) == before
 
 
@@ -387,7 +387,7 @@ def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     capsys.readouterr()
     arguments = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
     assert "holds results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4")
-    other = "holds results of another model or of other rows of cola; choose another folder"
+    other = "holds results with another model or other rows of cola; choose another folder"
     assert other in fails(capsys, *arguments, "--train-rows=8")
     assert other in fails(capsys, *arguments, "--model", save_model(tmp_path / "other", hidden_size=32))
     (tmp_path / "records.jsonl").write_text('{"format": 1}')

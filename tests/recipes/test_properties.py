@@ -11,7 +11,7 @@ from tests.recipes.test_compare import run
 from whereformer.cli.main import main
 from whereformer.lab.run import as_line
 from whereformer.recipes import properties
-from whereformer.recipes.outcome import Outcome
+from whereformer.recipes.compare_report import Outcome
 from whereformer.recipes.properties import Tick
 
 METHODS = "tisa,learned,rope,learned+tisa"

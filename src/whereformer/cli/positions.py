@@ -52,8 +52,8 @@ class ListPositions:
 
             from ..recipes.properties import measured_table
 
-            shown = partial(track, description="measuring", console=console, transient=True)
-            console.print(measured_table(self.measure, self.pattern, shown))
+            bar = partial(track, description="measuring", console=console, transient=True)
+            console.print(measured_table(self.measure, self.pattern, bar))
             return
         from rich.table import Table
 

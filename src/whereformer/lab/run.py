@@ -149,11 +149,6 @@ class Run:
         """Tell the steps of all that the recipe does, done or not, for the progress."""
         self.total = steps
 
-    def kept(self, function: Callable[..., Value]) -> dict[Key, Any]:
-        """Return what the record has of a function: its values, as JSON, by key."""
-        names = ((json.loads(name), value) for name, value in self.values.items())
-        return {tuple(key): value for (called, *key), value in names if called == function.__name__}
-
     def step(self, steps: int = 1, loss: float | None = None) -> None:
         """Tell that steps are done, and perhaps the loss so far."""
         if self.counts is not None and self.losses is not None:
@@ -169,12 +164,21 @@ class Run:
         yield partial(counts.__setitem__, 0)
         self.counts, self.done = None, self.done + steps
 
-    def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
-        """Return the value of ``function(run, *arguments)``, which the record keeps.
+    def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value], key: Key = ()) -> Value:
+        """Return the value of ``function(run, *arguments, *key)``, which the record keeps.
 
         Of several processes, the main one calls it.
         """
-        return ranks.from_main(lambda: self.each([()], function, *arguments, kind=kind, steps=0, jobs=1)[()])
+        return ranks.from_main(lambda: self.each([key], function, *arguments, kind=kind, steps=0, jobs=1)[key])
+
+    def identify(self, what: str, value: str, field: str = "out") -> None:
+        """Record what results are of, such as the hash of a text, so that a folder never mixes those of two.
+
+        Raises:
+            InputError: for ``field``, if the folder holds results with another.
+        """
+        if self.once(identify, value, kind=str, key=(what,)) != value:
+            raise InputError(field, f"{self.folder} holds results with another {what}; choose another folder")
 
     def each(
         self,
@@ -275,6 +279,11 @@ class Run:
         except OSError:
             os.truncate(path, size)
             raise
+
+
+def identify(run: Run, value: str, what: str) -> str:
+    """Return what results are of, for the record."""
+    return value
 
 
 def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:

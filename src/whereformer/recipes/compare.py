@@ -17,7 +17,6 @@ from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
-from .outcome import Outcome
 
 with lazily(__name__):
     from .. import analysis, models
@@ -25,14 +24,15 @@ with lazily(__name__):
     from ..data import corpus, encode, masks
     from ..data.streams import Stream
     from ..lab import encoders, manifest, methods, plugins
+    from ..lab import held_out as scoring
     from ..lab import run as running
-    from ..lab import score as scoring
     from ..lab import train as training
     from ..lab.report import figures, report
     from ..lab.run import Run
     from ..models import presets
     from . import budget
     from . import compare_report as drawing
+    from .compare_report import Outcome
 
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
@@ -180,8 +180,7 @@ class Compare(ManyRuns):
 
     def run(self, run: Run) -> report.Report:
         text = corpus.Text(self.data, self.column, characters=self.characters)
-        if run.once(self.identify, text, kind=str) != text.fingerprint:
-            raise InputError("out", f"{self.out} holds results for a different text; choose another folder")
+        run.identify("text", text.fingerprint)
         if self.minutes is not None:
             plan = run.once(self.plan, kind=budget.Plan)
             run.say(
@@ -205,10 +204,6 @@ class Compare(ManyRuns):
         return self.report(material, outcomes, best, seeds, trials)
 
     # What every run does.
-
-    def identify(self, run: Run, text: corpus.Text) -> str:
-        """Return the text's fingerprint, by its bytes."""
-        return text.fingerprint
 
     def read(self, run: Run, text: corpus.Text) -> Material:
         """Read the text, learn its vocabulary, and encode it, unless that was done."""

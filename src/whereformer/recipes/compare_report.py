@@ -1,20 +1,48 @@
-"""The table and the figures of a comparison."""
+"""What a comparison keeps of a trained model, and its table and figures."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.outlook import AHEAD, SHARES
 from ..analysis.ranking import Ranked, Ranking
 from ..lab.report import losses
 from ..lab.report.figures import Series
+from ..lab.report.numbers import DASH
 from ..lab.report.report import Figure
 from ..lab.sheet import Cell, Column, Row, Sheet
-from .outcome import Outcome
 
-DASH = "\N{EN DASH}"
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained model.
+
+    Args:
+        rate: the peak of the learning rate.
+        losses: the training loss of each step.
+        scores: at each length, the held-out loss and the accuracy of tokens, or the reason why there is none.
+        windows: the mean held-out loss of every 64 labels, at the training length.
+        parameters: the number of parameters of position.
+        flops: operations of a training step with windows of the full length, without norms and the like; None if torch
+            can't count them.
+        failed: why there is no model.
+    """
+
+    rate: float
+    losses: list[float]
+    scores: list[Any]
+    windows: list[float]
+    parameters: int
+    flops: int | None
+    failed: str = ""
+
+    @property
+    def loss(self) -> float:
+        """The held-out loss at the training length."""
+        return float(self.scores[0][0])
 
 
 def table(
@@ -87,7 +115,8 @@ def curves(
     training, ranges, fits = {}, {}, {}
     for row in ranking.rows:
         every = list(runs[row.position].values())
-        training[row.position] = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
+        means = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
+        training[row.position] = losses.smoothed(means)
         found = {
             length: [run.scores[index][0] for run in every]
             for index, length in enumerate(lengths)

@@ -24,7 +24,7 @@ with lazily(__name__):
     from ..data import corpus
     from ..lab import loading, manifest
     from ..lab import train as training
-    from ..lab.report import figures, losses
+    from ..lab.report import losses
     from ..lab.report.report import Figure, Report
     from ..lab.run import Run
     from ..lab.training import card
@@ -123,9 +123,9 @@ class Extend(Recipe):
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
         windows = self.windows(teacher)
-        text = run.once(self.read, windows, kind=Text)
-        if text != self.read(run, windows):
-            raise InputError("data", f"{run.folder} holds results with another text; choose another folder")
+        digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
+        text = Text(corpus.source_of(self.data), len(windows), int(held_out(windows).sum()), digest)
+        run.identify("text", digest, "data")
         about = {**self.record(), "text": text.digest}
         model = run.folder / "model"
         outcome = run.each(
@@ -169,11 +169,6 @@ class Extend(Recipe):
                 f"the model has {words} tokens",
             )
         return windows
-
-    def read(self, run: Run, windows: Tensor) -> Text:
-        """Return what the text is."""
-        digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
-        return Text(corpus.source_of(self.data), len(windows), int(held_out(windows).sum()), digest)
 
     def train(
         self, run: Run, teacher: encoders.SentenceEncoder, kind: str, windows: Tensor, text: Text, about: dict[str, Any]
@@ -242,12 +237,10 @@ class Extend(Recipe):
         ]
         sheet = Sheet.of(f"On {documents} documents that were held out", columns, rows, notes=(READING,))
 
-        def paint(canvas: Any) -> None:
-            axes = canvas.add_subplot()
-            axes.plot(*losses.smoothed(outcome.losses), **figures.series(1)[0].line)
-            axes.set(xlabel="training step", ylabel="loss")
-
-        drawn = [Figure("Loss over the steps of training", paint, size=(560, 320))] if outcome.losses else []
+        drawn = []
+        if outcome.losses:
+            paint = losses.over_steps({"training": losses.smoothed(outcome.losses)})
+            drawn.append(Figure("Loss over the steps of training", paint, size=(560, 320)))
         return Report("A model that reads more", said, [sheet, *drawn], {**asdict(text), **asdict(outcome)})
 
 

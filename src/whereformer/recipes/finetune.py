@@ -16,9 +16,10 @@ from ..errors import InputError
 from ..files import check_regular_in
 from ..lab import ranks, trackers
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
-from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, lazily
+from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
 from ..lab.report.numbers import DASH, MINUS
 from ..lab.sheet import Cell, Column, Sheet
+from .long_run import DRY
 
 with lazily(__name__):
     import numpy
@@ -99,13 +100,11 @@ class Tuned:
         losses: about POINTS steps, each with the mean training loss since the one before.
         curves: what each head adds to scores at offsets -REACH to REACH, [layer][head][offset]; None for methods
             without such curves.
-        read: a hash of the pretrained weights and all rows of the task.
     """
 
     scores: dict[str, dict[str, float]]
     losses: list[list[float]]
     curves: list[Any] | None
-    read: str
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(ManyRuns):
+class Finetune(ManyRuns, Trains):
     """What does a position method add to a pretrained model? Fine-tunes with and without it, on GLUE or your own task.
 
     This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
@@ -181,18 +180,8 @@ class Finetune(ManyRuns):
     max_length: Annotated[int | None, Range(4, MOST_SIZE)] = None
     """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
     model is an error."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
-    float32."""
     packed: bool = False
     """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
-    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
-    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
-    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
-    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
-    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
-    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
-    inverse square root of the step."""
     out: Annotated[Path, Free] = Path("runs/finetune")
     """Folder for the results."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"], Free] = "none"
@@ -276,15 +265,12 @@ class Finetune(ManyRuns):
     def start(self, *, quiet: bool = False) -> report.Report:
         if not self.dry_run:
             return super().start(quiet=quiet)
-        done = "A dry run: nothing was trained or written."
-        return report.Report("What would be fine-tuned?", [done], [self.resolved().plan()])
+        return report.Report("What would be fine-tuned?", [DRY], [self.resolved().plan()])
 
     def run(self, run: Run) -> report.Report:
         read = self.prepared.read
-        for (task, *_), kept in run.kept(self.tune).items():
-            if task in read and kept["read"] != read[task]:
-                other = f"{run.folder} holds results of another model or of other rows of {task}"
-                raise InputError("out", f"{other}; choose another folder")
+        for task, found in read.items():
+            run.identify(f"model or other rows of {task}", found)
         run.say(self.plan())
         # Every model is trained with one seed before the next.
         seeds = range(self.seed, self.seed + self.seeds)
@@ -341,7 +327,7 @@ class Finetune(ManyRuns):
         part = max(1, steps // POINTS)
         losses = [done.losses[at : at + part] for at in range(0, steps, part)]
         points = [[min(part * number, steps), round(fmean(each), 4)] for number, each in enumerate(losses, 1)]
-        return Tuned(scores, points, head_curves.head_curves(model.encoder, REACH), self.prepared.read[task])
+        return Tuned(scores, points, head_curves.head_curves(model.encoder, REACH))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""

@@ -22,7 +22,7 @@ from ..lab.sheet import Cell, Column, Sheet
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
 from .compare import Compare, load
-from .outcome import Outcome
+from .compare_report import Outcome
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
@@ -136,7 +136,7 @@ def _held_out(recipe: Compare) -> HeldOut:
     try:
         _, records, _ = read_records(folder / RECORDS)
         text = Text(recipe.data, recipe.column, characters=recipe.characters)
-        changed = text.fingerprint != records['["identify"]']["value"]
+        changed = text.fingerprint != records['["identify", "text"]']["value"]
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
     if changed:
