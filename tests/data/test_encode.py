@@ -15,7 +15,7 @@ from whereformer import files
 from whereformer.data import corpus, encode
 from whereformer.data.corpus import Pages, Text
 from whereformer.data.encode import TokenizerChoice, open_or_encode
-from whereformer.data.hub import fetched
+from whereformer.data.read import fetched
 from whereformer.data.streams import TokenFile, packed
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError

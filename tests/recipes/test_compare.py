@@ -19,7 +19,7 @@ from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import encoders, train
-from whereformer.lab.plugins import load_plugin, sources_of
+from whereformer.lab.methods import load_plugin, sources_of
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.recipes.compare import Compare, Trials, load

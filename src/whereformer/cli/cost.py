@@ -100,7 +100,7 @@ class Cost:
         import torch
 
         from ..analysis import cost
-        from ..lab.training.model_options import as_setting
+        from ..lab.methods import as_setting
         from ..models import EncoderConfig
 
         check_markers(self)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
-from .hub import fetched
-from .read import Table, open_table
+from .read import Table, fetched, open_table
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9

@@ -35,7 +35,6 @@ RECORDS = "records.jsonl"
 """The file of records in a run's folder."""
 MOST_JOBS = 8
 """The most runs at a time, unless somebody asks for more. Each process needs about half a GiB."""
-THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 Key = tuple[Any, ...]
 Value = TypeVar("Value")
 
@@ -246,7 +245,7 @@ class Run:
         context = multiprocessing.get_context("spawn")
         begin = (function, self, shared, self.counts, self.losses, context.Value("i", 0))
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
-        with _in_environment(dict.fromkeys(THREADS, str(self.threads))), _no_interrupts():  # when they begin
+        with _no_interrupts():  # when they begin
             waiting = {pool.submit(_do, slot, key): key for slot, key in enumerate(keys)}
         try:
             while waiting:
@@ -417,21 +416,6 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _in_environment(variables: dict[str, str]) -> Iterator[None]:
-    """Let processes that begin now have these variables."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -23,7 +23,7 @@ with lazily(__name__):
     from ..analysis import ranking as rankings
     from ..data import corpus, encode, masks
     from ..data.streams import Stream
-    from ..lab import encoders, manifest, methods, plugins
+    from ..lab import encoders, manifest, methods
     from ..lab import held_out as scoring
     from ..lab import run as running
     from ..lab import train as training
@@ -170,7 +170,7 @@ class Compare(ManyRuns):
             raise InputError("rate_factors", f"expected learning rates of at most {MOST_RATE:g}, got higher ones")
 
     def resolved(self) -> Compare:
-        plugins.load_plugin(self.plugin)
+        methods.load_plugin(self.plugin)
         names = methods.known_methods(",".join(self.positions))
         corpus.Text(self.data, self.column)  # to look whether its files are there
         sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "max_length": self.length}
@@ -188,7 +188,7 @@ class Compare(ManyRuns):
             )
             self = replace(self, minutes=None, steps=plan.steps, seeds=self.seeds or plan.seeds)
         material = self.read(run, text)
-        names, sources = self.positions, plugins.sources_of(self.positions)
+        names, sources = self.positions, methods.sources_of(self.positions)
         seeds = range(self.seed, self.seed + (self.seeds or 1))
         tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
         run.expect(len(names) * (tried + len(seeds) * self.steps))
@@ -281,7 +281,7 @@ class Compare(ManyRuns):
         The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
         fewer steps, high rates do harm that they do not do in a whole training.
         """
-        plugins.load_plugin(self.plugin)
+        methods.load_plugin(self.plugin)
         found: list[float | None] = []
         for rate in self.rates:
             model = encoders.build(self.config(position, material.vocabulary), self.seed)
@@ -299,7 +299,7 @@ class Compare(ManyRuns):
         self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str, source: str
     ) -> Outcome:
         """Train a method with a seed, save the model, and judge it."""
-        plugins.load_plugin(self.plugin)
+        methods.load_plugin(self.plugin)
         rate, held_out = rates[position], material.held_out
         config = self.config(position, material.vocabulary)
         model: Any = encoders.build(config, seed)

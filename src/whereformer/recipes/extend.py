@@ -161,13 +161,7 @@ class Extend(Recipe):
                 "text, or a lower `length`",
             )
         windows = torch.tensor(rows)
-        words = teacher.model.get_input_embeddings().num_embeddings
-        if int(windows.max()) >= words:
-            raise InputError(
-                "model",
-                f"the tokenizer of {self.model} belongs to another model: it has token id {int(windows.max())}, but "
-                f"the model has {words} tokens",
-            )
+        loading.check_ids(int(windows.max()), teacher.model.get_input_embeddings().num_embeddings, self.model)
         return windows
 
     def train(

@@ -18,13 +18,12 @@ with lazily(__name__):
     import torch
 
     from .. import analysis, models
-    from ..data import corpus, encode, hub, masks, tokenizers
+    from ..data import corpus, encode, masks, read, tokenizers
     from ..data import windows as text_windows
-    from ..lab import held_out, loading, manifest
+    from ..lab import held_out, loading, manifest, methods
     from ..lab import train as training
     from ..lab.report import losses, report
     from ..lab.run import Run
-    from ..lab.training import model_options
     from ..models import presets
 
 
@@ -245,14 +244,14 @@ class Pretrain(LongRun):
             )
             sizes_of(config)
         except (ValueError, TypeError) as error:
-            raise model_options.as_setting(error, kind.__dataclass_fields__, method) from None
+            raise methods.as_setting(error, kind.__dataclass_fields__, method) from None
         return config
 
     def run(self, run: Run) -> report.Report:
         self.begin(run)
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
-            paths = hub.fetched(self.data, run.say)
+            paths = read.fetched(self.data, run.say)
         text = corpus.Text(paths, self.column, corpus.source_of(self.data))
         run.say(text.about_files)
         run.identify("text", text.fingerprint, "data")
@@ -372,5 +371,5 @@ def build(config: models.EncoderConfig) -> Any:
 def sizes_of(config: models.EncoderConfig) -> dict[str, int]:
     """Count the trained model's parameters, in all and of its parts, without memory for them."""
     with torch.device("meta"):
-        counts = model_options.parameters(build(config))
+        counts = methods.parameters(build(config))
     return {**counts, "embedding_parameters": config.vocab_size * config.embedding_size}

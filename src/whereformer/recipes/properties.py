@@ -14,7 +14,7 @@ from ..data.corpus import Text
 from ..data.encode import TokenizerChoice, open_or_encode
 from ..data.masks import HELD_OUT_RATE, HeldOut
 from ..errors import InputError
-from ..lab import encoders, plugins
+from ..lab import encoders, methods
 from ..lab.encoders import BASELINE
 from ..lab.loading import quiet_transformers
 from ..lab.run import RECORDS, read_records
@@ -148,7 +148,7 @@ def _held_out(recipe: Compare) -> HeldOut:
 def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_out: HeldOut, name: str) -> Ticks:
     """Measure a method: its losses with every seed, and the model of the first."""
     seed = min(runs[name])
-    if (problem := recipe.problem((seed, name, plugins.sources_of([name]).get(name, "")))) is not None:
+    if (problem := recipe.problem((seed, name, methods.sources_of([name]).get(name, "")))) is not None:
         told = f"{recipe.out} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
         raise InputError("measure", told)
     with quiet_transformers():

@@ -21,11 +21,10 @@ with lazily(__name__):
     from ..data import batches as drawing
     from ..data import parallel, subwords
     from ..data.streams import RowFile
-    from ..lab import averaged, held_out, manifest
+    from ..lab import held_out, manifest, methods
     from ..lab import train as training
     from ..lab.report import losses, report
     from ..lab.run import Run
-    from ..lab.training import model_options
     from ..lab.training import optimizer as optimizers
     from . import translating
 
@@ -240,7 +239,7 @@ class Translate(LongRun):
             with torch.device("meta"):
                 models.Seq2SeqForConditionalGeneration(config)
         except (ValueError, TypeError) as error:
-            raise model_options.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
+            raise methods.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
         return config
 
     def run(self, run: Run) -> report.Report:
@@ -306,7 +305,7 @@ class Translate(LongRun):
         """Train from the newest checkpoint that counts, or from the start, and save the model."""
         torch.manual_seed(self.seed)
         model = models.Seq2SeqForConditionalGeneration(work.config)
-        trained, pairs = averaged.Averaged(model), work.rows["training"]
+        trained, pairs = optimizers.Averaged(model), work.rows["training"]
         if ranks.rank():  # or the rows of all processes would drop the same states
             torch.manual_seed(hash((self.seed, ranks.rank())))
         every = self.every or max(1, work.steps // 20)
@@ -385,4 +384,4 @@ class Translate(LongRun):
 def sizes_of(config: models.Seq2SeqConfig) -> dict[str, int]:
     """Count the model's parameters, without memory for them."""
     with torch.device("meta"):
-        return model_options.parameters(models.Seq2SeqForConditionalGeneration(config))
+        return methods.parameters(models.Seq2SeqForConditionalGeneration(config))
