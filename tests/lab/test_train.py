@@ -173,10 +173,6 @@ def test_a_part_without_a_row_or_a_label_does_not_count():
     assert train(model(dropout=0.0), two_rows, plan(accumulate=3)).losses == pytest.approx(one, rel=1e-4)
 
 
-def test_workers_give_the_same_batches():
-    assert train(model(), batches, plan(steps=4, workers=1)) == train(model(), batches, plan(steps=4))
-
-
 def together(rank, folder, port):
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
