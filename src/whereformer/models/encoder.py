@@ -22,7 +22,7 @@ from .checks import check_positions, check_shape, embedded_tokens, looked_up, wh
 from .config import EncoderConfig
 from .devices import OneDeviceModel, fetched
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
+from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
 from .pooling import unpool
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class EncoderPreTrainedModel(OneDeviceModel):
         super()._init_weights(module)
         if isinstance(module, Position):
             module.reset_parameters()
+        if isinstance(module, Attention) and module.sinks is not None:
+            nn.init.normal_(module.sinks, std=self.config.initializer_range)
         if isinstance(module, SegmentScores):
             std = self.config.initializer_range
             for parameter in module.parameters():
@@ -157,6 +159,11 @@ class Encoder(EncoderPreTrainedModel):
         self.embeddings.word = value
 
     @takes(EncoderInputs)
+    def extra_repr(self) -> str:
+        names = "blocks", "hidden_size", "num_attention_heads", "position"
+        sizes = [f"{name}={getattr(self.config, name)!r}" for name in names]
+        return ", ".join([*sizes, f"parameters={sum(parameter.numel() for parameter in self.parameters()):,}"])
+
     def forward(
         self,
         input_ids: Integer[Tensor, "batch n"] | None = None,

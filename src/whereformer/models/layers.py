@@ -44,6 +44,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, inner, bias=biases)
         self.out = nn.Linear(inner, width, bias=biases)
         self.scale = config.attention_scale
+        self.sinks = nn.Parameter(torch.empty(self.num_heads)) if config.sinks else None
         attend_to_types = content and config.type_vocab_size and config.segments == "attention"
         self.segments = SegmentScores(config) if attend_to_types else None
 
@@ -93,7 +94,8 @@ class Attention(nn.Module):
             # A cache needs pairs; without keys it gets the value twice.
             key, value = cache.update(value if key is None else key, value, site.layer)
             key = None if query is None else key
-        return (query, key, value, (*terms, *types)), {**site.options(query)}
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        return (query, key, value, (*terms, *types)), {**site.options(query), **sinks}
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -272,6 +273,12 @@ class Position(nn.Module):
             cls.curve = _of_a_layer(cls.curve)  # type: ignore[method-assign]
         if "acts_on" not in vars(cls):
             cls.acts_on = cls.acts_on.union(*(on for hook, on in _HOOKS.items() if hook in vars(cls)))
+
+    def extra_repr(self) -> str:
+        """The model's sizes, and the method's options that it keeps under their names."""
+        options = [name for name in inspect.signature(type(self)).parameters if name in vars(self)]
+        sizes = f"heads={self.model.num_heads}, layers={self.model.num_layers}"
+        return ", ".join([sizes, *(f"{name}={vars(self)[name]!r}" for name in options if name != "model")])
 
     def acts_in_attention(self) -> bool:
         """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""

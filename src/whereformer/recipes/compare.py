@@ -122,7 +122,7 @@ class Compare(ManyRuns):
     minutes: Annotated[float | None, Between(0, MOST_RATE)] = None
     """Time for the whole comparison; --steps then does not count. A short measurement decides how many steps fit into
     it, as many for every method. Reading a large text may take longer than planned."""
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
     but in a small size. Default: BERT with pre-layer normalization."""
     blocks: str | None = None
@@ -424,7 +424,7 @@ class Compare(ManyRuns):
         looks = dict(zip(names, figures.series(len(names), plain), strict=True))
         parts: list[Any] = [
             drawing.table(ranking, runs, looks, lengths=self.judged, causal=self.causal, guessing=material.guessing),
-            *drawing.curves(ranking, runs, looks, lengths=self.judged, steps=self.steps, guessing=material.guessing),
+            *drawing.curves(ranking, runs, looks, lengths=self.judged, guessing=material.guessing),
         ]
         if trials:
             rows = [(name, self.told(found)) for (name, _), found in trials.items()]

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..analysis.outlook import AHEAD, SHARES
-from ..analysis.ranking import Ranked, Ranking
+from ..analysis.ranking import Ranking
 from ..lab.report import losses
 from ..lab.report.figures import Series
 from ..lab.report.numbers import DASH
@@ -60,8 +59,6 @@ def table(
         Column("position", left=True),
         *(Column("loss", f"@{length}") for length in lengths),
         Column("accuracy", "", "descending"),
-        Column("twice", "steps"),
-        Column("loss", f"{AHEAD}x steps", page=True),
         Column("rate", "", "descending", page=True),
         Column("GFLOPs", "a step"),
         Column("params"),
@@ -81,7 +78,6 @@ def table(
             name,
             *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
             number([run.scores[0][1] for run in every], "{:.1%}"),
-            *heading(row, uncertain=row.position in ranking.uncertain),
             Cell(f"{every[0].rate:.2g}", order=every[0].rate),
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
             Cell(f"{every[0].parameters:,}", order=every[0].parameters),
@@ -92,7 +88,6 @@ def table(
         "standard error over the held-out text, and by more than another seed changes.",
         f"loss: mean cross-entropy in nats at {'all' if causal else 'the masked'} tokens of held-out text, "
         f"the median over seeds; guessing by token frequency gives {guessing:.3f}.",
-        "twice steps: expected change of the loss with twice as many steps, by the curve of training.",
         "GFLOPs: operations of a training step. params: parameters of position.",
     ]
     if ranking.waiting:
@@ -108,11 +103,10 @@ def curves(
     looks: Mapping[str, Series],
     *,
     lengths: Sequence[int],
-    steps: int,
     guessing: float,
 ) -> Iterator[Figure]:
     """Yield the figures of losses over training and over length."""
-    training, ranges, fits = {}, {}, {}
+    training, ranges = {}, {}
     for row in ranking.rows:
         every = list(runs[row.position].values())
         means = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
@@ -123,13 +117,10 @@ def curves(
             if not any(isinstance(run.scores[index], str) for run in every)
         }
         ranges[row.position] = {n: (min(each), statistics.median(each), max(each)) for n, each in found.items()}
-        if row.outlook is not None and row.position not in ranking.uncertain:
-            fits[row.position] = [float(share * steps) for share in SHARES], row.outlook.curve
-    dotted = " Dotted: the fitted curves, up to twice the steps." if fits else ""
     yield Figure(
         "Training loss over steps",
-        losses.over_steps(training, looks, guessing, fits),
-        f"Moving averages, and means over seeds.{dotted}",
+        losses.over_steps(training, looks, guessing),
+        "Moving averages, and means over seeds.",
         (680, 320),
     )
     yield Figure(
@@ -152,20 +143,3 @@ def number(values: Sequence[float], shown: str, end: str = "") -> Cell:
     low, median, high = min(values), statistics.median(values), max(values)
     spread = f"{end.format(low)}{DASH}{end.format(high)}" if end and low != high else ""
     return Cell(shown.format(median), spread, median)
-
-
-def heading(row: Ranked, *, uncertain: bool) -> list[Cell]:
-    """Return the cells that say where a method's loss is heading.
-
-    If the prediction is too uncertain to say whether the method overtakes better ones, the cell shows only a range, and
-    sorting puts it last.
-    """
-    ahead = row.predicted
-    if row.outlook is None or ahead is None:
-        return [Cell(DASH, title="not yet learning" if row.rank is None else "too few steps")] * 2
-    change, error = -row.outlook.double.value, row.outlook.double.error
-    twice = Cell(f"{change:+.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", change)
-    if uncertain:
-        low, high = max(0.0, ahead.value - 2 * ahead.error), ahead.value + 2 * ahead.error
-        return [twice, Cell(DASH, f"{low:.2f}{DASH}{high:.2f}", title="too uncertain to change the order")]
-    return [twice, Cell(f"{ahead.value:.2f}", f"\N{PLUS-MINUS SIGN}{ahead.error:.2f}", ahead.value)]

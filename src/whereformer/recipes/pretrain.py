@@ -87,7 +87,7 @@ class Pretrain(LongRun):
     objective: Literal["mlm", "electra"] = "mlm"
     """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell which
     tokens were replaced."""
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Norms, activation, biases, positions and windows of a published model, and how its layers are shared or pooled.
     Sizes are not the published ones, and other options win. Default: BERT with pre-layer normalization."""
     blocks: str | None = None

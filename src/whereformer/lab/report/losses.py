@@ -69,7 +69,6 @@ def over_steps(
     curves: Mapping[str, Curve],
     looks: Mapping[str, Series] | None = None,
     guessing: float | None = None,
-    fits: Mapping[str, Curve] | None = None,
 ) -> Paint:
     """Return what paints losses over steps.
 
@@ -77,7 +76,6 @@ def over_steps(
         curves: the losses by name.
         looks: the look of each.
         guessing: the loss of guessing by token frequency, if it is shown.
-        fits: the fitted curves of the names that have one. They are dotted.
     """
     looks = looks or dict(zip(curves, figures.series(len(curves)), strict=True))
 
@@ -87,12 +85,10 @@ def over_steps(
             axes.plot(steps, values, label=name, marker="o" if len(steps) == 1 else "", **looks[name].line)
         if len(curves) > 1:
             canvas.legend(loc="outside right upper")
-        for name, (steps, values) in (fits or {}).items():
-            axes.plot(steps, values, **{**looks[name].line, "linestyle": (0, (1, 1.5)), "linewidth": 1})
         # The loss falls so far in the first steps that they would press the rest flat.
         first = max(steps[-1] for steps, _ in curves.values()) / 10
         seen = [] if guessing is None else [guessing]
-        for steps, values in (*curves.values(), *(fits or {}).values()):
+        for steps, values in curves.values():
             seen += [loss for step, loss in zip(steps, values, strict=True) if step > first]
         room = 0.1 * (max(seen) - min(seen)) or 0.1
         axes.set(ylim=(min(seen) - room, max(seen) + room), xlim=(0, None))
