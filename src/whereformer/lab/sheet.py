@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ class Cell:
     style: str = ""
     swatch: Any = None
     link: str = ""
+
+    @classmethod
+    def of_seeds(
+        cls, values: Sequence[float], show: Callable[[float], str], end: Callable[[float], str] | None, **more: Any
+    ) -> Cell:
+        """Return the cell of a median over seeds; its range is below, if the ends are shown and differ."""
+        low, high = min(values), max(values)
+        spread = f"{end(low)}\N{EN DASH}{end(high)}" if end is not None and low != high else ""
+        return cls(show(median(values)), spread, median(values), **more)
 
 
 @dataclass(frozen=True)

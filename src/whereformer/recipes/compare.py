@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -21,7 +20,7 @@ from ..lab.sheet import Column, Sheet
 with lazily(__name__):
     from .. import analysis, models
     from ..analysis import ranking as rankings
-    from ..data import corpus, encode, masks
+    from ..data import corpus, encode, masks, windows
     from ..data.streams import Stream
     from ..lab import encoders, manifest, methods
     from ..lab import held_out as scoring
@@ -270,9 +269,16 @@ class Compare(ManyRuns):
 
     def fit(self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, **more: Any) -> Any:
         """Train a model by a plan. Its batches are the same for every method."""
-        rate = None if self.causal else self.mask_rate
-        batches = masks.Batches(material.training, self.batch_size, self.length, rate, material.vocabulary, seed)
-        batch = masks.growing(batches, plan.steps)
+        rate, stages = (
+            None if self.causal else self.mask_rate,
+            windows.growing(self.length, self.batch_size, plan.steps),
+        )
+        sizes = [(stage.rows, stage.length) for stage in stages for _ in range(stage.steps)]
+
+        def batch(step: int) -> dict[str, Any]:
+            inputs, labels = masks.Batches(material.training, *sizes[step], rate, material.vocabulary, seed)[step]
+            return {"input_ids": inputs, "labels": labels}
+
         return training.train(model, batch, plan, device=run.device, on_log=run.step, **more)
 
     def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
@@ -366,12 +372,11 @@ class Compare(ManyRuns):
         assert self.minutes is not None
         at_once, step = min(run.jobs, len(self.positions)), 0.0
         # Shares of the windows' lengths in a training of 100 steps, which are those of any other.
-        lengths = Counter(masks.window_lengths(self.length, 100))
-        for name, (length, count) in product(self.positions, lengths.items()):
+        for name, stage in product(self.positions, windows.growing(self.length, self.batch_size, 100)):
             model = encoders.build(self.config(name, self.vocab_size), 0)
-            rows, share = self.batch_size * self.length // length, 1.0 if self.causal else self.mask_rate
+            share = 1.0 if self.causal else self.mask_rate
             with running.threads(run.threads):
-                step += budget.seconds_per_step(model, rows, length, share, run.device) * count / 100
+                step += budget.seconds_per_step(model, stage.rows, stage.length, share, run.device) * stage.steps / 100
         # The last round of runs may be incomplete.
         step *= math.ceil(len(self.positions) / at_once) / len(self.positions)
         tried = SEARCH_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0

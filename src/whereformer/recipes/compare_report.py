@@ -77,7 +77,7 @@ def table(
             place,
             name,
             *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
-            number([run.scores[0][1] for run in every], "{:.1%}"),
+            Cell.of_seeds([run.scores[0][1] for run in every], "{:.1%}".format, None),
             Cell(f"{every[0].rate:.2g}", order=every[0].rate),
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
             Cell(f"{every[0].parameters:,}", order=every[0].parameters),
@@ -135,11 +135,4 @@ def scored(scores: Sequence[Any], why_not: str) -> Cell:
     """Return the cell of the losses of all seeds at a length, or the reason why there are none."""
     if any(isinstance(score, str) for score in scores):
         return Cell("cannot", note=why_not)
-    return number([loss for loss, _ in scores], "{:.3f}", "{:.2f}")
-
-
-def number(values: Sequence[float], shown: str, end: str = "") -> Cell:
-    """Return the cell of a median, with its range below if there is a format for its ends."""
-    low, median, high = min(values), statistics.median(values), max(values)
-    spread = f"{end.format(low)}{DASH}{end.format(high)}" if end and low != high else ""
-    return Cell(shown.format(median), spread, median)
+    return Cell.of_seeds([loss for loss, _ in scores], "{:.3f}".format, "{:.2f}".format)

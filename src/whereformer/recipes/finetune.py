@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
@@ -17,7 +17,7 @@ from ..files import check_regular_in
 from ..lab import ranks, trackers
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
-from ..lab.report.numbers import DASH, MINUS
+from ..lab.report.numbers import DASH, MINUS, decimals
 from ..lab.sheet import Cell, Column, Sheet
 from .long_run import DRY
 
@@ -486,10 +486,8 @@ def ranking(
 
 def score(values: Sequence[float], best: float | None = None) -> Cell:
     """Return the cell of a median over seeds with its range. The best one is bold."""
-    middle, low, high = median(values), min(values), max(values)
-    spread = "" if low == high else f"{low:.1f}{DASH}{high:.1f}"
-    text = f"{middle:z.1f}".replace("-", MINUS)
-    return Cell(text, spread.replace("-", MINUS), middle, style="font-weight: bold" if middle == best else "")
+    style = "font-weight: bold" if median(values) == best else ""
+    return Cell.of_seeds(values, partial(decimals, digits=1), partial(decimals, digits=1), style=style)
 
 
 def signed(number: float | None, unit: str = "") -> str:

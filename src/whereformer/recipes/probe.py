@@ -453,13 +453,12 @@ class Judged(NamedTuple):
                 return cls(Cell("cannot", title=outcome.scores[index]), False, False)
         scores = [outcome.scores[index] for outcome in outcomes]
         accuracies = [accuracy for accuracy, _, _ in scores]
-        middle, low, high = statistics.median(accuracies), min(accuracies), max(accuracies)
+        low, style = min(accuracies), colors(statistics.median(accuracies))
         clear = [ahead > ERRORS * error for _, ahead, error in scores]
-        text = f"{middle:.1%}"
-        text = f"{text}*" if low >= SOLVED else text if all(clear) else f"{text}?" if any(clear) else f"({text})"
-        spread = f"{low:.0%}\N{EN DASH}{high:.0%}" if low != high else ""
+        shown = "{:.1%}*" if low >= SOLVED else "{:.1%}" if all(clear) else "{:.1%}?" if any(clear) else "({:.1%})"
         may_solve = all(accuracy + ERRORS * error >= SOLVED for accuracy, _, error in scores)
-        return cls(Cell(text, spread, style=colors(middle)), low >= SOLVED, may_solve)
+        cell = Cell.of_seeds(accuracies, shown.format, "{:.0%}".format, style=style)
+        return cls(cell, low >= SOLVED, may_solve)
 
 
 def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice: str) -> str:
