@@ -34,9 +34,9 @@ from transformers import (
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
 from whereformer.lab.loading import load_classifier, load_tokenizer, quiet_transformers
+from whereformer.lab.optimizer import build_optimizer
 from whereformer.lab.provenance import write_results
 from whereformer.lab.train import Training, train
-from whereformer.lab.training.optimizer import build_optimizer
 
 PEER = "transformers"
 

@@ -28,7 +28,7 @@ from whereformer.data import batches, parallel, subwords
 from whereformer.data.parallel import collate
 from whereformer.errors import InputError
 from whereformer.lab.loading import quiet_transformers
-from whereformer.lab.training.optimizer import build_schedule
+from whereformer.lab.optimizer import build_schedule
 
 
 @pytest.fixture(scope="module")

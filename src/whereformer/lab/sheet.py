@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table
 
+DASH = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 MOST_WIDTH = 10_000
 """Characters of the widest table that is measured."""
 
@@ -66,7 +69,7 @@ class Cell:
     ) -> Cell:
         """Return the cell of a median over seeds; its range is below, if the ends are shown and differ."""
         low, high = min(values), max(values)
-        spread = f"{end(low)}\N{EN DASH}{end(high)}" if end is not None and low != high else ""
+        spread = f"{end(low)}{DASH}{end(high)}" if end is not None and low != high else ""
         return cls(show(median(values)), spread, median(values), **more)
 
 
@@ -176,3 +179,27 @@ def _lines(text: str, detail: str) -> str:
 
 def _beside(text: str, detail: str) -> str:
     return (f"{text} ({detail})" if detail else text).replace("|", "\\|")
+
+
+def plain(number: float) -> str:
+    """Format a number as short as possible, with up to six digits and a real minus sign."""
+    return f"{number:z.6g}".replace("-", MINUS)
+
+
+def signed(number: float) -> str:
+    """Format a number with its sign, as offsets are written; 0 has none."""
+    return f"{number:+g}".replace("-", MINUS) if number else "0"
+
+
+def decimals(number: float | None, digits: int = 3) -> str:
+    """Format a number with a fixed number of decimals; a dash if there is none or it is not finite."""
+    if number is None or not math.isfinite(number):
+        return DASH
+    return f"{number:z.{digits}f}".replace("-", MINUS)
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Format a share in percent; a dash if there is none or it is not finite."""
+    if share is None or not math.isfinite(share):
+        return DASH
+    return f"{share:z.{digits}%}".replace("-", MINUS)

@@ -27,7 +27,7 @@ from ..data.masks import IGNORED
 from ..errors import InputError
 from ..files import move_folder
 from . import manifest, ranks
-from .training.optimizer import build_optimizer, build_schedule
+from .optimizer import build_optimizer, build_schedule
 
 Batch = dict[str, Tensor]
 MOST_NORM = 1.0

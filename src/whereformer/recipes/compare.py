@@ -269,10 +269,8 @@ class Compare(ManyRuns):
 
     def fit(self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, **more: Any) -> Any:
         """Train a model by a plan. Its batches are the same for every method."""
-        rate, stages = (
-            None if self.causal else self.mask_rate,
-            windows.growing(self.length, self.batch_size, plan.steps),
-        )
+        rate = None if self.causal else self.mask_rate
+        stages = windows.growing(self.length, self.batch_size, plan.steps)
         sizes = [(stage.rows, stage.length) for stage in stages for _ in range(stage.steps)]
 
         def batch(step: int) -> dict[str, Any]:

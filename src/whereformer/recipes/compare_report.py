@@ -10,9 +10,8 @@ from typing import Any
 from ..analysis.ranking import Ranking
 from ..lab.report import losses
 from ..lab.report.figures import Series
-from ..lab.report.numbers import DASH
 from ..lab.report.report import Figure
-from ..lab.sheet import Cell, Column, Row, Sheet
+from ..lab.sheet import DASH, Cell, Column, Row, Sheet
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ with lazily(__name__):
     from torch.nn import functional
 
     from ..data import corpus
-    from ..lab import loading, manifest
+    from ..lab import card, loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
     from ..lab.report.report import Figure, Report
     from ..lab.run import Run
-    from ..lab.training import card
     from . import sentence_encoders as encoders
 
 FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several

@@ -17,8 +17,7 @@ from ..files import check_regular_in
 from ..lab import ranks, trackers
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
-from ..lab.report.numbers import DASH, MINUS, decimals
-from ..lab.sheet import Cell, Column, Sheet
+from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
 from .long_run import DRY
 
 with lazily(__name__):
@@ -29,11 +28,10 @@ with lazily(__name__):
     from ..analysis import reading
     from ..data import batches, glue
     from ..data import rows as labeled
-    from ..lab import loading
+    from ..lab import loading, metrics
     from ..lab import train as training
     from ..lab.report import figures, report
     from ..lab.run import Run
-    from ..lab.training import metrics
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"

@@ -17,12 +17,11 @@ from ..lab.recipe import Free, Range, Recipe, Trains, lazily
 
 with lazily(__name__):
     from ..kernels import torch_private
-    from ..lab import loading, manifest
+    from ..lab import card, loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
     from ..lab.report.report import Report
     from ..lab.run import Run
-    from ..lab.training import card
 
 
 DRY = "A dry run: nothing was trained or written."

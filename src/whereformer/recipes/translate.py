@@ -22,10 +22,10 @@ with lazily(__name__):
     from ..data import parallel, subwords
     from ..data.streams import RowFile
     from ..lab import held_out, manifest, methods
+    from ..lab import optimizer as optimizers
     from ..lab import train as training
     from ..lab.report import losses, report
     from ..lab.run import Run
-    from ..lab.training import optimizer as optimizers
     from . import translating
 
 SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")

@@ -16,10 +16,9 @@ from torch import Tensor
 from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import TisaFit
 from ...analysis.naming import RULES
-from ..sheet import Cell, Column, Row, Sheet
+from ..sheet import DASH, Cell, Column, Row, Sheet, decimals, percent, plain, signed
 from . import figures, page, panels
 from .heatmaps import PALETTES, Heatmap, averaged, heatmap, limits
-from .numbers import DASH, decimals, percent, plain, signed
 from .panels import SMALL, Range
 from .report import Figure, Report
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from .numbers import plain
+from ..sheet import plain
 
 COLORS = 128
 """Colors in a picture. More would make it larger, and nobody could tell them apart."""

@@ -14,10 +14,10 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from ..sheet import plain, signed
 from . import page
 from .figures import Series
 from .heatmaps import Heatmap, round_values
-from .numbers import plain, signed
 
 Floats = NDArray[np.float64]
 

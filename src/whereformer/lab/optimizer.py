@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ...positions import Position
+from ..positions import Position
 
 BETAS = (0.9, 0.98)
 """Decay rates of Adam's two means, in all its variants."""
