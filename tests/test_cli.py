@@ -11,7 +11,7 @@ import pytest
 from tests.failing import fails
 from whereformer import position_names
 from whereformer.cli.main import COMMANDS, command_class, main
-from whereformer.lab.folder import open_folder
+from whereformer.lab.run import open_folder
 
 
 def help_of(capsys, *arguments):

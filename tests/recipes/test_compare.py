@@ -19,7 +19,7 @@ from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import encoders, train
-from whereformer.lab.plugins import load_plugin, sources_of
+from whereformer.lab.methods import load_plugin, sources_of
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.recipes.compare import Compare, Trials, load
@@ -160,7 +160,7 @@ def test_other_settings_and_texts_do_not_mix_with_results_already_there(text, tm
     changed.write_text("something else ENTIRELY. " * 2000)  # of the same size and time
     os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     told = fails(capsys, *words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY)
-    assert "holds results for a different text" in told
+    assert "holds results with another text" in told
 
 
 def broken(monkeypatch, position, rates=(0.008,)):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab.report.pages import Page
 from whereformer.recipes.compare import Compare, Trials
-from whereformer.recipes.outcome import Outcome
+from whereformer.recipes.compare_report import Outcome
 
 LENGTH = 16
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -47,12 +48,12 @@ class ListPositions:
         if self.measure is not None:
             if self.acts_on or self.extrapolates or self.shift_invariant:
                 raise InputError("measure", "only a pattern chooses among the methods of a comparison")
-            from ..lab.terminal import Bar
+            from rich.progress import track
+
             from ..recipes.properties import measured_table
 
-            with Bar(console) as progress:
-                measured = measured_table(self.measure, self.pattern, progress)
-            console.print(measured)
+            bar = partial(track, description="measuring", console=console, transient=True)
+            console.print(measured_table(self.measure, self.pattern, bar))
             return
         from rich.table import Table
 

@@ -51,8 +51,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Fields of :class:`EncoderConfig` that are not its defaults, by the name of a published model.
 
-"hybrid" is what many language models of 2025 and 2026 do, as an encoder: rotations in windows, and in every fourth layer
-all tokens, no positions, and scores that grow with the length (Llama 4, SmolLM3, Command A).
+"hybrid" is what many language models of 2025 and 2026 do, as an encoder: rotations in windows, and in every fourth
+layer all tokens, no positions, and scores that grow with the length (Llama 4, SmolLM3, Command A).
 
 Sources: Devlin et al. (2019, arXiv 1810.04805), Lan et al. (2020, 1909.11942; version 2 of the checkpoints), Clark et
 al. (2020, 2003.10555), Dai et al. (2020, 2006.03236), Warner et al. (2024, 2412.13663).

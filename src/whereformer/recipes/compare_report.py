@@ -1,19 +1,46 @@
-"""The table and the figures of a comparison."""
+"""What a comparison keeps of a trained model, and its table and figures."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.ranking import Ranking
 from ..lab.report import losses
 from ..lab.report.figures import Series
 from ..lab.report.report import Figure
-from ..lab.sheet import Cell, Column, Row, Sheet
-from .outcome import Outcome
+from ..lab.sheet import DASH, Cell, Column, Row, Sheet
 
-DASH = "\N{EN DASH}"
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained model.
+
+    Args:
+        rate: the peak of the learning rate.
+        losses: the training loss of each step.
+        scores: at each length, the held-out loss and the accuracy of tokens, or the reason why there is none.
+        windows: the mean held-out loss of every 64 labels, at the training length.
+        parameters: the number of parameters of position.
+        flops: operations of a training step with windows of the full length, without norms and the like; None if torch
+            can't count them.
+        failed: why there is no model.
+    """
+
+    rate: float
+    losses: list[float]
+    scores: list[Any]
+    windows: list[float]
+    parameters: int
+    flops: int | None
+    failed: str = ""
+
+    @property
+    def loss(self) -> float:
+        """The held-out loss at the training length."""
+        return float(self.scores[0][0])
 
 
 def table(
@@ -49,7 +76,7 @@ def table(
             place,
             name,
             *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
-            number([run.scores[0][1] for run in every], "{:.1%}"),
+            Cell.of_seeds([run.scores[0][1] for run in every], "{:.1%}".format, None),
             Cell(f"{every[0].rate:.2g}", order=every[0].rate),
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
             Cell(f"{every[0].parameters:,}", order=every[0].parameters),
@@ -81,7 +108,8 @@ def curves(
     training, ranges = {}, {}
     for row in ranking.rows:
         every = list(runs[row.position].values())
-        training[row.position] = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
+        means = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
+        training[row.position] = losses.smoothed(means)
         found = {
             length: [run.scores[index][0] for run in every]
             for index, length in enumerate(lengths)
@@ -106,11 +134,4 @@ def scored(scores: Sequence[Any], why_not: str) -> Cell:
     """Return the cell of the losses of all seeds at a length, or the reason why there are none."""
     if any(isinstance(score, str) for score in scores):
         return Cell("cannot", note=why_not)
-    return number([loss for loss, _ in scores], "{:.3f}", "{:.2f}")
-
-
-def number(values: Sequence[float], shown: str, end: str = "") -> Cell:
-    """Return the cell of a median, with its range below if there is a format for its ends."""
-    low, median, high = min(values), statistics.median(values), max(values)
-    spread = f"{end.format(low)}{DASH}{end.format(high)}" if end and low != high else ""
-    return Cell(shown.format(median), spread, median)
+    return Cell.of_seeds([loss for loss, _ in scores], "{:.3f}".format, "{:.2f}".format)

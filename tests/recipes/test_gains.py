@@ -2,7 +2,7 @@
 
 import pytest
 
-from whereformer.analysis.gains import Gain
+from whereformer.recipes.finetune import Gain
 
 
 def test_gains_as_in_the_paper():

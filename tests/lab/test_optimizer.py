@@ -9,7 +9,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from tests.models.test_encoder import small_config
 from whereformer import Encoder, EncoderForMaskedLM
-from whereformer.lab.training.optimizer import BETAS, SCHEDULES, StableAdamW, build_optimizer, build_schedule
+from whereformer.lab.optimizer import BETAS, SCHEDULES, StableAdamW, build_optimizer, build_schedule
 
 
 def settings(model, **options):

@@ -10,10 +10,10 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
-from ...files import write_atomically
-from ...models import Encoder, EncoderForMaskedLM, EncoderForPreTraining, Seq2SeqForConditionalGeneration
-from ...models.checkpoints.sentences import LIST
-from ..report.report import Report
+from ..files import write_atomically
+from ..models import Encoder, EncoderForMaskedLM, EncoderForPreTraining, Seq2SeqForConditionalGeneration
+from ..models.checkpoints.sentences import LIST
+from .report.report import Report
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
     Encoder: ("feature-extraction", "AutoModel"),

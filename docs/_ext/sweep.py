@@ -1,6 +1,6 @@
 """Every configuration class of transformers, tiny and with random weights, through ``attach(model, "none")``.
 
-``python -m tests.models.sweep --out FOLDER`` keeps what it finds in a folder, a file for each package of transformers,
+``python docs/_ext/sweep.py --out FOLDER`` keeps what it finds in a folder, a file for each package of transformers,
 and goes on from there; with ``--write``, it then writes the page of the documentation.
 """
 
@@ -238,6 +238,7 @@ def model_classes(package: str) -> dict[type[PreTrainedConfig], list[type[PreTra
             module = importlib.import_module(f"transformers.models.{package}.{name}")
         except ImportError:
             continue  # of a package that is not installed; its configurations are named all the same
+        each: Any
         for each in vars(module).values():
             if (
                 inspect.isclass(each)
@@ -275,12 +276,12 @@ class Logged(logging.Handler):
 @contextlib.contextmanager
 def attending(attend: Callable[..., Any]) -> Iterator[None]:
     """Let the proof call another function in place of our attention, which is that function's first argument."""
-    right = proof.attend
-    proof.attend = functools.partial(attend, right)
+    right = vars(proof)["attend"]
+    vars(proof)["attend"] = functools.partial(attend, right)
     try:
         yield
     finally:
-        proof.attend = right
+        vars(proof)["attend"] = right
 
 
 def judge(model: PreTrainedModel) -> dict[str, Any]:
@@ -433,7 +434,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "guides" / "attached-models.md"
 
 INTRODUCTION = """# Models that attach takes
 
-`python -m tests.models.sweep --out FOLDER --write` measured this page, with transformers {version}. For each
+`python docs/_ext/sweep.py --out FOLDER --write` measured this page, with transformers {version}. For each
 configuration class it builds a base model and one with a head, tiny and with random weights, and calls
 `attach(model, "none")`, which [compares](attach.md#the-proof) each attention layer with transformers' own. Then it does
 so again with the scores of one layer multiplied by 1.01: {missed}.
@@ -528,6 +529,7 @@ def page(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", nargs="*", help="packages of transformers.models; all by default")
     parser.add_argument("--out", type=Path, required=True)
