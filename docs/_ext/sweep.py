@@ -238,11 +238,10 @@ def model_classes(package: str) -> dict[type[PreTrainedConfig], list[type[PreTra
             module = importlib.import_module(f"transformers.models.{package}.{name}")
         except ImportError:
             continue  # of a package that is not installed; its configurations are named all the same
-        each: Any
-        for each in vars(module).values():
+        classes: list[Any] = [each for each in vars(module).values() if inspect.isclass(each)]
+        for each in classes:
             if (
-                inspect.isclass(each)
-                and issubclass(each, PreTrainedModel)
+                issubclass(each, PreTrainedModel)
                 and each.__module__ == module.__name__
                 and "forward" in vars(each)
                 and each.config_class is not None
