@@ -54,7 +54,7 @@ class CompareCheck:
     def run(self, console: Console) -> None:
         """Run both comparisons, print the table and write check.json."""
         short, long = (self._compare(steps) for steps in (self.steps, AHEAD * self.steps))
-        methods, pairs = check(short, long)
+        methods, pairs = check(short, long, self.steps)
         print_check(console, methods, pairs)
         write_results(self.out / "check.json", {"steps": self.steps, "methods": methods, "pairs": pairs})
 
@@ -65,9 +65,12 @@ class CompareCheck:
         return {**load(self.out / str(steps))[1]}
 
 
-def check(short: Mapping[str, Models], long: Mapping[str, Models]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def check(
+    short: Mapping[str, Models], long: Mapping[str, Models], steps: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the losses and what became of them, for each method, and for each pair that is clearly ordered."""
-    ranking, later = rank(short, "none"), {row.position: row for row in rank(long, "none").rows}
+    ranking = rank(short, "none", steps)
+    later = {row.position: row for row in rank(long, "none", AHEAD * steps).rows}
     methods = [
         {"position": row.position, "rank": row.rank, "later_rank": later[row.position].rank}
         | {"loss": row.loss, "later_loss": later[row.position].loss}

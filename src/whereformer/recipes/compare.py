@@ -412,7 +412,7 @@ class Compare(ManyRuns):
         problem = "; ".join(failed.values())
         if not runs:
             return report.Report(title, ["No method has a result."], values=outcomes, problem=problem)
-        ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE)
+        ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE, self.steps)
         told = rankings.sentences(ranking, encoders.BASELINE, material.guessing, self.steps)
         if failed:
             told.append(f"No result, because the loss was not finite (NaN or inf): {listed(failed)}.")
