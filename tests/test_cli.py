@@ -45,6 +45,10 @@ def test_positions_lists_methods_by_name_and_property(capsys):
     assert "no method has this name" in fails(capsys, "positions", "zzz")
 
 
+def test_a_misspelled_command_is_one_line_with_what_was_meant(capsys):
+    assert fails(capsys, "Positons").startswith("whereformer: unknown command 'Positons'; did you mean 'positions'?")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_none_is_no_choice(name, capsys):
     """An option is left out instead."""

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast
@@ -98,6 +99,10 @@ def _parse(given: Sequence[str]) -> tuple[Any, Any]:
         if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # an empty path would be the current folder
             raise InputError(None, f"{word.strip().rstrip('=') or before}: got an empty word".lstrip(": "))
     name, *options = given or [""]
+    if name and not name.startswith("-") and name not in COMMANDS:
+        close = get_close_matches(name.lower(), COMMANDS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise InputError(None, f"unknown command {name!r}{hint} known: {', '.join(COMMANDS)}")
     rules: Any = {
         "registry": registry(quick="--quick" in options),
         "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),

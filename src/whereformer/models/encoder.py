@@ -159,12 +159,12 @@ class Encoder(EncoderPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings.word = value
 
-    @takes(EncoderInputs)
     def extra_repr(self) -> str:
         names = "blocks", "hidden_size", "num_attention_heads", "position"
         sizes = [f"{name}={getattr(self.config, name)!r}" for name in names]
         return ", ".join([*sizes, f"parameters={sum(parameter.numel() for parameter in self.parameters()):,}"])
 
+    @takes(EncoderInputs)
     def forward(
         self,
         input_ids: Integer[Tensor, "batch n"] | None = None,
