@@ -71,8 +71,8 @@ class ListPositions:
             raise InputError(None, "no method has this name and these properties; leave some out")
         groups: dict[str, list[str]] = {}
         for name in names:
-            acts_on = method_class(name).acts_on
-            groups.setdefault(", ".join(on for on in ACTS_ON if on in acts_on) or "nothing", []).append(name)
+            changed = [on for on in ACTS_ON if on in method_class(name).acts_on]
+            groups.setdefault(", ".join(changed) or "nothing", []).append(name)
         for acts_on, of_group in groups.items():
             title = f"Methods that act on {acts_on}"
             table = Table("name", "longer text", "what it is", title=title, title_justify="left", show_edge=False)
