@@ -394,3 +394,7 @@ def test_sentence_transformers_without_padding(tmp_path):
         unpad(library.SentenceTransformer(save(short, tmp_path / "short"), device="cpu"))
     with pytest.raises(InputError, match=r"^model: expected a model of sentence-transformers"):
         unpad(bert)
+    # In half precision, what other texts change may be as small as rounding.
+    mixes = library.SentenceTransformer(save(transformers.BertModel(bert.config), tmp_path / "mixes"), device="cpu")
+    with pytest.raises(InputError, match=r"does not keep packed texts apart"):
+        unpad(mixes.bfloat16())

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from transformers import DataCollatorWithFlattening
 
 from whereformer import (
@@ -16,6 +17,7 @@ from whereformer import (
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
+    attach,
     position_names,
 )
 from whereformer.errors import InputError
@@ -101,6 +103,32 @@ def test_where_looking_would_stall_the_device(position, looks, monkeypatch):
     compare(randomized(Encoder, position=position), *texts_and_row())
 
 
+def test_padding_is_not_counted_in_a_document():
+    model = randomized(Encoder, position="learned+rope", count_padding=False)
+    ids = torch.randint(1, 50, (1, 8))
+    padded, real = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1), torch.arange(11)[None] >= 3
+    found = model(padded, real, document_ids=torch.zeros_like(padded)).last_hidden_state[:, 3:]
+    equal(found, model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("blocks", [{"blocks": "1"}, FUNNEL])
+def test_rows_without_texts(blocks):
+    model = randomized(Encoder, position="learned+tisa", **blocks)
+    ids = torch.zeros(1, 0, dtype=torch.long)
+    assert model(ids, cu_seq_lens_q=torch.tensor([0])).last_hidden_state.shape == (1, 0, 16)
+
+
+def test_an_attached_mpnet_finds_the_texts_of_a_row():
+    sizes = {**SIZES, "vocab_size": 51, "num_hidden_layers": 2, "max_position_embeddings": 40}
+    model = transformers.MPNetForMaskedLM(transformers.MPNetConfig(**sizes)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    attach(model, "fire+tisa")
+    texts, row = texts_and_row()
+    row["input_ids"], row["position_ids"] = row["input_ids"] + 1, row["position_ids"] + 2  # 1 is padding
+    equal(model(**row).logits, torch.cat([model(text + 1).logits for text in texts], 1))
+
+
 def test_one_text():
     model = randomized(Encoder, position="tisa", **FUNNEL)
     ids = torch.randint(1, 50, (1, 9))
@@ -109,7 +137,7 @@ def test_one_text():
         equal(model(ids, cu_seq_lens_q=given).last_hidden_state, model(ids).last_hidden_state)
 
 
-@pytest.mark.parametrize("position", METHODS)
+@pytest.mark.parametrize("position", [*METHODS, "tupe+t5"])
 def test_funnels_pool_each_text(position):
     types = [torch.cat([torch.full((1, 1), 2), torch.randint(0, 2, (1, n - 1))], 1) for n in LENGTHS]
     options = {"segments": "attention", "type_vocab_size": 3} if position != "synthesizer" else {}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..positions import Position, Site, build_position
@@ -182,13 +182,14 @@ class Encoder(EncoderPreTrainedModel):
                 pooling, given positions become those of the first token, and [CLS] keeps its own. By default, [CLS]
                 moves so that all neighbors are equally far apart; methods with a score for that distance (shaw, t5,
                 rope, tisa, alibi, fire) tell the two apart.
-            document_ids: (batch, n) for packed rows: tokens attend only within their own document. Positions start
-                again with each run of equal ids by default. In a causal model, position_ids that do so are enough, if
-                there is no attention_mask. A model that pools takes one row without padding, and pools each apart.
+            document_ids: (batch, n) for packed rows: tokens attend only within their own document, whose ids stand side
+                by side. Positions start again with each run of equal ids by default. In a causal model, position_ids
+                that do so are enough, if there is no attention_mask. A model that pools takes one row without padding,
+                and pools each apart.
             cu_seq_lens_q, seq_idx: in place of document_ids, what transformers' collators say of packed rows: where the
                 texts of one row begin and the last one ends, (texts + 1,), and a number for each text, (batch, n).
                 position_ids then have to start at 0 in each, which is checked on the CPU. ``cu_seq_lens_k`` equals
-                ``cu_seq_lens_q``. Accelerators read ``max_length_q``, nothing reads ``max_length_k``.
+                ``cu_seq_lens_q``. Accelerators and compiled code read ``max_length_q``, nothing reads ``max_length_k``.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
                 attention weights (batch, heads, n, n). If gradients are on, the weights have them, and the reference
                 backend computes the output from them.
@@ -332,7 +333,11 @@ class Encoder(EncoderPreTrainedModel):
         collated = inputs.get("cu_seq_lens_q") is not None or inputs.get("seq_idx") is not None
         if documents is None or (given is not None and not collated):
             return self._positions(input_ids, length) if given is None else given, None
-        places, end = places_in(documents, longest=inputs.get("max_length_q"))
+        real = None if input_ids is None or self.config.count_padding else input_ids != self.config.pad_token_id
+        longest = inputs.get("max_length_q")
+        places, end = places_in(documents, real, longest)
+        if longest is not None and (not isinstance(longest, int) or (can_look(places) and longest < end)):
+            raise InputError("max_length_q", f"expected the length of the longest text, {end}, got {shown(longest)}")
         if given is not None and can_look(given) and not (given == places).all():
             raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
         return places, end

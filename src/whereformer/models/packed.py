@@ -30,6 +30,11 @@ def packed_texts(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) ->
         InputError, TypeError, ValueError: unless they fit the tokens and one another, as far as looking is cheap.
     """
     ends, of_keys, texts = (inputs.get(name) for name in PACKED)
+    for name, given in zip(PACKED, (ends, of_keys, texts), strict=True):
+        if given is not None and not isinstance(given, Tensor):
+            raise InputError(name, f"expected a tensor, got {shown(given)}")
+    if texts is not None and (texts.is_floating_point() or texts.dtype is torch.bool):
+        raise InputError("seq_idx", f"expected whole numbers, got {texts.dtype}")
     if ends is None and of_keys is not None:
         raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
     if ends is not None:

@@ -166,7 +166,7 @@ class Texts:
     def pooled(self) -> Texts:
         """The texts after one more pooling, which leaves short ones as they are."""
         kept, length = int(self.pooling.separate_cls), self.pooling.length
-        lengths = torch.tensor([length(n) for n in self.lengths.tolist()])
+        lengths = torch.tensor([length(n) for n in self.lengths.tolist()], dtype=torch.int64)
         applies = lengths < self.lengths
         start = torch.where(applies, self.start - kept * self.stride, self.start)
         stride = torch.where(applies, 2 * self.stride, self.stride)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle, islice
 from typing import Any
 
 from ..errors import InputError, shown
@@ -39,8 +40,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_WITHOUT_DROPOUT,
     },
     "hybrid": {
-        "position": "rope/rope/rope/logn",
-        "windows": "64,64,64,0",
+        "position": "logn/rope/rope/rope",
+        "windows": "0,64,64,64",
         "norm": "pre",
         "feed_forward": "gated",
         "biases": False,
@@ -63,7 +64,7 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a preset with changes.
 
     Another position method takes no options of the preset's, unless it joins the preset's own. Lists with an entry per
-    layer (windows, bases) are cut to the number of layers.
+    layer (windows, bases) are cut to the number of layers, and patterns of positions go on to it.
 
     Raises:
         ValueError: for another name.
@@ -79,6 +80,9 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         if (text := str(changes.get(field, PRESETS[name].get(field, default)))) != "0"
         for block in parse_blocks(text, field)
     )
+    pattern = preset.get("position", "none").split("/")
+    if layers % len(pattern):  # a pattern has to divide the layers
+        preset["position"] = "/".join(islice(cycle(pattern), layers))
     if "windows" in preset:
         preset["windows"] = ",".join(preset["windows"].split(",")[:layers])
     options = preset.get("position_options", {})

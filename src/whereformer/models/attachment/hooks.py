@@ -115,7 +115,10 @@ class LayerInput:
                 "position_ids", f"{name}, and compiled code cannot see whether they pack texts; leave them out"
             )
         if asked.is_packed():
-            raise InputError("position", f"{name}, which no mask matrix tells; give each text a row of its own")
+            raise InputError(
+                "position",
+                f"{name}, and a mask matrix does not tell where texts begin; give each text a row of its own",
+            )
 
 
 class Start:
