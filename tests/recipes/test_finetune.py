@@ -293,6 +293,12 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     line = fails(capsys, *arguments, "--regression")
     assert "holds results with another model or other rows of mine; choose another folder" in line
     assert records(tmp_path) == before
+    # A line that is damaged must not let other rows in.
+    path = tmp_path / "records.jsonl"
+    path.write_text(path.read_text().replace("model or other rows", "modem or other rows"))
+    for _ in range(2):
+        line = fails(capsys, *arguments, "--regression")
+        assert "holds results, and not the line that says with which model or other rows of mine" in line
 
 
 def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
@@ -344,8 +350,8 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     assert "--kernels: expected numbers, got 'a'" in says("--kernels=a")
     assert "--kernels: expected 0 to 1024, got 1025" in says("--kernels=3,1025")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
-    assert "--epochs: expected a number between 0 and 1e+06, got 0" in says("--epochs=0")
-    assert "--learning-rate: expected a number between 0 and 1e+06, got -1.0" in says("--learning-rate=-1")
+    assert "--epochs: expected a number above 0 and below 1e+06, got 0" in says("--epochs=0")
+    assert "--learning-rate: expected a number above 0 and below 1e+06, got -1.0" in says("--learning-rate=-1")
     assert "--max-length: expected at least 4, got 3" in says("--max-length=3")
     assert "--seeds: expected" in says("--seeds=0")
     bare = tmp_path / "bare"

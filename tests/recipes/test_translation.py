@@ -370,9 +370,9 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --max-length 3 => --max-length: expected at least 4, got 3
         --batch-tokens 100 => --batch-tokens: expected at least 128, got 100
         --steps 5 --epochs 2 => --epochs: either --steps or --epochs
-        --epochs 0 => --epochs: expected a number between 0 and 1e+06, got 0.0
+        --epochs 0 => --epochs: expected a number above 0 and below 1e+06, got 0.0
         --steps 0 => --steps: expected at least 1, got 0
-        --learning-rate nan => --learning-rate: expected a number between 0 and 1e+06, got nan
+        --learning-rate nan => --learning-rate: expected a number above 0 and below 1e+06, got nan
         --average 0 => --average: expected at least 1, got 0
         --threads 0 => --threads: expected 1 to 1024, got 0
         --source no.en --target no.de => --source: no such file: 'no.en'

@@ -92,7 +92,7 @@ class Range:
                 continue
             expected = f"{self.low:.10g} to {self.high:.10g}"
             if not self.ends:
-                expected = f"a number between {self.low:g} and {self.high:g}"
+                expected = f"a number above {self.low:g} and below {self.high:g}"
             elif self.high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
                 expected = f"at most {self.high}" if number > self.high else f"at least {self.low}"
             raise InputError(name, f"expected {expected}, got {shown(number)}")
@@ -347,6 +347,8 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     allowed = {int: (int,), float: (int, float)}.get(kind, ())
     if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
         raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
+    if "" in words and any(words):
+        raise InputError(name, f"expected something between commas, got {shown(value)}")
     try:
         found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
     except ValueError:

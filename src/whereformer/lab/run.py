@@ -170,12 +170,20 @@ class Run:
         """
         return ranks.from_main(lambda: self.each([key], function, *arguments, kind=kind, steps=0, jobs=1)[key])
 
-    def identify(self, what: str, value: str, field: str = "out") -> None:
+    def identify(self, what: str, value: str, field: str = "out", of: str | None = None) -> None:
         """Record what results are of, such as the hash of a text, so that a folder never mixes those of two.
 
+        ``of`` is what the keys of these results begin with; None means all results.
+
         Raises:
-            InputError: for ``field``, if the folder holds results with another.
+            InputError: for ``field``, if the folder holds results with another, or does not say with which.
         """
+        known = [json.loads(name) for name in self.values]
+        if ["identify", what] not in known and any(
+            function != "identify" and of in (None, *key[:1]) for function, *key in known
+        ):
+            problem = f"{self.folder} holds results, and not the line that says with which {what}"
+            raise InputError(field, f"{problem}; choose another folder")
         if self.once(identify, value, kind=str, key=(what,)) != value:
             raise InputError(field, f"{self.folder} holds results with another {what}; choose another folder")
 
@@ -259,7 +267,8 @@ class Run:
         finally:
             for process in multiprocessing.active_children() if waiting else ():
                 with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(process.pid or 0, signal.SIGINT)  # what trains saves, then stops
+                    if process.pid is not None:
+                        os.kill(process.pid, signal.SIGINT)  # what trains saves, then stops
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _keep(self, name: str, value: Any, seconds: float) -> None:

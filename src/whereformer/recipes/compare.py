@@ -160,6 +160,8 @@ class Compare(ManyRuns):
     another is clearly better. "1" skips this search."""
 
     def check(self) -> None:
+        if self.causal and self.mask_rate != Compare.mask_rate:
+            raise InputError("mask_rate", "causal models mask nothing; leave it out")
         for length in self.lengths:
             if length < self.length:
                 raise InputError("lengths", f"expected at least the training length {self.length}, got {length}")

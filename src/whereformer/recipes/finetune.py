@@ -178,7 +178,7 @@ class Finetune(ManyRuns, Trains):
     learning_rate: Annotated[float, Between(0, MOST_RATE)] = 3e-5
     """Peak learning rate. It rises in the first tenth of the steps."""
     kernel_learning_rate: Annotated[float | None, Between(0, MOST_RATE)] = None
-    """Peak learning rate of TISA's kernels, which are new, while the rest is loading. Default: the same."""
+    """Peak learning rate of TISA's kernels, which are new, while the rest is pretrained. Default: the same."""
     max_length: Annotated[int | None, Range(4, MOST_SIZE)] = None
     """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
     model is an error."""
@@ -272,7 +272,7 @@ class Finetune(ManyRuns, Trains):
     def run(self, run: Run) -> report.Report:
         read = self.prepared.read
         for task, found in read.items():
-            run.identify(f"model or other rows of {task}", found)
+            run.identify(f"model or other rows of {task}", found, of=task)
         run.say(self.plan())
         # Every model is trained with one seed before the next.
         seeds = range(self.seed, self.seed + self.seeds)

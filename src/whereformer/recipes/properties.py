@@ -136,11 +136,13 @@ def _held_out(recipe: Compare) -> HeldOut:
     try:
         _, records, _ = read_records(folder / RECORDS)
         text = Text(recipe.data, recipe.column, characters=recipe.characters)
-        changed = text.fingerprint != records['["identify", "text"]']["value"]
+        changed = text.fingerprint != records.get('["identify", "text"]', {}).get("value")
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
     if changed:
-        raise InputError("measure", f"the text of {folder} has changed; run whereformer compare again")
+        raise InputError(
+            "measure", f"the text of {folder}, or its line in the record, has changed; run whereformer compare again"
+        )
     encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary.size)
 
