@@ -130,7 +130,7 @@ def test_a_killed_run_continues_to_the_same_numbers(model, data, tmp_path):
     command = [sys.executable, "-m", "whereformer", *words, "--out", str(tmp_path / "killed")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     path, until = tmp_path / "killed" / "records.jsonl", time.time() + 120
-    while (not path.exists() or path.read_bytes().count(b"\n") < 2) and time.time() < until:
+    while (not path.exists() or path.read_bytes().count(b"\n") < 3) and time.time() < until:
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)

@@ -85,7 +85,7 @@ def _results(wants_lse: bool, output: Tensor, kept: Tensor) -> Results:
     if not wants_lse:
         return output, kept, None
     sizes = output.shape[:3]
-    return output, kept, kept[: 2 * sizes.numel()].view(2, *sizes).clone()
+    return output, kept, kept[: 2 * math.prod(sizes)].view(2, *sizes).clone()
 
 
 _TOGETHER = {"query_factors": "key_factors", "query_levels": "key_levels"}

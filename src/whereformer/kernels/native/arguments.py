@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ class Kept:
         # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
         vectors = call.key_table is not None or call.query_table is not None
         rounds = vectors and output.dtype != wide
-        numbers = 2 * sizes.numel()
+        numbers = 2 * math.prod(sizes)  # torch.Size.numel would fix the sizes of compiled programs
         if whole is None:
             whole = output.new_empty(numbers + (output.numel() + 1) // 2 * rounds, dtype=wide)
         log_sums = whole[:numbers].view(2, *sizes)
