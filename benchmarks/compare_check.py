@@ -1,11 +1,11 @@
-"""Do the predictions of ``whereformer compare`` hold? Compare with few steps, then with four times as many, and count.
+"""Do the verdicts of ``whereformer compare`` hold? Compare with few steps, then with four times as many, and count.
 
 Run: .venv/bin/python benchmarks/compare_check.py --data text.txt [--steps 600] [--positions none,learned,rope,t5,tisa]
 
 Choose a text that nothing was tuned on, and choose it last. Each comparison is judged on held-out pages of that text.
-The first one predicts the losses of the second, and names the pairs of methods whose order is not settled. The table
-shows for each method its loss, the predicted loss at four times the steps, and what it became. A pair that is clearly
-ordered in the first comparison is, in the second, still clearly ordered, or too close to tell, or the other way round.
+The first one names the pairs of methods whose order is not settled. The table shows each method's loss, and what it
+became. A pair that is clearly ordered in the first comparison is, in the second, still clearly ordered, or too close to
+tell, or the other way round.
 
 Writes check.json beside both comparisons. After an interruption, the same command does the rest.
 """
@@ -25,8 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import whereformer
-from whereformer.analysis.outlook import AHEAD
-from whereformer.analysis.ranking import Models, clearly_better, rank
+from whereformer.analysis.ranking import AHEAD, Models, clearly_better, rank
 from whereformer.cli.main import execute
 from whereformer.lab.provenance import write_results
 from whereformer.recipes.compare import load
@@ -37,7 +36,7 @@ KEPT, CLOSE, REVERSED = "still clear", "too close to tell", "reversed"
 
 @dataclass(frozen=True)
 class CompareCheck:
-    """Check the predicted losses and ranks of a comparison with one of four times the steps."""
+    """Check the ranks of a comparison with one of four times the steps."""
 
     data: Annotated[str, tyro.conf.arg(metavar="PATH")]
     """Text that nothing was tuned on."""
@@ -55,7 +54,7 @@ class CompareCheck:
     def run(self, console: Console) -> None:
         """Run both comparisons, print the table and write check.json."""
         short, long = (self._compare(steps) for steps in (self.steps, AHEAD * self.steps))
-        methods, pairs = check(short, long)
+        methods, pairs = check(short, long, self.steps)
         print_check(console, methods, pairs)
         write_results(self.out / "check.json", {"steps": self.steps, "methods": methods, "pairs": pairs})
 
@@ -66,22 +65,22 @@ class CompareCheck:
         return {**load(self.out / str(steps))[1]}
 
 
-def check(short: Mapping[str, Models], long: Mapping[str, Models]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what was predicted and what happened, for each method, and for each pair that is clearly ordered."""
-    ranking, later = rank(short, "none"), {row.position: row for row in rank(long, "none").rows}
-    methods = []
-    for row in ranking.rows:
-        ahead = row.predicted
-        predicted = {"predicted": ahead.value, "error": ahead.error} if ahead is not None else {}
-        methods.append(
-            {"position": row.position, "rank": row.rank, "later_rank": later[row.position].rank}
-            | {"loss": row.loss, "later_loss": later[row.position].loss, **predicted}
-        )
+def check(
+    short: Mapping[str, Models], long: Mapping[str, Models], steps: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the losses and what became of them, for each method, and for each pair that is clearly ordered."""
+    ranking = rank(short, "none", steps)
+    later = {row.position: row for row in rank(long, "none", AHEAD * steps).rows}
+    methods = [
+        {"position": row.position, "rank": row.rank, "later_rank": later[row.position].rank}
+        | {"loss": row.loss, "later_loss": later[row.position].loss}
+        for row in ranking.rows
+    ]
     pairs = [
         {
             "better": better.position,
             "worse": worse.position,
-            "settled": (better.position, worse.position) not in ranking.unsettled,
+            "settled": worse.rank is not None and (better.position, worse.position) not in ranking.unsettled,
             "became": _outcome(long[better.position], long[worse.position]),
         }
         for better, worse in permutations(ranking.rows, 2)
@@ -100,12 +99,11 @@ def _outcome(better: Models, worse: Models) -> str:
 def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> None:
     """Print a row per method, and what became of the pairs."""
     table = Table(box=box.SIMPLE_HEAD, title=f"Held-out loss, and at {AHEAD} times the steps")
-    for title in ("#", "position", "loss", "predicted", "became", "# later"):
+    for title in ("#", "position", "loss", "became", "# later"):
         table.add_column(title, justify="left" if title == "position" else "right", no_wrap=True)
     for row in methods:
-        predicted = f"{row['predicted']:.2f} \N{PLUS-MINUS SIGN} {row['error']:.2f}" if "predicted" in row else "-"
         table.add_row(
-            *(str(row["rank"]), row["position"], f"{row['loss']:.3f}", predicted),
+            *(str(row["rank"]), row["position"], f"{row['loss']:.3f}"),
             *(f"{row['later_loss']:.3f}", str(row["later_rank"])),
         )
     console.print(table)

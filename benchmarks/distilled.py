@@ -43,10 +43,10 @@ from whereformer.data.streams import Stream
 from whereformer.data.tokenizers import Vocabulary
 from whereformer.data.windows import Windows
 from whereformer.errors import InputError
+from whereformer.lab.held_out import lm_score
 from whereformer.lab.loading import quiet_transformers
+from whereformer.lab.optimizer import build_optimizer, build_schedule
 from whereformer.lab.provenance import write_results
-from whereformer.lab.score import lm_score
-from whereformer.lab.training.optimizer import build_optimizer, build_schedule
 from whereformer.models import Encoder
 
 BATCH_TOKENS = 2048

@@ -35,8 +35,8 @@ from whereformer.cli.main import execute
 from whereformer.data.corpus import Text
 from whereformer.data.read import open_table
 from whereformer.errors import InputError
+from whereformer.lab.metrics import METRICS
 from whereformer.lab.provenance import write_results
-from whereformer.lab.training.metrics import METRICS
 from whereformer.recipes.extend import chunk_means
 from whereformer.recipes.sentence_encoders import SentenceEncoder, extended, load_encoder
 

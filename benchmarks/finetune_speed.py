@@ -33,11 +33,10 @@ from transformers import (
 
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
-from whereformer.lab.loading import quiet_transformers
-from whereformer.lab.pretrained import load, load_tokenizer
+from whereformer.lab.loading import load_classifier, load_tokenizer, quiet_transformers
+from whereformer.lab.optimizer import build_optimizer
 from whereformer.lab.provenance import write_results
 from whereformer.lab.train import Training, train
-from whereformer.lab.training.optimizer import build_optimizer
 
 PEER = "transformers"
 
@@ -99,7 +98,9 @@ class Speed:
         classes = None if data.task.classes is None else len(data.task.classes)
         kernels = self.kernels if "tisa" in self.position.split("+") else None
         with quiet_transformers():
-            models = {name: load(self.model, self.position, kernels, classes) for name in ("ours", "ours, packed")}
+            models = {
+                name: load_classifier(self.model, self.position, kernels, classes) for name in ("ours", "ours, packed")
+            }
             for name in (PEER, f"{PEER}, by length"):
                 models[name] = AutoModelForSequenceClassification.from_pretrained(
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"

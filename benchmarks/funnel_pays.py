@@ -59,10 +59,10 @@ from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.windows import parsed_lengths
 from whereformer.errors import InputError
 from whereformer.files import new_folder
+from whereformer.lab.held_out import lm_score
 from whereformer.lab.loading import quiet_transformers
+from whereformer.lab.optimizer import build_optimizer
 from whereformer.lab.provenance import write_results
-from whereformer.lab.score import lm_score
-from whereformer.lab.training.optimizer import build_optimizer
 
 # The funnels' blocks cost as much as the plain encoder's. In pretraining, funnels have one more layer, the decoder.
 FUNNEL = {"blocks": "2-3-2", "decoder_layers": "1"}

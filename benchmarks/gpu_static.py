@@ -189,13 +189,14 @@ class _NoGpu:
 
 
 @contextmanager
-def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
-    """Compile instead of launching; yields the list of compiled kernels with their options."""
+def _compiling(capability: int, kernels: Sequence[str] = ()) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
+    """Compile these kernels (all if none are named) instead of launching; yields the compiled with their options."""
     compiled: list[tuple[Any, dict[str, Any]]] = []
     launch = JITFunction.run
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
+        if not kernels or self.__name__ in kernels:
+            compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
 
     driver.set_active(_NoGpu(capability))
     with (
@@ -207,9 +208,9 @@ def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
         yield compiled
 
 
-def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
-    """Compile a call and its backward pass; count each kernel."""
-    with _compiling(gpu) as compiled:
+def count(gpu: int, dim: int, dtype: str, term: str, kernels: Sequence[str] = ()) -> list[Counts]:
+    """Compile a call and its backward pass; count each kernel, or those that are named."""
+    with _compiling(gpu, kernels) as compiled:
         _call(dim, dtype, term, LENGTH)
     once = {kernel.metadata.name: (kernel, named) for kernel, named in compiled}
     return [counted(kernel, named, gpu, dim, dtype, term) for kernel, named in once.values()]

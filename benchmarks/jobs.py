@@ -14,10 +14,27 @@ from typing import Any, TypeVar
 import torch
 
 from whereformer.errors import InputError
-from whereformer.lab.progress import Progress
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+
+class Progress:
+    """Receives the progress of a run. This base class ignores it."""
+
+    def start(self, steps: int) -> None:
+        """Called when a job begins and the number of its steps is known."""
+
+    def begin(self, label: str) -> None:
+        """Called when a part of the job begins."""
+
+    def step(self, steps: int = 1, detail: str = "") -> None:
+        """Called when ``steps`` more steps are done."""
+
+    def line(self, text: str) -> None:
+        """Called with a line of text for the user."""
+
+
 Work = Callable[[Task, Progress], Result]
 
 SECONDS = 5.0

@@ -30,8 +30,8 @@ from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.analysis import count_parameters
 from whereformer.cli.main import execute
 from whereformer.lab import ranks
+from whereformer.lab.optimizer import build_optimizer
 from whereformer.lab.provenance import write_results
-from whereformer.lab.training.optimizer import build_optimizer
 
 PROCESSES = 2
 

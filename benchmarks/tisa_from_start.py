@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from jobs import spread
+from jobs import Progress, spread
 from lists import listed
 from matplotlib.figure import Figure
 from parts import spread as range_of
@@ -37,7 +37,6 @@ from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
 from whereformer.lab.loading import load
-from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
 from whereformer.recipes.analyze import sources_of

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from jobs import spread
+from jobs import Progress, spread
 from lists import listed
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -33,9 +33,8 @@ import whereformer
 from whereformer.cli.main import execute
 from whereformer.data.parallel import PairFiles
 from whereformer.errors import InputError
-from whereformer.lab.json_files import write_json
+from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
-from whereformer.lab.progress import Progress
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
 from whereformer.recipes.translating import load, translate_lines
@@ -128,7 +127,7 @@ class Translation:
             sources, targets = zip(*test, strict=True)
             with threads(1):
                 written = translate_lines(*load(str(folder / "model"), find_device("auto")), sources)
-            write_json(file, score(written, targets, sources))
+            write_atomically(file, json.dumps(score(written, targets, sources)) + "\n")
         scores: dict[str, Any] = json.loads(file.read_text())
         return scores
 

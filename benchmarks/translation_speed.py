@@ -27,8 +27,8 @@ from transformers import DynamicCache, EncoderDecoderCache
 from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position_names
 from whereformer.cli.main import execute
 from whereformer.data.parallel import collate
+from whereformer.lab.optimizer import build_optimizer
 from whereformer.lab.provenance import write_results
-from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.models.inputs import CACHE
 
 BASELINE = "sinusoidal"

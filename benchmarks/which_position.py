@@ -2,7 +2,7 @@
 
 Run: .venv/bin/python benchmarks/which_position.py
 
-Reads the results that other commands wrote into benchmarks/results, writes docs/images/which-position.svg and prints
+Reads the results that other commands wrote into benchmarks/results, writes docs/images/which-position-*.svg and prints
 the table of docs/results/which-position.md. A cell is dark if the method is as good as the best one as far as the
 experiment can tell: if their gap is at most the column's noise. It is pale if the gap is more than three times that.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from matplotlib.figure import Figure
+from pictures import box, save, text
 from rich.console import Console
 
 from whereformer.analysis.ranking import SEED_NOISE
@@ -40,7 +40,10 @@ METHODS = (
     "deberta",
 )
 MACHINE = "amd-epyc-2-cores-avx512"
-BEST, BEHIND, FAR, UNKNOWN = "#0072b2", "#9ecae1", "#f0f0f0", "#ffffff"
+BEST, BEHIND, FAR, UNKNOWN = "good", "near", "far", "unknown"
+NAMES, CELL, ROW = 136, 57, 22
+WIDTH = NAMES + 4 * CELL
+"""Pixels of the methods' names, of a cell, and of a picture of four columns."""
 SOLVED = 0.95
 
 
@@ -69,8 +72,8 @@ class Column:
         value = self.values[method]
         return "cannot" if value is None else f"{value:.{self.digits}f}"
 
-    def color(self, method: str) -> str:
-        """Return the cell's color."""
+    def kind(self, method: str) -> str:
+        """Return how good the cell is."""
         if method not in self.values:
             return UNKNOWN
         value = self.values[method]
@@ -103,11 +106,11 @@ class WhichPosition:
 
     results: Path = Path("benchmarks/results")
     """Folder with a folder of results for each machine."""
-    out: Path = Path("docs/images/which-position.svg")
-    """The picture."""
+    out: Path = Path("docs/images")
+    """Folder for the pictures."""
 
     def run(self, console: Console) -> None:
-        """Draw the picture and print its tables in Markdown."""
+        """Draw the pictures and print its tables in Markdown."""
         parts = [self._losses(), [*self._speeds(), self._glue(), *self._translation(), *self._probes()]]
         for columns in parts:
             titles = [column.title.replace("\n", " ") for column in columns]
@@ -118,11 +121,24 @@ class WhichPosition:
             ]
             lines += ["| *noise* | " + " | ".join(f"{column.noise:.{column.digits}f}" for column in columns) + " |", ""]
             console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
-        self._plot(parts)
+        losses, others = parts
+        wide = [column for column in losses if "256" in column.title]
+        masked = [column for column in losses if "mask" in column.title and column not in wide]
+        following = [column for column in losses if column not in wide and column not in masked]
+        longer = "4 times\nas long", "8 times\nas long"
+        for name, title, columns, heads in (
+            ("masked", "Loss of masked words, 64 tokens", masked, ("\nloss", "equal\ntime", *longer)),
+            ("next", "Loss of the next word, 64 tokens", following, ("\nloss", "equal\ntime", longer[1])),
+            ("256", "Loss, 256 tokens", wide, ("masked\nwords", longer[1], "next\nword", longer[1])),
+            ("speed", "Speed, and GLUE", others[:3], ("masked\nwords", "next\nword", "GLUE,\n4 tasks")),
+            ("translation", "Translation, BLEU", others[3:6], ("\nGerman", "4 times\nthe steps", "\nFrench")),
+            ("probes", "Probes, tasks solved", others[6:], ("\nof 7", "at twice\nthe length")),
+        ):
+            self._draw(name, title, columns, heads)
 
     def _marked(self, column: Column, method: str) -> str:
         text = column.text(method)
-        return f"**{text}**" if column.color(method) == BEST else text
+        return f"**{text}**" if column.kind(method) == BEST else text
 
     def _read(self, name: str) -> Any:
         return json.loads((self.results / "amd-epyc-2-cores" / name).read_text())
@@ -215,24 +231,20 @@ class WhichPosition:
             columns.append(Column(title.format(len(results["runs"])), solved, 1.0, 0))
         return columns
 
-    def _plot(self, parts: list[list[Column]]) -> None:
-        most = max(map(len, parts))
-        size = (1.6 + 0.95 * most, len(parts) * (0.8 + 0.36 * len(METHODS)))
-        figure = Figure(figsize=size, layout="constrained")
-        for axes, columns in zip(figure.subplots(len(parts)), parts, strict=True):
-            for x, column in enumerate(columns):
-                for y, method in enumerate(METHODS):
-                    color = column.color(method)
-                    axes.add_patch(_cell(x, y, color))
-                    ink = "white" if color == BEST else "#222222"
-                    axes.text(x + 0.5, y + 0.5, column.text(method), ha="center", va="center", fontsize=9, color=ink)
-            axes.set(xlim=(0, most), ylim=(len(METHODS), 0))
-            axes.set_xticks([x + 0.5 for x in range(len(columns))], [column.title for column in columns], fontsize=8)
-            axes.set_yticks([y + 0.5 for y in range(len(METHODS))], METHODS, fontsize=9)
-            axes.xaxis.tick_top()
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-        figure.savefig(self.out, metadata={"Date": None})
+    def _draw(self, name: str, title: str, columns: list[Column], heads: tuple[str, ...]) -> None:
+        """Draw a table whose cells are colored, as wide as a phone."""
+        height = 46 + ROW * len(METHODS)
+        parts = [text(0, 13, title)]
+        for x, column, head in zip(range(NAMES, NAMES + CELL * len(heads), CELL), columns, heads, strict=True):
+            for y, line in zip((29, 42), head.split("\n"), strict=True):
+                parts.append(text(x + CELL / 2, y, line, "muted middle"))
+            for y, method in zip(range(46, height, ROW), METHODS, strict=True):
+                kind = column.kind(method)
+                parts.append(box(x + 1, y + 1, CELL - 2, ROW - 2, kind))
+                parts.append(text(x + CELL / 2, y + 15, column.text(method), f"middle on-{kind}"))
+        for y, method in zip(range(46, height, ROW), METHODS, strict=True):
+            parts.append(text(NAMES - 6, y + 15, method, "end"))
+        save(self.out / f"which-position-{name}.svg", WIDTH, height, f"{title}, by position method", parts)
 
 
 def _loss(sources: tuple[Comparison, ...], factor: int, title: str) -> Column:
@@ -258,12 +270,6 @@ def _speed(sources: tuple[Comparison, ...], title: str) -> Column:
     """Return the speeds of training; where several sources have a method, the last one counts."""
     speeds = {name: speed for results in sources for name, speed in results.speed.items()}
     return Column(title, speeds, 0.05, 2)
-
-
-def _cell(x: int, y: int, color: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x + 0.03, y + 0.05), 0.94, 0.9, facecolor=color, edgecolor="none")
 
 
 def _accuracy(score: Mapping[str, float]) -> float:

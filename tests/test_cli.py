@@ -11,7 +11,7 @@ import pytest
 from tests.failing import fails
 from whereformer import position_names
 from whereformer.cli.main import COMMANDS, command_class, main
-from whereformer.lab.folder import open_folder
+from whereformer.lab.run import open_folder
 
 
 def help_of(capsys, *arguments):
@@ -43,6 +43,10 @@ def test_positions_lists_methods_by_name_and_property(capsys):
     listed = re.findall(r"^ (\w+) +│", capsys.readouterr().out, re.MULTILINE)
     assert listed == position_names("t*", acts_on="scores", extrapolates=True) == ["t5", "tisa", "transformer_xl"]
     assert "no method has this name" in fails(capsys, "positions", "zzz")
+
+
+def test_a_misspelled_command_is_one_line_with_what_was_meant(capsys):
+    assert fails(capsys, "Positons").startswith("whereformer: unknown command 'Positons'; did you mean 'positions'?")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

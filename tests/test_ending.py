@@ -13,7 +13,7 @@ import pytest
 from tests.failing import fails
 from whereformer.cli.main import execute, main
 from whereformer.errors import InputError, fail, one_line, printable
-from whereformer.lab.terminal import Bar, Terminal
+from whereformer.lab.terminal import Terminal, say
 
 ODD = "a\x1b]0;title\x07\nb\u202ec\udcff"
 
@@ -89,9 +89,7 @@ def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):
     assert one_line("a\n  b" * 2000).count("\n") == 0
     assert fail(ODD) == 2
     console = Terminal(width=100)
-    with Bar(console) as bar:
-        bar.begin(f"[/red]{ODD}")
-        bar.line(f"[/red] :warning: {ODD}")
+    say(console, f"[/red] :warning: {ODD}")
     from rich.table import Table
 
     table = Table(title=ODD)

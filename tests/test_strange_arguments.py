@@ -76,6 +76,7 @@ CALLS = {
     "from_authors_weights": {"state": dict, "blocks": lambda: "1"},
     "load_attached": {"path_or_id": None, "model_class": lambda: BertModel},
     "load_pretrained": {"path_or_id": None},
+    "unpad": {"model": bert},
     "EncoderConfig": {},
     "ElectraPretrainingConfig": {},
     "Seq2SeqConfig": {},

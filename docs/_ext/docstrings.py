@@ -1,6 +1,8 @@
-"""Converts docstrings: sections that Google's style does not define become paragraphs of reStructuredText."""
+"""Converts docstrings: sections that Google's style does not define become paragraphs; and leaves out overloads."""
 
 import re
+
+from sphinx.pycode import ModuleAnalyzer
 
 SECTION = re.compile(r"(Shape|Extrapolation|Cost|Source|Where transformers goes by other conventions)\b([^:]*):(.*)")
 
@@ -23,7 +25,18 @@ def _paragraphs(app, what, name, obj, options, lines):
     lines[:] = result
 
 
+def _without_overloads(analyze):
+    """Let autodoc show a function's own signature, which lists all options, in place of its overloads."""
+
+    def analyzed(self):
+        analyze(self)
+        self.overloads = {}
+
+    return analyzed
+
+
 def setup(app):
     """Run before napoleon, which converts the other sections."""
+    setattr(ModuleAnalyzer, "analyze", _without_overloads(ModuleAnalyzer.analyze))  # noqa: B010  # for mypy
     app.connect("autodoc-process-docstring", _paragraphs, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

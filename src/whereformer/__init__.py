@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         load_attached,
         load_pretrained,
         to_transformers,
+        unpad,
     )
     from .positions import PositionRangeError, Site, build_position, position_names
 
@@ -99,6 +100,7 @@ __all__ = [
     "probe",
     "to_transformers",
     "translate",
+    "unpad",
 ]
 
 

@@ -4,16 +4,15 @@ import random
 import statistics
 from types import SimpleNamespace
 
-from whereformer.analysis.ranking import SEED_NOISE, clearly_better, rank, sentences
+import pytest
+
+from whereformer.analysis.ranking import LASTING, SEED_NOISE, clearly_better, rank, sentences
 
 
 def methods(**losses):
     """Models with one list of window losses per method and seed."""
     return {
-        name: {
-            seed: SimpleNamespace(losses=[], windows=each, loss=statistics.fmean(each))
-            for seed, each in enumerate(seeds)
-        }
+        name: {seed: SimpleNamespace(windows=each, loss=statistics.fmean(each)) for seed, each in enumerate(seeds)}
         for name, seeds in losses.items()
     }
 
@@ -25,19 +24,19 @@ def windows(mean, noise=0.1, seed=0):
 
 def ranked(guessing=7.0, **losses):
     """The ranks of methods, best first, and the sentences."""
-    found = rank(methods(**losses), "none")
+    found = rank(methods(**losses), "none", 1)
     return [(row.position, row.rank) for row in found.rows], sentences(found, "none", guessing, 1)
 
 
 def test_a_gap_beyond_all_noise_is_a_rank():
-    rows, told = ranked(a=[windows(4.0)], b=[windows(5.0, seed=1)], c=[windows(6.0, seed=2)])
+    rows, told = ranked(a=[windows(4.0)], b=[windows(6.0, seed=1)], c=[windows(8.0, seed=2)])
     assert rows == [("a", 1), ("b", 2), ("c", 3)]
     assert told == ["a predicts this text best."]
 
 
 def test_one_seed_can_not_tell_a_gap_smaller_than_what_seeds_do():
     base = windows(4.0)
-    rows, told = ranked(a=[base], b=[[loss + SEED_NOISE / 2 for loss in base]], c=[[loss + 1 for loss in base]])
+    rows, told = ranked(a=[base], b=[[loss + SEED_NOISE / 2 for loss in base]], c=[[loss + 2 for loss in base]])
     assert rows == [("a", 1), ("b", 1), ("c", 3)]
     assert told == ["a and b predict this text best; they can't be told apart."]
 
@@ -85,27 +84,37 @@ def test_a_method_on_the_plateau_of_none_has_no_rank():
     assert told[1].startswith("learned is not yet learning: the loss is not clearly lower than that of none.")
     assert "--steps 4" in told[1]
     # Causal models learn order without positions, too.
-    assert all(row.rank for row in rank(methods(**losses), None).rows)
+    assert all(row.rank for row in rank(methods(**losses), None, 1).rows)
 
 
 def test_if_nothing_left_the_plateau_the_verdict_says_so():
     told = ranked(none=[windows(5.0)], learned=[windows(5.05, seed=1)])[1]
     assert told[0] == "No method predicts clearly better than none yet; train longer."
     # Without the baseline, nothing is known of the plateau.
-    assert not rank(methods(learned=[windows(5.0)], rope=[windows(5.05, seed=1)]), "none").waiting
+    assert not rank(methods(learned=[windows(5.0)], rope=[windows(5.05, seed=1)]), "none", 1).waiting
 
 
-def test_a_lead_that_may_not_last_is_no_verdict():
-    """By the curves of training, b falls faster than a."""
-    found = methods(a=[windows(4.0)], b=[windows(4.5, seed=1)], c=[windows(6.0, seed=2)])
-    steps = range(1, 401)
-    for name, curve in (("a", 4.0), ("b", 2.5), ("c", 6.0)):
-        last = found[name][0].loss
-        found[name][0].losses = [curve + (last - curve) * (step / 400) ** -0.5 for step in steps]
-    ranking = rank(found, "none")
-    assert ranking.unsettled == [("a", "b")]
-    first, second = sentences(ranking, "none", 7.0, 400)
-    assert first == "Too few steps to choose: a leads after 400 steps, but b may catch up. Train longer: --steps 1600."
-    assert second.startswith("Not settled")
-    found["b"][0].losses = [4.4 + 0.1 * (step / 400) ** -0.5 for step in steps]
-    assert sentences(rank(found, "none"), "none", 7.0, 400) == ["a predicts this text best."]
+@pytest.mark.parametrize("steps", [400, 1800])
+def test_a_lead_that_may_not_last_is_no_verdict(steps):
+    lasting = LASTING[1800 if steps == 1800 else 0]
+    near, far = 0.9 * SEED_NOISE / lasting, 1.1 * SEED_NOISE / lasting
+    base = windows(4.0)
+    for gap, unsettled in ((0.9 * SEED_NOISE, []), (near, [("a", "b")]), (far, [])):
+        losses = {"a": [base], "b": [[loss + gap for loss in base]], "none": [[loss + 3 for loss in base]]}
+        ranking = rank(methods(**losses), "none", steps)
+        assert ranking.unsettled == unsettled, gap
+        if unsettled:
+            first, second = sentences(ranking, "none", 7.0, steps)
+            assert first == (
+                f"Too few steps to choose: a leads after {steps:,} steps, but b may catch up. "
+                f"Train longer: --steps {4 * steps}."
+            )
+            assert second == "Not settled, since 4 times the steps may close gaps of this size: a before b."
+
+
+def test_what_learns_no_more_does_not_catch_up():
+    base = windows(4.0)
+    losses = {"a": [base], "none": [[loss + 0.2 for loss in base]]}
+    assert rank(methods(**losses), "none", 400).unsettled == []
+    # Causal models learn order without positions, too.
+    assert rank(methods(**losses), None, 400).unsettled == [("a", "none")]

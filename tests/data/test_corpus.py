@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, read
 from whereformer.errors import InputError
-from whereformer.lab import fingerprint
+from whereformer.lab.manifest import fingerprint, fingerprint_of_files
 
 
 @pytest.mark.slow
@@ -128,18 +128,18 @@ def test_pages_end_at_words_where_they_can():
 
 
 def test_the_fingerprint_tells_texts_apart():
-    assert fingerprint.fingerprint(["a", "b"]) != fingerprint.fingerprint(["ab"])
-    assert fingerprint.fingerprint(["a", "b"]) == fingerprint.fingerprint(["a", "b"])
+    assert fingerprint(["a", "b"]) != fingerprint(["ab"])
+    assert fingerprint(["a", "b"]) == fingerprint(["a", "b"])
     # No character ends a text.
-    assert fingerprint.fingerprint(["a\0b"]) != fingerprint.fingerprint(["a", "b"])
-    assert fingerprint.fingerprint(["a\0", "b"]) != fingerprint.fingerprint(["a", "\0b"])
+    assert fingerprint(["a\0b"]) != fingerprint(["a", "b"])
+    assert fingerprint(["a\0", "b"]) != fingerprint(["a", "\0b"])
 
 
 def test_the_fingerprint_of_files_is_that_of_their_bytes(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     a, b = tmp_path / "a.txt", tmp_path / "b.txt"
-    found = {fingerprint.fingerprint_of_files(*given) for given in ([[a, b]], [[b, a]], [[a]], [[a, b], ["column"]])}
+    found = {fingerprint_of_files(*given) for given in ([[a, b]], [[b, a]], [[a]], [[a, b], ["column"]])}
     assert len(found) == 4
     before = corpus.Text([a]).fingerprint
     moved = a.rename(tmp_path / "c.txt")

@@ -15,12 +15,12 @@ from whereformer import files
 from whereformer.data import corpus, encode
 from whereformer.data.corpus import Pages, Text
 from whereformer.data.encode import TokenizerChoice, open_or_encode
-from whereformer.data.hub import fetched
+from whereformer.data.read import fetched
 from whereformer.data.streams import TokenFile, packed
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
-from whereformer.lab import fingerprint
-from whereformer.lab.folder import open_folder
+from whereformer.lab.manifest import fingerprint
+from whereformer.lab.run import open_folder
 
 CHOICE = TokenizerChoice(None, 120)
 
@@ -145,7 +145,7 @@ def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
     tokenizer = fit_tokenizer(["some text"], 64)
     tokenizer.save_pretrained(tmp_path)
     before = TokenizerChoice(tmp_path, 64).setting
-    assert before == fingerprint.fingerprint([tokenizer.backend_tokenizer.to_str()])
+    assert before == fingerprint([tokenizer.backend_tokenizer.to_str()])
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "split_special_tokens": True}))
     assert TokenizerChoice(tmp_path, 64).setting != before

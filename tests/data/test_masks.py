@@ -15,7 +15,7 @@ from tests.data.token_streams import token_stream
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from whereformer.data import corpus, masks
 from whereformer.data.encode import unigram_entropy
-from whereformer.data.masks import IGNORED, Batches, HeldOut, growing, mask_tokens, window_lengths
+from whereformer.data.masks import IGNORED, Batches, HeldOut, mask_tokens
 from whereformer.data.tokenizers import (
     CLS,
     MASK,
@@ -26,7 +26,8 @@ from whereformer.data.tokenizers import (
     train_tokenizer,
     trained_vocabulary,
 )
-from whereformer.lab.score import lm_score
+from whereformer.data.windows import Stage, growing
+from whereformer.lab.held_out import lm_score
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 
@@ -194,31 +195,23 @@ def test_the_vocabulary_is_the_same_in_every_process():
     assert len(there) > 1000
 
 
-def test_windows_of_64_tokens_have_8_16_and_32_first():
-    assert window_lengths(64, 100) == [8] * 40 + [16] * 10 + [32] * 10 + [64] * 40
-
-
 @pytest.mark.parametrize(
-    ("length", "stages"), [(8, [8]), (16, [8, 16]), (32, [8, 16, 32]), (100, [8, 16, 32, 64, 100])]
+    ("length", "expected"),
+    [
+        (8, [(8, 100, 4)]),
+        (16, [(8, 40, 8), (16, 60, 4)]),
+        (64, [(8, 40, 32), (16, 10, 16), (32, 10, 8), (64, 40, 4)]),
+        (100, [(8, 40, 50), (16, 7, 25), (32, 6, 12), (64, 7, 6), (100, 40, 4)]),
+    ],
 )
-def test_lengths_double_until_the_last(length, stages):
-    assert list(dict.fromkeys(window_lengths(length, 1000))) == stages
+def test_lengths_double_until_the_last(length, expected):
+    assert growing(length, 4, 100) == [Stage(*each) for each in expected]
 
 
 @given(st.integers(8, 4096), st.integers(1, 300))
 def test_windows_never_shrink_and_end_at_full_length(length, steps):
-    lengths = window_lengths(length, steps)
-    assert len(lengths) == steps
-    assert lengths == sorted(lengths)
-    assert max(lengths) <= length
-    if steps > 1:
-        assert lengths[-1] == length
-
-
-def test_every_step_has_the_same_number_of_tokens_and_depends_on_the_seed_alone():
-    stream = torch.arange(5, 400) % 60
-    whole = Batches(stream, 4, 64, 0.3, 64, seed=3)
-    found, again = ([growing(whole, 10)(step)["input_ids"] for step in range(10)] for _ in range(2))
-    assert [ids.shape for ids in found] == [(32, 8)] * 4 + [(16, 16), (8, 32)] + [(4, 64)] * 4
-    assert torch.equal(found[9], whole[9][0])
-    assert all(map(torch.equal, found, again))
+    stages = growing(length, 4, steps)
+    lengths = [stage.length for stage in stages]
+    assert sum(stage.steps for stage in stages) == steps
+    assert lengths == sorted(set(lengths))
+    assert steps == 1 or lengths[-1] == length

@@ -502,6 +502,21 @@ def test_half_precision_rounds_after_the_softmax_alone(fast, dtype, terms):
         assert relative_error(ours, theirs) <= torch.finfo(dtype).eps / 2
 
 
+def test_what_rounding_takes_from_the_output_spoils_no_gradient_of_a_table(fast):
+    """All keys beyond a table's end share a vector, whose gradient sums one error of a row for each of them."""
+    torch.manual_seed(0)
+    *inputs, d_out = (torch.randn(1, 2, 257, 32).bfloat16() for _ in range(4))
+    tables = [0.3 * torch.randn(1, 33, 32) for _ in range(2)]
+    found = []
+    for name, dtype in ((fast, torch.bfloat16), ("reference", torch.float64)):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        keys, values = (table.to(torch.promote_types(dtype, torch.float32)).requires_grad_() for table in tables)
+        out = attention(*leaves, [OffsetKeys(keys, -16), OffsetValues(values, -16)], backend=name)
+        found.append([out, *torch.autograd.grad(out, [*leaves, keys, values], d_out.to(dtype))])
+    of_output, *of_gradients = map(relative_error, *found)
+    assert max(of_gradients) <= 1.5 * of_output
+
+
 def test_tables_stay_float32_beside_half_precision(fast):
     table = random(HEADS, 9).float().requires_grad_()
     query, key, value = (tensor.bfloat16() for tensor in content(37, 37))

@@ -66,6 +66,19 @@ def test_the_backward_pass_compiles(gpu, term, ask):
     assert set(found) - {"finish_bias"} == {"forward", *GRADIENTS}
 
 
+# The kernels whose tiles depend on the width of tables alone, which a GPU of 99 KiB has to hold; and all others.
+OF_TABLES = ["products", "table_gradients"]
+
+
+@pytest.mark.parametrize("kernels", [OF_TABLES, pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dim", [128, 256])
+def test_kernels_for_wide_tables_of_vectors_fit_into_shared_memory(dim, kernels, ask):
+    counts = f"g.count(89, {dim}, 'bfloat16', 'shaw', {kernels})"
+    found = ask(f"[(each.kernel, each.programs, each.shared) for each in {counts}]")
+    assert {name for name, _, _ in found} >= {*OF_TABLES}
+    assert all(programs > 0 and shared <= 99 * 1024 for _, programs, shared in found), found
+
+
 BEYOND = [*range(129, 161), 200, 256, 1000]
 LENGTHS = {
     "plain": [*range(1, 41), *BEYOND],

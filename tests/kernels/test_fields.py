@@ -7,11 +7,8 @@ import pytest
 import torch
 
 import whereformer.kernels
-from tests.kernels.cases import BATCH, HEADS, TERMS, content, need_native, random, terms_of
-from whereformer import OffsetBias
-from whereformer.kernels import native
+from tests.kernels.cases import BATCH, HEADS, TERMS, content, terms_of
 from whereformer.kernels.call import make_call
-from whereformer.kernels.choose import choose
 from whereformer.kernels.fields import AXES, TENSORS
 from whereformer.kernels.native.arguments import INPUTS
 
@@ -51,12 +48,3 @@ def test_the_compiled_kernel_has_the_inputs_and_gradients_in_their_order():
     for prefix in ("", "d_"):
         wanted = [prefix + name for name in INPUTS]
         assert [name for name in names if name in wanted] == wanted
-
-
-def test_a_backend_refuses_inputs_that_it_does_not_know(monkeypatch):
-    """As a new term's are at first, which the reference and blockwise take."""
-    need_native()
-    monkeypatch.setattr(native.backend, "inputs", ("query", "key", "value"))
-    call = make_call(*content(7, 9), [OffsetBias(random(HEADS, 9), -4)])
-    assert native.backend.why_not(call, call.value.device) == "knows no bias"
-    assert choose(call, "auto") == "blockwise"

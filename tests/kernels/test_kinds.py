@@ -20,7 +20,7 @@ from whereformer import (
     Positions,
     attention,
 )
-from whereformer.kernels import kinds
+from whereformer.kernels import kinds, native
 
 N, HEADS, DIM = 24, 2, 16
 
@@ -80,6 +80,28 @@ TERMS = {
 @pytest.mark.parametrize("terms", TERMS)
 def test_only_addresses_change(terms):
     check(lambda: (rows(), rows(), rows(), TERMS[terms]()))
+
+
+DESCRIBED_AGAIN = {"what the kernel reads in a copy": 6, "dense": 4}
+"""How often three calls with gradients are described to the kernel: twice, if it reads no copy and fills all memory."""
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_gradients_of_other_numbers(terms, monkeypatch):
+    described, arguments = [], native.Arguments
+    monkeypatch.setattr(native, "Arguments", lambda *each, **named: described.append(1) or arguments(*each, **named))
+    held = []
+    for number in range(3):
+        some = TERMS[terms]()
+        given = [rows(), rows(), rows(), *(getattr(term, field) for term in some for field in term.axes)]
+        held.append([each.requires_grad_() for each in given])
+        d_results, found = (rows(), rows(1, HEADS, N)), []
+        for name in ("native", "reference"):
+            torch.manual_seed(number)  # of dropout
+            results = attention(*given[:3], some, causal=True, dropout_p=0.2, return_lse=True, backend=name)
+            found.append(torch.autograd.grad(results, given, d_results))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert len(described) == DESCRIBED_AGAIN.get(terms, 2)
 
 
 def test_inputs_that_are_copied_are_not_remembered():

@@ -1,36 +1,52 @@
-"""Sealed files that somebody has changed are refused."""
+"""Manifests that somebody has changed are refused."""
 
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.lab.damage import damages
-from whereformer.lab.json_files import read_json, read_sealed, write_sealed
+from whereformer.lab import manifest
 
-CONTENT = {
-    "facts": {"seed": 0, "name": "a"},
-    "files": {"model.safetensors": {"size": 3, "sha256": "abc"}},
-    "x": [1, 2.5],
-}
+FACTS = {"seed": 0, "name": "a", "x": [1, 2.5]}
+
+
+def readable(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("part", ["facts", "files"])
+def test_forged_manifests_are_refused(part, tmp_path):
+    manifest.write(tmp_path, FACTS)
+    file = tmp_path / manifest.NAME
+    content = json.loads(file.read_text()) | {part: [1]}
+    content.pop(manifest.SEAL)
+    file.write_text(json.dumps(content | {manifest.SEAL: manifest._hash(content)}))
+    assert manifest.problem(tmp_path, FACTS) == "its manifest.json cannot be read"
 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_damaged_files_are_refused(tmp_path_factory, data):
-    file = tmp_path_factory.mktemp("damaged") / "manifest.json"
-    write_sealed(file, CONTENT)
-    written = json.loads(file.read_text())
-    assert read_sealed(file) == CONTENT
-    file.write_text(json.dumps(data.draw(damages(written).filter(lambda content: content != written))))
-    with pytest.raises(ValueError, match=r"."):
-        read_sealed(file)
+def test_damaged_manifests_are_refused(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "model.safetensors").write_text("abc")
+    manifest.write(folder, FACTS)
+    assert manifest.read(folder) == FACTS
+    assert manifest.problem(folder, FACTS) is None
+    file = folder / manifest.NAME
+    written = file.read_text()
+    place = data.draw(st.integers(0, len(written) - 1))
+    changed = written[:place] + data.draw(st.sampled_from(["", "0", "x", '"', "{", "null"])) + written[place + 1 :]
+    assume(readable(changed) != json.loads(written))
+    file.write_text(changed)
+    assert manifest.problem(folder, FACTS) == "its manifest.json cannot be read"
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[1]", "", "\0"])
 def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
-    file = tmp_path / "results.json"
-    file.write_text(content)
+    (tmp_path / manifest.NAME).write_text(content)
     with pytest.raises(ValueError, match=r"."):
-        read_json(file)
+        manifest.read(tmp_path)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from whereformer.errors import InputError
-from whereformer.lab.folder import open_folder
+from whereformer.lab.run import open_folder
 
 
 def test_a_second_command_is_refused_until_the_first_ends(tmp_path):

@@ -16,9 +16,8 @@ from tests.lab.report.pages import Page
 from tests.lab.toy import Toy
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.lab.folder import open_folder
 from whereformer.lab.recipe import function
-from whereformer.lab.run import read_records, usual_jobs
+from whereformer.lab.run import open_folder, read_records, usual_jobs
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"

@@ -235,6 +235,7 @@ SERVED = {
     ),
     "DebertaV2 of keys": Kind("DebertaV2", "text", {**BERT, "pos_att_type": ["c2p"]}),
     "DebertaV2 without": Kind("DebertaV2", "text", {**BERT, "relative_attention": False}),
+    "MPNet": Kind("MPNet", "text", BERT, reentrant=False),
     "InklingText": Kind("InklingText", "text", INKLING),
     # transformers rounds what it scales to float32.
     "InklingText that scales": Kind("InklingText", "text", {**INKLING, "log_scaling_n_floor": 4}, tolerance=1e-6),

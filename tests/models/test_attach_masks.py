@@ -253,27 +253,17 @@ def packed(way):
     return texts, {"input_ids": torch.cat(texts, 1), "position_ids": places, **WAYS[way]}
 
 
-@pytest.mark.parametrize("position", ["tisa", "shaw", "logn"])
+@pytest.mark.parametrize("position", ["tisa", "shaw", "logn", "floater", "tupe+t5", "fire", "rope+fire"])
 @pytest.mark.parametrize(
     ("name", "way"),
     [(name, way) for name in ("bert", "Llama", "Mistral") for way in WAYS if name != "bert" or "q" in way],
 )
 def test_texts_in_a_row_stay_apart(name, way, position):
-    model = attach(make_bert() if name == "bert" else make_decoder(name), position)
+    options = {} if "rope" not in position else {"keep_absolute": False}
+    model = attach(make_bert() if name == "bert" else make_decoder(name), position, **options)
     texts, row = packed(way)
     alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
     close(model(**row).last_hidden_state, alone)
-
-
-@pytest.mark.parametrize("position", ["floater", "tupe", "fire", "rope+fire"])
-@pytest.mark.parametrize("way", WAYS)
-def test_methods_that_count_from_the_start_of_a_row_take_no_packed_texts(way, position):
-    model = attach(make_decoder("Llama"), position, keep_absolute="rope" not in position)
-    _, row = packed(way)
-    with pytest.raises(InputError, match=r"^position: \w+ counts from the start of a row, so it takes no packed texts"):
-        model(**row)
-    if way == "position_ids":
-        model(**{**row, way: torch.arange(15)[None]})
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import pytest
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from . import sweep
+from tests.test_docs import extension
+
+sweep = extension("sweep")
 
 
 def sections():
@@ -40,8 +42,7 @@ def test_every_configuration_class_is_on_the_page():
 @pytest.mark.slow
 def test_no_model_is_silently_wrong(tmp_path):
     """The whole sweep, in a process of its own: half an hour of one processor. Each model class has half a minute."""
-    root = sweep.PAGE.parents[2]
-    subprocess.run([sys.executable, "-m", "tests.models.sweep", "--out", str(tmp_path)], cwd=root, check=True)
+    subprocess.run([sys.executable, sweep.__file__, "--out", str(tmp_path)], check=True)
     found = sweep.results(tmp_path)
     rows = [row for rows in found.values() for row in rows]
     assert not [row for row in rows if row["outcome"] in ("crashed", "not proven")]

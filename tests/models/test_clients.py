@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import whereformer.models
-from whereformer import Encoder, EncoderConfig, attach, detach
+from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, unpad
 from whereformer.errors import InputError
 from whereformer.models import (
     EncoderForMaskedLM,
@@ -359,3 +359,42 @@ def test_torchinfo_is_not_given_inputs():
     for position in ("learned", "t5", "tupe", "transformer_xl", "fox"):
         with pytest.raises(RuntimeError, match="Failed to run torchinfo"):
             torchinfo.summary(words_model(position), input_data=inputs, verbose=0)
+
+
+def test_sentence_transformers_without_padding(tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    texts, own = [*TEXTS, "the cat saw", "cat cat cat the dog saw"], EncoderConfig(**OURS, position="learned+tisa")
+    funnel = Encoder(EncoderConfig(**OURS | {"blocks": "1-1"}, position="tisa", decoder_layers="1"))
+    bert = transformers.BertModel(transformers.BertConfig(**SIZES | {"vocab_size": len(WORDS)}))
+    for name, model, kind in (
+        ("words", Encoder(own), library.MultiVectorEncoder),
+        ("expander", EncoderForMaskedLM(own), library.SparseEncoder),
+        ("funnel", funnel, library.SentenceTransformer),
+        ("attached", bert, library.SentenceTransformer),
+    ):
+        client = kind(save(model, tmp_path / name), device="cpu")
+        if model is bert:
+            with pytest.raises(InputError, match=r"^model: BertModel does not keep packed texts apart"):
+                unpad(client)
+            assert not client[0].can_flatten_inputs
+            attach(client[0].auto_model, "fire")
+        padded = client.encode(texts, batch_size=1 if name == "funnel" else 4)
+        assert "cu_seq_lens_q" in unpad(client).preprocess(texts)
+        for one, other in zip(client.encode(texts), padded, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    client.save_pretrained(str(tmp_path / "saved"))
+    loaded = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert loaded[0].unpad_inputs
+    loaded[0].model = load_attached(tmp_path / "saved", transformers.BertModel).eval()
+    assert abs(unpad(loaded).encode(texts) - padded).max() < 1e-5
+    assert "cu_seq_lens_q" in loaded.preprocess(texts)
+
+    short = Encoder(EncoderConfig(**OURS | {"blocks": "1-1"}, position="tisa"))
+    with pytest.raises(InputError, match=r"^model: Encoder pools tokens and has no decoder"):
+        unpad(library.SentenceTransformer(save(short, tmp_path / "short"), device="cpu"))
+    with pytest.raises(InputError, match=r"^model: expected a model of sentence-transformers"):
+        unpad(bert)
+    # In half precision, what other texts change may be as small as rounding.
+    mixes = library.SentenceTransformer(save(transformers.BertModel(bert.config), tmp_path / "mixes"), device="cpu")
+    with pytest.raises(InputError, match=r"does not keep packed texts apart"):
+        unpad(mixes.bfloat16())

@@ -348,7 +348,6 @@ def test_bad_configurations_are_named(changes, message):
         ("attention_mask", torch.ones(1, 5), r"expected shape \(1, 8\), got \(1, 5\)"),
         ("token_type_ids", torch.ones(8).long(), r"expected shape \(1, 8\), got \(8,\)"),
         ("position_ids", torch.arange(5), r"expected shape \(8,\) or \(1, 8\), got \(5,\)"),
-        ("document_ids", torch.ones(1, 8).long(), "pooling would mix the documents"),
     ],
 )
 def test_bad_inputs_are_named(name, given, message):

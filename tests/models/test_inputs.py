@@ -13,7 +13,10 @@ from whereformer import Electra, ElectraPretrainingConfig, Encoder, Seq2SeqForCo
 from whereformer.errors import InputError
 from whereformer.models import heads
 
-TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "document_ids", "return_dict"}
+TOKENS = {
+    *("input_ids", "attention_mask", "token_type_ids", "position_ids", "document_ids", "return_dict"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
+}
 ENCODER = TOKENS | {"inputs_embeds", "output_hidden_states", "output_attentions"}
 NAMES = {
     Encoder: ENCODER,

@@ -39,9 +39,10 @@ OPTIONS = {
     "no first norm": {"norm": "pre", "first_norm": False},
     "no first norm, shared": {"norm": "pre", "first_norm": False, "blocks": "1x3"},
     "scale": {"attention_scale": 1.0},
+    "sinks": {"sinks": True},
     "causal": {"causal": True},
     "causal with windows": {"causal": True, "windows": "2,0"},
-    "all": {**MODERN, "attention_scale": 0.3, "windows": "0,3", "causal": True},
+    "all": {**MODERN, "sinks": True, "attention_scale": 0.3, "windows": "0,3", "causal": True},
 }
 
 
@@ -78,8 +79,11 @@ def written_out(model, ids, mask):
         allowed = mask.bool()[:, None, None, :] & (offsets.abs() <= (window or 10**6))
         if config.causal:
             allowed = allowed & (offsets <= 0)
-        weights = (scale * query @ key.mT).masked_fill(~allowed, -torch.inf).softmax(-1)
-        weights = weights.nan_to_num(0.0)  # a row that may not attend to anything
+        scores = (scale * query @ key.mT).masked_fill(~allowed, -torch.inf)
+        if config.sinks:
+            sinks = parameters[f"{name}.sinks"][:, None, None].expand(len(x), -1, x.shape[1], 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = scores.softmax(-1)[..., : x.shape[1]].nan_to_num(0.0)  # a row that may not attend to anything
         return linear(f"{name}.out", (weights @ value).transpose(1, 2).flatten(-2))
 
     def feed(name, x):

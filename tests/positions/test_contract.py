@@ -22,6 +22,7 @@ from tests.positions.stack import (
     parts_of,
 )
 from whereformer import OffsetBias, PositionRangeError, Positions, Site, build_position, position_names, positions
+from whereformer.errors import InputError
 from whereformer.positions import ModelShape, Position, method_class, register
 from whereformer.positions.floater import integrate
 from whereformer.testing import attend
@@ -599,3 +600,13 @@ def test_nothing_is_left_to_rotate_without_content_scores(name):
     with pytest.raises(ValueError, match=r"^position: .* acts on query and key"):
         build_position(name, hidden_size=8, num_heads=2)
     assert build_position(name, hidden_size=8, num_heads=2, max_length=4, content="add").content
+
+
+def test_what_a_method_prints_says_its_sizes():
+    assert repr(build_position("tisa", hidden_size=768, num_heads=12)) == "Tisa(heads=12, layers=1, num_kernels=5)"
+    assert repr(build_position("alibi", hidden_size=8, num_heads=2, num_layers=3)) == "Alibi(heads=2, layers=3)"
+
+
+def test_names_are_suggested_whatever_their_capitals():
+    with pytest.raises(InputError, match="did you mean 'rope'"):
+        build_position("RoPE", hidden_size=8, num_heads=2)

@@ -19,7 +19,7 @@ from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import encoders, train
-from whereformer.lab.plugins import load_plugin, sources_of
+from whereformer.lab.methods import load_plugin, sources_of
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.recipes.compare import Compare, Trials, load
@@ -160,7 +160,7 @@ def test_other_settings_and_texts_do_not_mix_with_results_already_there(text, tm
     changed.write_text("something else ENTIRELY. " * 2000)  # of the same size and time
     os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     told = fails(capsys, *words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY)
-    assert "holds results for a different text" in told
+    assert "holds results with another text" in told
 
 
 def broken(monkeypatch, position, rates=(0.008,)):
@@ -234,18 +234,20 @@ def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
     refusals("""
         --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
         --positions , => --positions: expected at least one, got none
+        --positions none,,rope => --positions: expected something between commas, got 'none,,rope'
+        --causal --mask-rate 0.3 => --mask-rate: causal models mask nothing; leave it out
         --num-heads 5 => 5 heads do not divide hidden_size 64
         --num-heads 0 => --num-heads: expected at least 1, got 0
         --length 4 => --length: expected at least 8, got 4
         --steps 0 => --steps: expected at least 1, got 0
         --seeds 0 => --seeds: expected 1 to 10000, got 0
-        --mask-rate 1.5 => --mask-rate: expected a number between 0 and 1, got 1.5
-        --learning-rate -1 => --learning-rate: expected a number between 0 and 1e+06, got -1.0
-        --rate-factors 0 => --rate-factors: expected a number between 0 and 1e+06, got 0.0
+        --mask-rate 1.5 => --mask-rate: expected a number above 0 and below 1, got 1.5
+        --learning-rate -1 => --learning-rate: expected a number above 0 and below 1e+06, got -1.0
+        --rate-factors 0 => --rate-factors: expected a number above 0 and below 1e+06, got 0.0
         --rate-factors 1,x => --rate-factors: expected numbers, got '1,x'
         --rate-factors 9e5 --learning-rate 10 => --rate-factors: expected learning rates of at most 1e+06
-        --rate-factors nan => --rate-factors: expected a number between 0 and 1e+06, got nan
-        --minutes 0 => --minutes: expected a number between 0 and 1e+06, got 0.0
+        --rate-factors nan => --rate-factors: expected a number above 0 and below 1e+06, got nan
+        --minutes 0 => --minutes: expected a number above 0 and below 1e+06, got 0.0
         --preset funnel --decoder-layers 0 => --decoder-layers: a prediction for every token needs
         --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
         --lengths 32 => --lengths: expected at least the training length 64, got 32

@@ -1,16 +1,13 @@
 """The comparison's page, from small results that are made up here."""
 
-import itertools
 import re
 from types import SimpleNamespace
 
 import pytest
 
 from tests.lab.report.pages import Page
-from whereformer.analysis import ranking
-from whereformer.analysis.outlook import SHARES, Estimate, Outlook
 from whereformer.recipes.compare import Compare, Trials
-from whereformer.recipes.outcome import Outcome
+from whereformer.recipes.compare_report import Outcome
 
 LENGTH = 16
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"
@@ -70,15 +67,14 @@ def test_the_page_needs_nothing_else_and_every_reference_leads_somewhere(text):
 
 
 def test_the_table_has_each_method_once_with_its_numbers(text):
-    few = [TO] * 2
     assert Page(text).cells[:4] == [
-        ["1", "tisa", "4.000", "4.200", "4.400", "25.0%", *few, "0.004", "2.00", "1,234"],
-        ["2", "learned", "4.250", "cannot1", "cannot1", "25.0%", *few, "0.004", "2.00", "5,678"],
-        ["2", ODD_NAME, "4.260", "4.460", "4.660", "25.0%", *few, "0.004", "2.00", "0"],
-        ["4", "none", "4.500", "4.700", "4.900", "25.0%", *few, "0.004", "2.00", "0"],
+        ["1", "tisa", "4.000", "4.200", "4.400", "25.0%", "0.004", "2.00", "1,234"],
+        ["2", "learned", "4.250", "cannot1", "cannot1", "25.0%", "0.004", "2.00", "5,678"],
+        ["2", ODD_NAME, "4.260", "4.460", "4.660", "25.0%", "0.004", "2.00", "0"],
+        ["4", "none", "4.500", "4.700", "4.900", "25.0%", "0.004", "2.00", "0"],
     ]
     assert text.count(f'<li id="part-1-1">{CANNOT.format(31)}</li>') == 1
-    assert "<h1>tisa predicts this text best.</h1>" in text
+    assert "<h1>Too few steps to choose: tisa leads after 60 steps" in text
     markdown = report_of().markdown()
     assert "| 1 | tisa | 4.000 |" in markdown
     assert "![Held-out loss over length](held-out-loss-over-length.svg)" in markdown
@@ -109,31 +105,6 @@ def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
     assert not [found for svg in drawn for found in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
     assert "font-family" not in "".join(drawn)
     assert len(text) < 500_000
-
-
-def test_the_losses_of_longer_trainings_are_predicted():
-    page = report_of({name: {**of, "steps": 200} for name, of in METHODS.items()}).page()
-    change, loss = (float(cell.partition(ERROR)[0]) for cell in Page(page).cells[0][6:8])
-    assert change == pytest.approx(-2 * (1 - 2**-0.5), abs=0.25)
-    assert loss == pytest.approx(4.0 - 2 * (1 - 4**-0.5), abs=0.5)
-    assert "Dotted: the fitted curves" in page
-
-
-def test_a_prediction_too_uncertain_to_change_the_order_is_a_range_and_no_curve(monkeypatch):
-    # After more steps, learned would be ahead of tisa (3.65 and 3.9), but by less than its error. Best method first.
-    ahead = itertools.cycle([Estimate(0.1, 0.1), Estimate(0.6, 0.5), Estimate(0.1, 0.1), Estimate(0.1, 0.1)])
-    curve = [4.0] * len(SHARES)
-    monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0.1, 0.1), next(ahead), curve))
-    text = report_of().page()
-    assert {row[1]: row[7] for row in Page(text).cells[:4]} == {
-        "tisa": f"3.90{ERROR}0.10",
-        "learned": f"{TO}2.65{TO}4.65",
-        ODD_NAME: f"4.16{ERROR}0.10",
-        "none": f"4.40{ERROR}0.10",
-    }
-    assert 'title="too uncertain to change the order"' in text
-    drawn = re.search(r'<svg[^>]* aria-label="Training loss.*?</svg>', text, flags=re.DOTALL)[0]
-    assert len(re.findall(r"stroke-dasharray: ?1,1\.5", drawn)) == 3
 
 
 def test_methods_that_failed_and_the_rates_that_were_tried_are_named():

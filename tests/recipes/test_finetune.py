@@ -23,7 +23,7 @@ from tests.recipes.trainings import toy_tracker
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue
-from whereformer.lab import pretrained
+from whereformer.lab import loading
 from whereformer.lab import train as training
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.run import read_records
@@ -45,7 +45,7 @@ def data(tmp_path_factory):
 def records(out):
     """The values of a folder's runs, by task, variant and seed."""
     found = read_records(Path(out) / "records.jsonl")[1]
-    return {tuple(json.loads(name)[1:]): content["value"] for name, content in found.items()}
+    return {tuple(json.loads(name)[1:]): each["value"] for name, each in found.items() if '"tune"' in name}
 
 
 def run(model, data, out, *more, task="cola"):
@@ -189,7 +189,7 @@ def test_a_funnel_with_a_method_of_its_own(tmp_path, data):
 
 def test_all_models_of_a_seed_start_from_the_same_weights(model):
     learned, tisa, other = (
-        pretrained.fresh(model, position, kernels, 2, seed).state_dict()
+        loading.fresh(model, position, kernels, 2, seed).state_dict()
         for position, kernels, seed in (("learned", None, 3), ("learned+tisa", 5, 3), ("rope", None, 4))
     )
     backbone = [name for name in learned if not name.startswith("encoder.position.")]
@@ -209,7 +209,7 @@ def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_pat
         folder = str(tmp_path)
     with quiet_transformers():
         trained = load_pretrained(folder, model_class=Encoder).position.state_dict()
-        added, alone = (pretrained.fresh(folder, name, 3, 2, 0) for name in ("learned+tisa", "tisa"))
+        added, alone = (loading.fresh(folder, name, 3, 2, 0) for name in ("learned+tisa", "tisa"))
     learned = added.encoder.position.parts[0].state_dict()
     assert trained.keys() == learned.keys()
     assert all(torch.equal(trained[name], learned[name]) for name in trained)
@@ -219,7 +219,7 @@ def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_pat
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     recipe = Finetune(model=model, data=save_glue(tmp_path, "cola"), task="cola", batch_size=5)
     rows = recipe.prepared.tasks["cola"].train
-    classifier = pretrained.fresh(model, "learned", None, 2, 0)
+    classifier = loading.fresh(model, "learned", None, 2, 0)
     found = recipe.predict(classifier, rows)
     with torch.no_grad():
         alone = [classifier(torch.tensor([list(ids)])).logits[0] for ids, _ in rows.rows]
@@ -291,8 +291,14 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     before = records(tmp_path)
     capsys.readouterr()
     line = fails(capsys, *arguments, "--regression")
-    assert "holds results of another model or of other rows of mine; choose another folder" in line
+    assert "holds results with another model or other rows of mine; choose another folder" in line
     assert records(tmp_path) == before
+    # A line that is damaged must not let other rows in.
+    path = tmp_path / "records.jsonl"
+    path.write_text(path.read_text().replace("model or other rows", "modem or other rows"))
+    for _ in range(2):
+        line = fails(capsys, *arguments, "--regression")
+        assert "holds results, and not the line that says with which model or other rows of mine" in line
 
 
 def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
@@ -344,8 +350,8 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     assert "--kernels: expected numbers, got 'a'" in says("--kernels=a")
     assert "--kernels: expected 0 to 1024, got 1025" in says("--kernels=3,1025")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
-    assert "--epochs: expected a number between 0 and 1e+06, got 0" in says("--epochs=0")
-    assert "--learning-rate: expected a number between 0 and 1e+06, got -1.0" in says("--learning-rate=-1")
+    assert "--epochs: expected a number above 0 and below 1e+06, got 0" in says("--epochs=0")
+    assert "--learning-rate: expected a number above 0 and below 1e+06, got -1.0" in says("--learning-rate=-1")
     assert "--max-length: expected at least 4, got 3" in says("--max-length=3")
     assert "--seeds: expected" in says("--seeds=0")
     bare = tmp_path / "bare"
@@ -387,7 +393,7 @@ def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     capsys.readouterr()
     arguments = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
     assert "holds results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4")
-    other = "holds results of another model or of other rows of cola; choose another folder"
+    other = "holds results with another model or other rows of cola; choose another folder"
     assert other in fails(capsys, *arguments, "--train-rows=8")
     assert other in fails(capsys, *arguments, "--model", save_model(tmp_path / "other", hidden_size=32))
     (tmp_path / "records.jsonl").write_text('{"format": 1}')

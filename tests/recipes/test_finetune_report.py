@@ -26,7 +26,7 @@ def report_of(scores, *, seeds=3, curves=None, **options):
     prepared = Prepared({task: tasks[task] for task in scores}, {}, dict.fromkeys(recipe.variants, (9, 5, 1)))
     vars(recipe)["prepared"] = prepared
     tuned = {
-        (task, name, seed): Tuned({"": {"accuracy": score}}, [], curves, "")
+        (task, name, seed): Tuned({"": {"accuracy": score}}, [], curves)
         for task, by_name in scores.items()
         for name, by_seed in by_name.items()
         for seed, score in enumerate(by_seed)

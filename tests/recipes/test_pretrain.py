@@ -282,7 +282,7 @@ def test_a_model_that_is_damaged_is_made_again(text, finished, copy, capsys, nam
     assert run(text, copy) == results_of(finished)
     out = capsys.readouterr().out
     assert f"again: {name.removeprefix('model/')} was changed" in out
-    assert "checkpoint-4: state.pt is not what was written" in out
+    assert "checkpoint-4: state.pt was changed" in out
     assert "continuing after step 2 of 6" in out
     assert same(weights(copy), weights(finished))
 
@@ -541,8 +541,8 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --every 0 => --every: expected at least 1, got 0
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
         --seed -1 => --seed: expected 0 to 4294967295, got -1
-        --mask-rate 1 => --mask-rate: expected a share between 0 and 1, got 1.0
-        --learning-rate nan => --learning-rate: expected a positive number, got nan
+        --mask-rate 1 => --mask-rate: expected a number above 0 and below 1, got 1.0
+        --learning-rate nan => --learning-rate: expected a number above 0 and below 1e+06, got nan
         --vocab-size 10 => --vocab-size: expected at least 64, got 10
         --vocab-size 100 --tokenizer x => --vocab-size: only without --tokenizer
         --tokenizer no/such => --tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,22 +31,12 @@ LENGTHS = (64, 256)
 BASE_SIZES = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
 """The sizes of BERT-base, at which parameters are counted."""
 
-
-@dataclass(frozen=True)
-class Reached:
-    """How many of a method's trained numbers one gradient reaches.
-
-    Args:
-        nonzero: the number of those whose gradient is not 0.
-        total: all of them.
-    """
-
-    nonzero: int
-    total: int
+ATTENTION = 4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2
+"""The parameters of its attention layers' four projections, to compare with."""
 
 
-def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Tensor) -> Reached:
-    """Count the positional parameters that get a gradient from the masked-LM loss of one batch.
+def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Tensor) -> tuple[int, int]:
+    """Count the trained numbers of position, those that the gradient of one batch's masked-LM loss reaches and all.
 
     Args:
         model: is left as it was; gradients that it has are not touched.
@@ -55,34 +44,22 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
     """
     parameters = [parameter for parameter in model.encoder.position.parameters() if parameter.requires_grad]
     if not parameters:
-        return Reached(0, 0)
+        return 0, 0
     loss = model(input_ids, labels=labels).loss
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     nonzero = sum(int(gradient.count_nonzero()) for gradient in gradients if gradient is not None)
-    return Reached(nonzero, sum(parameter.numel() for parameter in parameters))
+    return nonzero, sum(parameter.numel() for parameter in parameters)
 
 
-@dataclass(frozen=True)
-class Growth:
-    """The number of a method's parameters at one size, and the power of the length with which it grows.
-
-    Args:
-        count: positional parameters.
-        attention: parameters of the attention layers' four projections at that size, to compare with.
-        length: 0 if ``count`` does not grow with the length, 1 if it grows in proportion, 2 with its square.
-    """
-
-    count: int
-    attention: int
-    length: float
-
-
-def parameter_growth(name: str, **options: Any) -> Growth:
+def parameter_growth(name: str, **options: Any) -> tuple[int, float]:
     """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
     Args:
         name: as :func:`whereformer.build_position` takes it.
         options: the method's own.
+
+    Returns:
+        their number, and the power of the length with which it grows: 0 if it does not, 1 if it grows in proportion.
     """
     places = len(layer_pattern(name))
     layers = -(-BASE_SIZES["num_layers"] // places) * places  # a pattern divides the layers
@@ -92,28 +69,11 @@ def parameter_growth(name: str, **options: Any) -> Growth:
             position = build_position(name, **{**BASE_SIZES, "num_layers": layers, "max_length": length}, **options)
         counts.append(sum(parameter.numel() for parameter in position.parameters()))
     few, many = counts
-    attention = 4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2
-    return Growth(few, attention, math.log2(many / few) if few else 0.0)
-
-
-@dataclass(frozen=True)
-class Shifted:
-    """What changes if a whole sequence is moved.
-
-    Args:
-        scores: the largest change of any layer's score, as a multiple of the scores' root mean square; what all
-            scores of a row have in common is left out of both, because a softmax ignores it. None if one is not finite.
-        output: the largest change of the encoder's output, likewise.
-        shifts: the shifts that the method could be given, in tokens.
-    """
-
-    scores: float | None
-    output: float | None
-    shifts: tuple[int, ...]
+    return few, math.log2(many / few) if few else 0.0
 
 
 @torch.no_grad()
-def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SHIFTS) -> Shifted:
+def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SHIFTS) -> float | None:
     """Move all positions of a batch by a constant, and see by how much scores and output change, in float64.
 
     Everything goes through the encoder's own hooks, so methods that act on embeddings are seen too. The sequence starts
@@ -123,36 +83,35 @@ def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SH
         encoder: of one block; is left as it was.
         input_ids: (batch, n).
         shifts: the shifts in tokens; those that move a token beyond the method's positions are left out.
+
+    Returns:
+        the largest change of any layer's score or of the output, as a multiple of their root mean square; what all
+        scores of a row have in common is left out, because a softmax ignores it. None if one is not finite.
+
     Raises:
         PositionRangeError: if the method takes none of the shifts.
     """
     encoder = _in_float64(encoder)
     at = torch.arange(1, input_ids.shape[1] + 1)
-    scores, output = _scores_and_output(encoder, input_ids, at)
-    changes, tried = [], []
+    before, changes, refused = _scores_and_output(encoder, input_ids, at), list[float](), None
     for shift in shifts:
         try:
-            moved, moved_output = _scores_and_output(encoder, input_ids, at + shift)
+            changes.append(_largest_change(before, _scores_and_output(encoder, input_ids, at + shift)))
         except PositionRangeError as error:
             refused = error
-            continue
-        tried.append(shift)
-        changes.append((_largest_change(scores, moved), _largest_change([output], [moved_output])))
-    if not tried:
+    if refused is not None and not changes:
         raise refused
-    changed = (max(each) for each in zip(*changes, strict=True))
-    scores_changed, output_changed = (change if math.isfinite(change) else None for change in changed)
-    return Shifted(scores_changed, output_changed, tuple(tried))
+    return max(changes) if math.isfinite(max(changes)) else None
 
 
 def _in_float64(encoder: Encoder) -> Encoder:
     return copy.deepcopy(encoder).to("cpu", torch.float64).eval()
 
 
-def _scores_and_output(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return every layer's scores and the last hidden state."""
+def _scores_and_output(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[Tensor]:
+    """Return every layer's scores, and the last hidden state."""
     found = encoder(input_ids, position_ids=positions, output_attentions=True)
-    return [_scores(weights) for weights in found.attentions], found.last_hidden_state
+    return [*map(_scores, found.attentions), found.last_hidden_state]
 
 
 def _scores(weights: Tensor) -> Tensor:
@@ -174,21 +133,8 @@ def _largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
     return max(changes)
 
 
-@dataclass(frozen=True)
-class CurveShare:
-    """How much of a method's effect on scores is a curve over offsets.
-
-    Args:
-        share: the share of the variance over all layers, 0 .. 1; None if the method has no effect on scores.
-        layers: the same for each layer.
-    """
-
-    share: float | None
-    layers: tuple[float | None, ...]
-
-
 @torch.no_grad()
-def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
+def curve_share(encoder: Encoder, input_ids: Tensor) -> float | None:
     """Measure the share of a method's effect on scores that one number per layer, head and offset explains, in float64.
 
     The effect is the scores with the tokens at their positions, minus the scores with all tokens at one position
@@ -200,6 +146,9 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     Args:
         encoder: of one block, with real weights; is left as it was.
         input_ids: (batch, n) of real text, so that what depends on tokens differs from one to the next.
+
+    Returns:
+        the share of the variance over all layers, 0 to 1; None if the method has no effect on scores.
     """
     encoder = _in_float64(encoder)
     length = input_ids.shape[1]
@@ -209,7 +158,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     )
     embeddings = together[0].hidden - here[0].hidden
     basis = _curve_basis(length)
-    explained, whole = [], []
+    explained = whole = 0.0
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
         others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
         scores, without = (
@@ -218,15 +167,10 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
         )
         effect = scores - without
         total = float(effect.square().sum())
-        if total <= 1e-20 * max(float(scores.square().sum()), 1e-20):
-            total = 0.0
-        mean = effect.mean(0).flatten(1)  # (heads, n * n)
-        explained.append(len(effect) * float((mean @ basis).square().sum()) if total else 0.0)
-        whole.append(total)
-    return CurveShare(
-        sum(explained) / sum(whole) if sum(whole) else None,
-        tuple(part / total if total else None for part, total in zip(explained, whole, strict=True)),
-    )
+        if total > 1e-20 * max(float(scores.square().sum()), 1e-20):  # more than rounding
+            mean = effect.mean(0).flatten(1)  # (heads, n * n)
+            explained, whole = explained + len(effect) * float((mean @ basis).square().sum()), whole + total
+    return explained / whole if whole else None
 
 
 class _LayerCall(NamedTuple):
@@ -263,8 +207,8 @@ def _curve_basis(length: int) -> Tensor:
 
 
 @torch.no_grad()
-def longest_chain(position: Position, length: int) -> Chain:
-    """Trace which operation needs the result of which during a method's part of a forward.
+def longest_chain(position: Position, length: int) -> int:
+    """Return the longest chain of operations that each need the result of the one before, in a method's forward.
 
     Operations are those of the "reference" backend, which has no loop, from the embeddings to the output of one
     attention layer, for one sequence.
@@ -281,20 +225,19 @@ def longest_chain(position: Position, length: int) -> Chain:
     with Chain() as chain:
         position.embed(embedded, at)
         position.attend(hidden, query, key, value, Site(at, at), backend="reference")
-    return chain
+    return chain.longest
 
 
 class Chain(DispatchMode):
     """A context that finds the longest chain of tensor operations that each need the result of the one before.
 
-    ``longest`` is its length, and ``operations`` the number of all operations. A view is not an operation of its own. A
-    write to a tensor comes after everything that wrote there before.
+    ``longest`` is its length. A view is not an operation of its own. A write to a tensor comes after everything that
+    wrote there before.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.longest = 0
-        self.operations = 0
         # Keyed by memory, so that a view has the depth of its base. Weak references keep addresses from being reused.
         self._depths: dict[StorageWeakRef, int] = {}
 
@@ -309,7 +252,6 @@ class Chain(DispatchMode):
             if not written:
                 return result
         depth = 1 + max((self._depths.get(memory, 0) for memory in read), default=0)
-        self.operations += 1
         self.longest = max(self.longest, depth)
         self._depths.update(dict.fromkeys(written, depth))
         return result

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from rich.console import Console
 
-from ..lab.options import MOST_SIZE, check_range
+from ..lab.options import MOST_SIZE
+from ..lab.recipe import Range, check_markers
 
 if TYPE_CHECKING:
     from .. import analysis
+
+
+Size = Annotated[int, Range(1, MOST_SIZE)]
 
 
 @dataclass(frozen=True)
@@ -42,31 +46,31 @@ class Cost:
     """How far layers attend to each side, in tokens: "64,64,0" gives two layers windows of 64 and the third none, and
     so on in turn. Default: no windows."""
 
-    hidden_size: int = 768
+    hidden_size: Size = 768
     """Width of the encoder."""
 
-    num_heads: int = 12
+    num_heads: Size = 12
     """Attention heads."""
 
-    head_dim: int | None = None
+    head_dim: Annotated[int | None, Range(1, MOST_SIZE)] = None
     """Width of a head. Default: the encoder's width divided by the number of heads."""
 
-    intermediate_size: int | None = None
+    intermediate_size: Annotated[int | None, Range(1, MOST_SIZE)] = None
     """Width within the feed-forward networks. Default: four times the encoder's width."""
 
-    embedding_size: int | None = None
+    embedding_size: Annotated[int | None, Range(1, MOST_SIZE)] = None
     """Width of the token embeddings. Default: the encoder's width."""
 
-    vocab_size: int = 30522
+    vocab_size: Size = 30522
     """Tokens in the vocabulary."""
 
     position: str = "learned"
     """A position method, several joined by "+", or a pattern over layers: rope/rope/rope/none."""
 
-    length: int = 512
+    length: Size = 512
     """Tokens in a sequence."""
 
-    batch_size: int = 1
+    batch_size: Size = 1
     """Sequences at a time."""
 
     predictions: int | None = None
@@ -96,11 +100,10 @@ class Cost:
         import torch
 
         from ..analysis import cost
-        from ..lab.training.model_options import as_setting
+        from ..lab.methods import as_setting
         from ..models import EncoderConfig
 
-        sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
-        check_range(self, **dict.fromkeys((*sizes, "length", "batch_size"), (1, MOST_SIZE)))
+        check_markers(self)
         try:
             config = EncoderConfig.preset(
                 self.preset or "bert",

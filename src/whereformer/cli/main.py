@@ -7,13 +7,17 @@ import itertools
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast
 
 import tyro
 
 from .. import __version__, recipes
 from ..errors import InputError
+from ..files import check_regular
 from ..lab.recipe import Recipe
 from .ending import ending
 from .flags import registry
@@ -29,11 +33,51 @@ COMMANDS: dict[str, str | None] = {
     "translate": "translate:Translate",
     "analyze": None,
     "extend": None,
-    "run": "run:RunFile",
+    "run": "main:RunFile",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",
 }
 """Where the dataclass of each command's options is in this package; None for a recipe."""
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """Run a recipe of your own: a Python file with one subclass of whereformer.lab.recipe.Recipe.
+
+    Its fields are the options; `whereformer run FILE --help` shows them.
+    """
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The Python file. The recipe's options follow it."""
+
+    @staticmethod
+    def recipe(file: str) -> type[Recipe]:
+        """Import a file, and return its recipe.
+
+        Raises:
+            InputError: if it is no Python file, or has none or several.
+        """
+        path = Path(file)
+        check_regular("file", path)
+        if path.suffix != ".py" or not path.stem.isidentifier():
+            raise InputError("file", f"expected a Python file such as my_recipe.py, got {file!r}")
+        # Processes that train import it by this name.
+        sys.path.insert(0, str(path.resolve().parent))
+        module = import_module(path.stem)
+        if Path(module.__file__ or "").resolve() != path.resolve():
+            raise InputError("file", f"there is another module named {path.stem}; give the file another name")
+        found = [
+            kind
+            for kind in vars(module).values()
+            if isinstance(kind, type) and issubclass(kind, Recipe) and kind.__module__ == path.stem
+        ]
+        if len(found) != 1:
+            raise InputError("file", f"expected one recipe in {file}, got {len(found)}")
+        return found[0]
+
+    def run(self, console: Terminal) -> None:
+        """Refuse what comes before the file; the command line does the rest."""
+        raise InputError("file", "expected the file first, and its options after it")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,6 +99,10 @@ def _parse(given: Sequence[str]) -> tuple[Any, Any]:
         if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # an empty path would be the current folder
             raise InputError(None, f"{word.strip().rstrip('=') or before}: got an empty word".lstrip(": "))
     name, *options = given or [""]
+    if name and not name.startswith("-") and name not in COMMANDS:
+        close = get_close_matches(name.lower(), COMMANDS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise InputError(None, f"unknown command {name!r}{hint} known: {', '.join(COMMANDS)}")
     rules: Any = {
         "registry": registry(quick="--quick" in options),
         "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),

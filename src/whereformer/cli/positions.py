@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -47,14 +48,15 @@ class ListPositions:
         if self.measure is not None:
             if self.acts_on or self.extrapolates or self.shift_invariant:
                 raise InputError("measure", "only a pattern chooses among the methods of a comparison")
-            from ..lab.terminal import Bar
+            from rich.progress import track
+
             from ..recipes.properties import measured_table
 
-            with Bar(console) as progress:
-                measured = measured_table(self.measure, self.pattern, progress)
-            console.print(measured)
+            bar = partial(track, description="measuring", console=console, transient=True)
+            console.print(measured_table(self.measure, self.pattern, bar))
             return
         from rich.table import Table
+        from rich.text import Text
 
         from ..positions import ALIASES, describe, method_class, position_names
         from ..positions.base import ACTS_ON
@@ -67,15 +69,22 @@ class ListPositions:
         )
         if not names:
             raise InputError(None, "no method has this name and these properties; leave some out")
-        table = Table("name", "acts on", "longer text", "what it is", "options", show_edge=False)
+        groups: dict[str, list[str]] = {}
         for name in names:
-            method, (summary, options) = method_class(name), describe(name)
-            shown = (f"{option}={json.dumps(default)}" for option, default in options.items())
-            known = [name, *(alias for alias, other in ALIASES.items() if other == name)]
-            longer = "yes" if method.extrapolates else "no"
-            acts_on = ", ".join(on for on in ACTS_ON if on in method.acts_on)
-            table.add_row(" or ".join(known), acts_on, longer, summary, ", ".join(shown))
-        console.print(table)
+            changed = [on for on in ACTS_ON if on in method_class(name).acts_on]
+            groups.setdefault(", ".join(changed) or "nothing", []).append(name)
+        for acts_on, of_group in groups.items():
+            title = f"Methods that act on {acts_on}"
+            table = Table("name", "longer text", "what it is", title=title, title_justify="left", show_edge=False)
+            for name in of_group:
+                summary, options = describe(name)
+                what = Text(summary.replace("``", ""))
+                if options:
+                    shown = ", ".join(f"{option}={json.dumps(default)}" for option, default in options.items())
+                    what.append(f"\noptions: {shown}", "dim")
+                known = " or ".join([name, *(alias for alias, other in ALIASES.items() if other == name)])
+                table.add_row(known, "yes" if method_class(name).extrapolates else "no", what)
+            console.print(table, "")
         console.print(
             "Join several by '+': learned+tisa, tupe+t5. Give layers different ones by '/': rope/rope/rope/none."
         )

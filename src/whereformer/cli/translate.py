@@ -15,7 +15,8 @@ from rich.console import Console
 
 from ..errors import InputError, printable
 from ..files import check_regular
-from ..lab.options import MOST_THREADS, check_range, find_device
+from ..lab.options import MOST_THREADS, find_device
+from ..lab.recipe import Range, check_markers
 from ..recipes.translate import Translate as TranslateTrain
 
 WINDOW = 1024
@@ -39,22 +40,22 @@ class TranslateRun:
     references: Path | None = None
     """The correct translations, line by line, for BLEU and chrF of sacrebleu, which go to standard error."""
 
-    beams: int = 4
+    beams: Annotated[int, Range(1, 1000)] = 4
     """Number of beams. 1 is greedy search."""
 
-    length_penalty: float = 0.6
+    length_penalty: Annotated[float, Range(-10, 10)] = 0.6
     """A translation's log-probability is divided by its length to this power. A larger power favors longer
     translations."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
-    threads: int | None = None
+    threads: Annotated[int | None, Range(1, MOST_THREADS)] = None
     """Threads on the CPU. Default: torch's."""
 
     def run(self, console: Console) -> None:
         """Translate the lines."""
-        check_range(self, beams=(1, 1000), length_penalty=(-10, 10), threads=(1, MOST_THREADS))
+        check_markers(self)
         from ..data.read import lines_of, read_lines
         from ..lab.run import threads
         from ..recipes.translating import load, scores, translate_lines

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..files import new_folder, write_atomically
 from ..lab import manifest, ranks
-from ..lab.fingerprint import fingerprint
-from ..lab.folder import open_folder
+from ..lab.manifest import fingerprint
+from ..lab.run import open_folder
 from .corpus import HELD_OUT, PIECE, Pages, Text, is_held_out, pages_of
 from .streams import TokenFile, in_lots, packed
 from .tokenizers import Vocabulary, fit_tokenizer, load_tokenizer, vocabulary_of
@@ -66,7 +66,7 @@ def cached(
             if manifest.problem(folder) is not None:
                 with new_folder(folder) as partial:
                     manifest.write(partial, fill(partial))
-    return folder, manifest.facts(folder)
+    return folder, manifest.read(folder)
 
 
 @dataclass(frozen=True)

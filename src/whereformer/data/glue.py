@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
-from .hub import fetched
-from .read import Table, open_table
+from .read import Table, fetched, open_table
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -27,7 +26,7 @@ class Task:
         name: the task's name.
         texts: its text columns, one or two.
         classes: names of the classes, in the order of the labels; None for a regression task.
-        metrics: the metrics that judge it, names in :data:`whereformer.lab.training.metrics.METRICS`.
+        metrics: the metrics that judge it, names in :data:`whereformer.lab.metrics.METRICS`.
         label: its label column.
         judged: the splits that judge it, each with the name that result tables use for it.
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,10 +17,6 @@ IGNORED = -100
 
 HELD_OUT_RATE = 0.15
 """Share of held-out tokens that are masked, whatever rate training uses."""
-FIRST = 8
-"""Tokens in the first windows that grow."""
-FIRST_SHARE = LAST_SHARE = 0.4
-"""Shares of the steps with the first and with the longest windows. Lengths between share the other steps evenly."""
 
 
 def mask_tokens(
@@ -116,41 +112,3 @@ class HeldOut:
         labels = functional.pad(labels, (1, 0), value=IGNORED)
         for rows in torch.arange(len(inputs)).split(max(1, tokens_per_batch // length)):
             yield inputs[rows], labels[rows], inputs[rows] != PAD
-
-
-def window_lengths(length: int, steps: int) -> list[int]:
-    """Return how many tokens the windows of each step have: 8 at first, then twice as many, and at last ``length``.
-
-    With 64 tokens, windows have 8 tokens for 40% of the steps, 16 up to 50%, 32 up to 60%, and 64 from there on.
-    """
-    between = [doubled for power in range(1, 64) if (doubled := FIRST << power) < length]
-    found = []
-    for step in range(steps):
-        share = step / max(1, steps - 1)
-        if share < FIRST_SHARE:
-            found.append(min(FIRST, length))
-        elif share >= 1 - LAST_SHARE or not between:
-            found.append(length)
-        else:
-            stage = int((share - FIRST_SHARE) / (1 - FIRST_SHARE - LAST_SHARE) * len(between))
-            found.append(between[min(stage, len(between) - 1)])
-    return found
-
-
-def growing(batches: Batches, steps: int) -> Callable[[int], dict[str, Tensor]]:
-    """Return what makes the input ids and labels of a step, (rows, length) each, with about as many tokens in each.
-
-    Windows grow: short ones at first, so that methods without offsets also learn to use position.
-
-    Args:
-        batches: the batches with the longest windows.
-        steps: the number of steps.
-    """
-    lengths = window_lengths(batches.length, steps)
-
-    def batch(step: int) -> dict[str, Tensor]:
-        rows = batches.batch_size * batches.length // lengths[step]
-        inputs, labels = replace(batches, batch_size=rows, length=lengths[step])[step]
-        return {"input_ids": inputs, "labels": labels}
-
-    return batch

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError, shown, some_of
 from ..files import check_regular, write_atomically
-from ..lab.fingerprint import fingerprint_of_files
+from ..lab.manifest import fingerprint_of_files
 from . import subwords
 from .encode import Facts, cached
 from .masks import IGNORED

@@ -6,7 +6,7 @@ import codecs
 import csv
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +35,9 @@ MOST_CELL = 1 << 24
 """The most characters of a cell. A tokenizer takes twenty times as many bytes for them, however few tokens are kept."""
 MOST_LINE = 1 << 27
 """The most characters of a line; a file without line ends could be larger than memory."""
+
+HUB = ("hub:", "hf://")
+"""How paths of data sets on the Hugging Face Hub begin."""
 
 Document = Iterable[str]
 """A document as parts of its text, in order. The parts are read before the next document is asked for."""
@@ -307,3 +310,39 @@ def _text(file: Path) -> Iterator[str]:
             if "\0" in part:
                 raise InputError("data", f"{file} is a binary file, expected UTF-8 text")
             yield part
+
+
+def fetched(paths: Sequence[str], say: Callable[[str], object] = lambda line: None) -> list[str]:
+    """Replace data sets on the Hub by the Arrow files in which the library ``datasets`` keeps them.
+
+    Args:
+        paths: ``hub:NAME``, ``hub:NAME:CONFIG`` or ``hub:NAME:CONFIG:SPLIT`` is a data set (by default, the split is
+            "train"), and ``hf://datasets/NAME/*.parquet`` means files in one. Other paths stay as they are.
+        say: is told what happens.
+
+    Raises:
+        InputError: if a data set can't be read.
+    """
+    return [file for path in paths for file in (_on_hub(path, say) if path.startswith(HUB) else [path])]
+
+
+def _on_hub(name: str, say: Callable[[str], object]) -> list[str]:
+    if name.startswith("hf://"):
+        kinds = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
+        kind = kinds.get(Path(name).suffix.lower(), "text")
+        options: dict[str, Any] = {"path": kind, "data_files": name, "split": "train"}
+        if kind == "text":
+            options["sample_by"] = "document"
+    else:
+        given, config, split, *more = [*name.removeprefix("hub:").split(":"), "", ""]
+        if not given or len(more) > 2 or any(more):
+            raise InputError("data", f"expected hub:NAME, hub:NAME:CONFIG or hub:NAME:CONFIG:SPLIT, got {name!r}")
+        options = {"path": given, "name": config or None, "split": split or "train"}
+    from datasets import load_dataset  # which takes two seconds to import
+
+    say(f"getting {name}")
+    try:
+        return [file["filename"] for file in load_dataset(**options).cache_files]
+    except Exception as error:  # of all kinds, and those of the network
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError("data", f"cannot read {name} from the Hugging Face Hub ({reason})") from None

@@ -176,6 +176,21 @@ def stages_of(lengths: Sequence[tuple[int, float]], steps: int, batch_size: int,
     return found
 
 
+def growing(length: int, batch_size: int, steps: int) -> list[Stage]:
+    """Divide the steps so that windows grow, with the same number of tokens in each step.
+
+    They have SHORTEST tokens in the first 40% of the steps, then twice as many, and so on, and in the last 40%
+    ``length`` tokens, of which a step has ``batch_size`` windows. Methods without offsets then learn to use position,
+    too.
+    """
+    between = [doubled for power in range(1, 64) if (doubled := SHORTEST << power) < length]
+    shares = {SHORTEST: 0.4, **dict.fromkeys(between, 0.2 / max(1, len(between))), length: 0.4 if between else 0.6}
+    ends = [round(share * steps) for share in accumulate(shares.values())]
+    ends[-1] = steps
+    parts = zip(shares, pairwise([0, *ends]), strict=True)
+    return [Stage(n, end - start, batch_size * length // n) for n, (start, end) in parts if end > start]
+
+
 @dataclass(frozen=True)
 class StagedWindows:
     """The windows of all steps of a training, and those that it is scored on.

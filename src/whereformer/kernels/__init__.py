@@ -16,7 +16,7 @@ from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
 from .fields import Call
-from .kinds import Kind, attend_again, kind_of, remember
+from .kinds import Kind, attend_again, remember
 from .logsums import LogSums
 from .precision import without_autocast
 from .terms import (
@@ -170,13 +170,9 @@ def attention(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    kind = kind_of(
-        (query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents),
-        terms,
-        window,
-        (causal, scale, softcap, dropout_p, return_lse, backend),
-    )
-    again = None if kind is None else attend_again(kind)
+    tensors = query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents
+    numbers = causal, window, scale, softcap, dropout_p, return_lse, backend
+    kind, again = attend_again((*tensors, *numbers), terms)
     if again is None:
         options: CallOptions = {
             "key_mask": key_mask,

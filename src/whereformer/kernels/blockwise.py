@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import reference
 from .dropout import keep_mask
-from .fields import AXES, GRADIENTS, Call
+from .fields import GRADIENTS, Call, part_of
 from .logsums import LogSums
 from .operators import Again, Backend, Given, Operators, Results
 from .precision import without_autocast
@@ -48,14 +48,6 @@ class _Block:
         """Return the block's part of each input of ``GRADIENTS``, in the dtype of scores and without its history."""
         parts = {name: getattr(self.call, name) for name in GRADIENTS}
         return {name: part.detach().to(self.whole.wide) for name, part in parts.items() if part is not None}
-
-    def part_of(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the block's part of an input, or of its gradient."""
-        axes = AXES[name]
-        for axis, some in (("n_q", self.rows), ("n_k", self.keys)):
-            if axis in axes:
-                tensor = tensor.narrow(axes.index(axis), some.start, len(some))
-        return tensor
 
     def attend(self, inputs: Mapping[str, Any]) -> tuple[Tensor, LogSums | None]:
         """Compute the block's output, (batch, heads, rows, value_dim), and ``LogSums`` if the call wants it."""
@@ -177,7 +169,7 @@ class Blockwise(Backend):
                     d_results.append(given.d_lse[:, :, rows])
                 parts = torch.autograd.grad(results, leaves, d_results, materialize_grads=True)
                 for name, part in zip(needed, parts, strict=True):
-                    whole = block.part_of(name, sums[name])
+                    whole = part_of(name, sums[name], block.rows, block.keys)
                     whole += part.to(whole.dtype)
         return [gradient.copy_(sums[name]) for name, gradient in gradients.items()], None
 

@@ -108,8 +108,9 @@ def make_call(
         n_q, head_dim = _query_length(terms, query_positions, n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
-        for field in term.axes:
-            check_device(f"{type(term).__name__}.{field}", getattr(term, field), value)
+        for field, tensor in vars(term).items():
+            if isinstance(tensor, Tensor):
+                check_device(f"{type(term).__name__}.{field}", tensor, value)
     if key_mask is not None:
         _check_key_mask(key_mask, value)
     check_flag("causal", causal)
@@ -193,8 +194,7 @@ def can_share(query_heads: int, heads: int) -> bool:
 
 
 def _check_dropout(dropout_p: Any) -> None:
-    if not _is_number(dropout_p):
-        raise TypeError(f"dropout_p: expected a number in [0, 1), got {type(dropout_p).__name__}")
+    _as_number("dropout_p", dropout_p, " in [0, 1)")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
 
@@ -228,13 +228,11 @@ def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> C
     return decorate
 
 
-def _is_number(number: Any) -> bool:
-    kinds = (float, Real, torch.SymFloat, torch.SymInt)
-    return isinstance(number, kinds) and not isinstance(number, bool)
-
-
-def _as_float(number: Any) -> Any:
+def _as_number(name: str, number: Any, which: str = "", instead: str = "") -> Any:
     """Convert a number to float, one beyond all floats to infinity; symbols of a compiled program stay symbols."""
+    kinds: tuple[Any, ...] = (float, Real, torch.SymFloat, torch.SymInt)
+    if isinstance(number, bool) or not isinstance(number, kinds):
+        raise TypeError(f"{name}: expected a number{which}, got {type(number).__name__}{instead}")
     if isinstance(number, torch.SymFloat | torch.SymInt):
         return number
     if torch.compiler.is_compiling():
@@ -266,9 +264,7 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
 
 
 def _check_softcap(softcap: Any) -> Any:
-    if not _is_number(softcap):
-        raise TypeError(f"softcap: expected a number, got {type(softcap).__name__}")
-    number = _as_float(softcap)
+    number = _as_number("softcap", softcap)
     if not (torch.compiler.is_compiling() or 1 / MOST_SOFTCAP <= number <= MOST_SOFTCAP):
         least, most = 1 / MOST_SOFTCAP, MOST_SOFTCAP
         raise ValueError(f"softcap: expected a number from {least:g} to {most:g}, or None for no cap, got {number}")
@@ -389,9 +385,7 @@ def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 def _check_scale(scale: Any, head_dim: int, dtype: torch.dtype) -> float:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
-    if not _is_number(scale):
-        raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
-    number: float = _as_float(scale)
+    number: float = _as_number("scale", scale, instead="; multiply the query by a tensor")
     kind = torch.promote_types(dtype, torch.float32)
     if not (torch.compiler.is_compiling() or abs(number) <= torch.finfo(kind).max):
         raise ValueError(f"scale: expected a finite number in {str(kind).removeprefix('torch.')}, got {number}")

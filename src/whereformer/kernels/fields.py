@@ -156,11 +156,9 @@ class Call:
     def part(self, rows: range, keys: range | None = None) -> Self:
         """Return the call of some queries and some keys; of all keys if None. The seed stays that of all rows."""
         changes: dict[str, Any] = {"n_q": len(rows)}
-        for name, axes in AXES.items():
-            tensor = getattr(self, name)
-            for axis, some in (("n_q", rows), ("n_k", keys)):
-                if tensor is not None and some is not None and axis in axes:
-                    tensor = changes[name] = tensor.narrow(axes.index(axis) - len(axes), some.start, len(some))
+        for name in AXES:
+            if (tensor := getattr(self, name)) is not None:
+                changes[name] = part_of(name, tensor, rows, keys)
         start, stride, key_start, key_stride = self.affine
         if keys is not None:
             key_start += keys.start * key_stride
@@ -218,6 +216,15 @@ _TYPES = {
 
 ARGUMENTS = ", ".join(f"{_TYPES[each]} {name}" for name, each in get_type_hints(Call).items())
 """The fields as the arguments of an operator, in torch's schema language."""
+
+
+def part_of(name: str, tensor: Tensor, rows: range, keys: range | None = None) -> Tensor:
+    """Return the part of an input, or of its gradient, for some queries and some keys; for all keys if None."""
+    axes = AXES[name]
+    for axis, some in (("n_q", rows), ("n_k", keys)):
+        if some is not None and axis in axes:
+            tensor = tensor.narrow(axes.index(axis) - len(axes), some.start, len(some))
+    return tensor
 
 
 def rows_axis(name: str) -> str | None:

@@ -19,8 +19,8 @@ from .fields import Call
 from .logsums import LogSums
 from .operators import Memory, Plan
 from .terms import Positions, Term
-from .torch_private import intercepted, transforming
-from .tracing import layout_of
+from .torch_private import observed
+from .tracing import layouts_of
 
 _VALUES = frozenset({type(None), bool, int, float, str, type})
 """The types of options that never change; calls with others, such as NumPy's, are not remembered."""
@@ -59,22 +59,28 @@ class _Known(NamedTuple):
 _known: Memory[_Known] = Memory(1024)
 
 
-def kind_of(tensors: tuple[Any, ...], terms: Any, window: Any, options: tuple[Any, ...]) -> Kind | None:
-    """Return the kind of a call; None if it is not one that can be remembered.
+def attend_again(given: tuple[Any, ...], terms: Any) -> tuple[Kind | None, tuple[Tensor, LogSums | None] | None]:
+    """Return the kind of a call, None if it is not one that can be remembered; and the call's results without its
+    sinks, None if its kind is not known.
 
-    Nothing has been checked yet: ``tensors`` are query, key, value and the options that may be tensors, ``options`` the
-    others in a fixed order.
+    Nothing has been checked yet; ``given`` are all arguments but ``terms``, in a fixed order.
     """
-    if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or transforming() or intercepted():
-        return None
-    # 1, 1.0 and True are equal, but options tell them apart.
-    numbers = (*window, tuple, *options) if type(window) is tuple else (window, *options)
-    types = tuple(map(type, numbers))
-    if not _VALUES.issuperset(types):
+    kind = _kind_of(given, terms)
+    known = None if kind is None else _known.values.get(kind.key)
+    if kind is None or known is None:
+        return kind, None
+    plan, sources, seed = known
+    tensors = [kind.tensors[index] if view is None else view(kind.tensors[index]) for index, view in sources]
+    if seed is not None:
+        tensors.insert(seed, draw_seed(kind.tensors[0].device))
+    return kind, plan.attend(tensors)
+
+
+def _kind_of(given: tuple[Any, ...], terms: Any) -> Kind | None:
+    if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or observed():
         return None
     found: list[Tensor] = []
-    parts: list[Any] = [numbers, types]
-    given = tensors
+    parts: list[Any] = []
     for term in terms:
         parts.append(type(term))
         given = (*given, *getattr(term, "__dict__", {}).values())
@@ -83,33 +89,21 @@ def kind_of(tensors: tuple[Any, ...], terms: Any, window: Any, options: tuple[An
         if each is None or kind is int:
             parts.append(each)
         elif kind is Tensor or kind is nn.Parameter:
-            layout = layout_of(each)
-            if layout is None:
-                return None
-            parts.append(layout)
             found.append(each)
+            parts.append(Tensor)
         elif kind is Positions:
             parts.append((each.start, each.stride, each.length))
+        elif kind in _VALUES or (kind is tuple and _VALUES.issuperset(map(type, each))):
+            # 1, 1.0 and True are equal, but options tell them apart.
+            parts.append((each, kind) if kind is not tuple else (each, *map(type, each)))
         else:
             return None
-    if not found:
+    layouts = layouts_of(found)
+    if not found or layouts is None:
         return None
     device = found[0].device.type
-    parts.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+    parts += (layouts, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
     return Kind(tuple(parts), found)
-
-
-def attend_again(kind: Kind) -> tuple[Tensor, LogSums | None] | None:
-    """Compute a call of a known kind without its sinks; None if it is not known."""
-    known = _known.values.get(kind.key)
-    if known is None:
-        return None
-    plan, sources, seed = known
-    given = kind.tensors
-    tensors = [given[index] if view is None else view(given[index]) for index, view in sources]
-    if seed is not None:
-        tensors.insert(seed, draw_seed(given[0].device))
-    return plan.attend(tensors)
 
 
 def remember(kind: Kind, terms: Sequence[Term], call: Call, plan: Plan, tensors: Sequence[Tensor]) -> None:

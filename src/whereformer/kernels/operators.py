@@ -19,7 +19,7 @@ from .fields import ARGUMENTS, AXES, GRADIENTS, Call
 from .logsums import LogSums
 from .precision import without_autocast
 from .torch_private import below_autograd
-from .tracing import is_eager, layout_of
+from .tracing import is_eager, layouts_of
 
 Results: TypeAlias = tuple[Tensor, Tensor, LogSums | None]
 """The output, what is kept for the backward, and ``LogSums``, which are None if a call does not want them."""
@@ -134,8 +134,8 @@ class Plan:
         """Return the gradients of tensors that need one."""
         d_output, d_lse, output, kept = given
         # The forward decides about the types of its results.
-        layouts = layout_of(d_output), d_lse is None or layout_of(d_lse), output.stride(), kept.stride()
-        key = (*needs, *layouts, torch.are_deterministic_algorithms_enabled())
+        layouts = layouts_of([d_output] if d_lse is None else [d_output, d_lse])
+        key = (*needs, layouts, output.stride(), kept.stride(), torch.are_deterministic_algorithms_enabled())
         tensors = [*tensors, *(each for each in given if each is not None)]
         again = self._backwards.values.get(key)
         found: list[Tensor] | None = None if again is None else again(*tensors)
@@ -143,7 +143,7 @@ class Plan:
             needed = [name for name, need in zip(self.names, needs, strict=True) if need]
             call = self.call(tensors[: len(needs)])
             found, again = self.backend.backward(call, given, needed, tensors)
-            if again is not None and None not in key:
+            if again is not None and layouts is not None:
                 self._backwards.put(key, again)
         return found
 
@@ -230,10 +230,14 @@ class Operators:
     def attend(
         self, call: Call, remember: Callable[[Call, Plan, Sequence[Tensor]], None] | None = None
     ) -> tuple[Tensor, LogSums | None]:
-        """Compute a call; ``remember`` gets it as the backend takes it, with its plan and that plan's tensors."""
+        """Compute a call; ``remember`` gets it as the backend takes it, with its plan and that plan's tensors.
+
+        Only eager calls are to be remembered.
+        """
         with without_autocast(call.value.device):
             call = self.backend.adapted(call)
-            if call.value.device.type != "meta" and is_eager(*[getattr(call, name) for name in GRADIENTS]):
+            eager = remember is not None or is_eager(*[getattr(call, name) for name in GRADIENTS])
+            if eager and call.value.device.type != "meta":
                 plan, tensors = self.plan_of(call)
                 if remember is not None:
                     remember(call, plan, tensors)
@@ -245,8 +249,8 @@ class Operators:
         """Return the plan of a call, and the call's tensors in its order."""
         arguments = call.arguments()
         tensors = [each for each in arguments if isinstance(each, Tensor)]
-        layouts = tuple(map(layout_of, tensors))
-        if None in layouts:
+        layouts = layouts_of(tensors)
+        if layouts is None:
             return Plan(call, self.backend), tensors
         present = tuple([isinstance(each, Tensor) for each in arguments[: len(AXES)]])
         key = (

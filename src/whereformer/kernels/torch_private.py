@@ -32,9 +32,10 @@ def transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
 
 
-def intercepted() -> bool:
-    """Whether a mode sees every operator, such as the one that counts operations; no public function tells."""
-    return torch._C._len_torch_dispatch_stack() > 0
+def observed() -> bool:
+    """Whether a transform or a forward-mode derivative is running, or a mode sees every operator, such as the one that
+    counts operations; no public function tells."""
+    return torch._C._len_torch_dispatch_stack() > 0 or transforming()
 
 
 def derivatives() -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .torch_private import intercepted, transforming
+from .torch_private import observed, transforming
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
@@ -19,22 +20,25 @@ def is_plain(*tensors: Tensor | None) -> bool:
 def is_eager(*tensors: Tensor | None) -> bool:
     """Whether nothing but autograd would see operations on tensors: not even a mode, about which compiled programs
     cannot ask."""
-    return is_plain(*tensors) and not intercepted()
+    return is_plain(*tensors) and not observed()
 
 
-def layout_of(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Return all but the numbers of a tensor: what a compiled kernel's arguments follow from, but for its address.
+def layouts_of(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """Return all but the numbers of tensors: what a compiled kernel's arguments follow from, but for the addresses.
 
-    The result is None if its memory does not have its numbers, or not in rows: a part of a conjugate has the other sign
-    there, and the zeros of forward-mode differentiation and tensors on "meta" have no memory.
+    The result is None if one's memory does not have its numbers, or not in rows: a part of a conjugate has the other
+    sign there, and the zeros of forward-mode differentiation and tensors on "meta" have no memory.
     """
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
-        return None
-    address = tensor.data_ptr()
-    if address == 0 and tensor.numel():
-        return None
-    # Triton compiles for addresses that 16 divides.
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device, address & 15
+    layouts = []
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
+            return None
+        address = tensor.data_ptr()
+        if address == 0 and tensor.numel():
+            return None
+        # Triton compiles for addresses that 16 divides.
+        layouts.append((tensor.dtype, tensor.shape, tensor.stride(), tensor.device, address & 15))
+    return tuple(layouts)
 
 
 def can_look(tensor: Tensor) -> bool:

@@ -46,8 +46,8 @@ def as_documents(
         if n_q != n_k:
             raise ValueError(f"cu_seqlens_k: needed, because query has {n_q} rows and value has {n_k}")
         cu_seqlens_k = cu_seqlens_q
-    _check_seqlens("cu_seqlens_q", cu_seqlens_q, "query", n_q, value)
-    _check_seqlens("cu_seqlens_k", cu_seqlens_k, "value", n_k, value)
+    check_seqlens("cu_seqlens_q", cu_seqlens_q, "query", n_q, value)
+    check_seqlens("cu_seqlens_k", cu_seqlens_k, "value", n_k, value)
     if len(cu_seqlens_q) != len(cu_seqlens_k):
         raise ValueError(
             f"cu_seqlens_k: expected {len(cu_seqlens_q)} numbers as cu_seqlens_q has, got {len(cu_seqlens_k)}"
@@ -134,7 +134,7 @@ def _check_options(options: Mapping[str, Any], n_q: int, n_k: int) -> dict[str, 
     return {**options, "sinks": sinks.mT.unsqueeze(0)}
 
 
-def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> None:
+def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> None:
     """Check where sequences begin, unless reading that would stall a device."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(cu_seqlens).__name__}")

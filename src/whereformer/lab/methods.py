@@ -1,13 +1,25 @@
-"""Position methods that a command names. Importing this is fast, so that a misspelled name is refused at once."""
+"""Position methods that a command names, also those of a user's own plugin, and errors about them.
+
+Importing this is fast, so that a misspelled name is refused at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Container, Iterable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import torch
+from torch import nn
 
 from ..errors import InputError
-from ..positions import build_position, method_class, method_names, own_name, position_names
+from ..files import check_regular
+from ..positions import METHODS, Position, build_position, method_class, method_names, own_name, position_names
+from .manifest import fingerprint_of_files
+
+_SOURCES: dict[str, str] = {}
+"""The hash of the files that each method comes from which is not the library's."""
 
 
 def known_methods(named: str) -> list[str]:
@@ -50,3 +62,71 @@ def about_method(error: Exception, field: str) -> InputError:
     if isinstance(error, InputError) and error.field == "position":
         return InputError(field, error.reason)
     return InputError(field, str(error))
+
+
+def as_setting(error: Exception, settings: Container[str], options: Container[str] = ()) -> InputError:
+    """Turn an error of a configuration or model into one about a setting, or else about the position method.
+
+    Args:
+        error: the error that was raised.
+        settings: names of the settings.
+        options: names of the position method's options, which the setting ``position_options`` holds.
+    """
+    field = error.field if isinstance(error, InputError) else None
+    # A method raises a TypeError for an option that it does not have.
+    if isinstance(error, TypeError) or field in options:
+        return InputError("position_options", str(error))
+    if isinstance(error, InputError) and field in settings:
+        return error
+    return about_method(error, "position")
+
+
+def parameters(model: nn.Module) -> dict[str, int]:
+    """Count a model's parameters: all of them, and those of its position methods."""
+    methods = nn.ModuleList(module for module in model.modules() if isinstance(module, Position))
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "positional_parameters": sum(parameter.numel() for parameter in methods.parameters()),
+    }
+
+
+def load_plugin(path: Path | None) -> None:
+    """Run a Python file that registers position methods, unless this process has done so; None does nothing.
+
+    Raises:
+        InputError: for ``plugin``, if it is no Python file, or registers no method or a name that is taken. Others
+            errors of the file are raised as they are.
+    """
+    if path is None:
+        return
+    check_regular("plugin", path)
+    path = path.resolve()
+    source = fingerprint_of_files([path])
+    name = f"whereformer_plugin_{source}"
+    if name in sys.modules:
+        return
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
+    before, imported, module = set(METHODS), set(sys.modules), module_from_spec(spec)
+    sys.modules[name] = module  # where pickle and dataclasses find it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, InputError):  # such as a name that is taken
+            raise InputError("plugin", f"{path.name}: {error}") from None
+        raise
+    if METHODS.keys() == before:
+        raise InputError("plugin", f"{path.name} registers no method; call whereformer.positions.register in it")
+    beside = [Path(getattr(sys.modules[each], "__file__", None) or "/") for each in sys.modules.keys() - imported]
+    own = [
+        file for file in beside if path.parent in file.parents and "site-packages" not in file.parts and file != path
+    ]
+    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, fingerprint_of_files([path, *sorted(own)])))
+
+
+def sources_of(names: Iterable[str]) -> dict[str, str]:
+    """Return, for each of these methods that is made of a plugin's, a hash of the plugins' files."""
+    parts = {name: [_SOURCES[part] for part in method_names(name) if part in _SOURCES] for name in names}
+    return {name: ",".join(sources) for name, sources in parts.items() if sources}

@@ -41,34 +41,6 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
-    """Check that every named number is None or lies within its bounds, ends included.
-
-    Raises:
-        InputError: if one does not; it names the field, the bounds and the value.
-    """
-    for name, (low, high) in bounds.items():
-        value = getattr(settings, name)
-        if value is not None and not low <= value <= high:
-            expected = f"{low} to {high}"
-            if high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
-                expected = f"at most {high}" if value > high else f"at least {low}"
-            raise InputError(name, f"expected {expected}, got {shown(value)}")
-
-
-def check_positive(settings: Any, *names: str) -> None:
-    """Check that every named number is None, or above 0 and at most MOST_RATE.
-
-    Raises:
-        InputError: if one is not; it names the field and the value.
-    """
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not 0 < value <= MOST_RATE:
-            expected = f"at most {MOST_RATE:g}" if MOST_RATE < value < float("inf") else "a positive number"
-            raise InputError(name, f"expected {expected}, got {shown(value)}")
-
-
 def parsed_options(text: str | None) -> dict[str, Any]:
     """Parse a position method's options, a JSON object.
 

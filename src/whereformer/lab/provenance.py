@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import subprocess
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..files import write_atomically
 from ..kernels.native.library import level
-from .json_files import write_json
 
 
 @cache
@@ -89,4 +90,4 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
 def write_results(path: Path, results: Mapping[str, Any], device: torch.device | str = "cpu") -> None:
     """Write results as JSON, with their provenance first. The folder is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**provenance(device), **results}, indent=1)
+    write_atomically(path, json.dumps({**provenance(device), **results}, indent=1, allow_nan=False) + "\n")

@@ -6,35 +6,67 @@ annotation say which values it takes, and whether it may differ when a run is co
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from importlib import import_module
-from importlib.util import find_spec
+from functools import partial
+from importlib.util import resolve_name as absolute_name
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InputError, shown
-from . import ranks, trackers
-from .options import MOST_COUNT, MOST_JOBS, MOST_SIZE, MOST_THREADS
+from .options import MOST_COUNT, MOST_JOBS, MOST_SIZE
 
 if TYPE_CHECKING:
     from .report.report import Report
     from .run import Run
 
 
-class Lazy:
-    """A module that is imported on first use, so that ``--help`` need not wait for torch."""
+class _Lazy:
+    """A module, or what a module has, that is imported on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
+        return getattr(resolve_name(self._name), name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return resolve_name(self._name)(*arguments, **options)
+
+
+class _LazyNames(_Lazy):
+    """What names are imported from lazily."""
+
+    def __getattr__(self, name: str) -> _Lazy:
+        return _Lazy(f"{self._name}.{name}")
+
+
+@contextmanager
+def lazily(module: str) -> Iterator[None]:
+    """Let what a module imports in this block wait for its first use, so that ``--help`` need not wait for torch.
+
+    Names may be those of modules, of what is called, or of what only annotations need.
+    """
+    usual = builtins.__import__
+
+    def note(name: str, known: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
+        if known is None or known["__name__"] != module:  # something else, as in another thread
+            return usual(name, known, local, names, level)
+        return (_LazyNames if names else _Lazy)(absolute_name("." * level + name, known["__package__"]))
+
+    builtins.__import__ = note  # type: ignore[assignment]  # it returns what stands for a module
+    try:
+        yield
+    finally:
+        builtins.__import__ = usual
 
 
 class Free:
@@ -47,33 +79,26 @@ class Listed:
 
 @dataclass(frozen=True)
 class Range:
-    """Marks a number that lies between two others, ends included; of several numbers, each does."""
+    """Marks a number that lies between two others, ``ends`` included or not; of several numbers, each does."""
 
     low: float
     high: float
+    ends: bool = True
 
     def check(self, name: str, value: Any) -> None:
         """Raise an InputError for another value."""
         for number in value if isinstance(value, tuple) else (value,):
-            if not self.low <= number <= self.high:
-                expected = f"{self.low:.10g} to {self.high:.10g}"
-                if self.high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
-                    expected = f"at most {self.high}" if number > self.high else f"at least {self.low}"
-                raise InputError(name, f"expected {expected}, got {shown(number)}")
+            if (self.ends and self.low <= number <= self.high) or self.low < number < self.high:
+                continue
+            expected = f"{self.low:.10g} to {self.high:.10g}"
+            if not self.ends:
+                expected = f"a number above {self.low:g} and below {self.high:g}"
+            elif self.high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
+                expected = f"at most {self.high}" if number > self.high else f"at least {self.low}"
+            raise InputError(name, f"expected {expected}, got {shown(number)}")
 
 
-@dataclass(frozen=True)
-class Between:
-    """Marks a number that lies between two others, without the ends; of several numbers, each does."""
-
-    low: float
-    high: float
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise an InputError for another value."""
-        for number in value if isinstance(value, tuple) else (value,):
-            if not self.low < number < self.high:
-                raise InputError(name, f"expected a number between {self.low:g} and {self.high:g}, got {shown(number)}")
+Between = partial(Range, ends=False)
 
 
 @dataclass(frozen=True)
@@ -89,6 +114,7 @@ class Choice:
                 raise InputError(name, f"expected {', '.join(self.names)}, got {shown(chosen)}")
 
 
+Schedule = Literal["linear", "cosine", "wsd", "inverse_sqrt"]
 Names = Annotated[tuple[str, ...], Listed]
 Counts = Annotated[tuple[int, ...], Listed]
 Numbers = Annotated[tuple[float, ...], Listed]
@@ -122,9 +148,7 @@ class Recipe:
             if value == () != defaults[name]:
                 raise InputError(name, "expected at least one, got none")
             object.__setattr__(self, name, value)
-            for marker in get_args(hint)[1:] if get_origin(hint) is Annotated and value is not None else ():
-                if hasattr(marker, "check"):
-                    marker.check(name, value)
+        check_markers(self)
         self.check()
 
     def check(self) -> None:
@@ -197,48 +221,19 @@ class ManyRuns(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRun(Recipe):
-    """Base class of recipes that train one model for long, on text that is encoded once."""
-
-    MANY: ClassVar = True
-    MAKES_FILES: ClassVar = True
+class Trains(Recipe):
+    """Base class of recipes that let people choose how a model is trained."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
     float32."""
-    cache: Annotated[Path | None, Free] = None
-    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
-    it. Default: cache/ in --out."""
-    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
-    """Threads on the CPU. Default: torch's."""
-    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
-    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
-    installed."""
-    dry_run: Annotated[bool, Free] = False
-    """Check everything, show the plan and stop. Nothing is trained or written."""
-
-    def check(self) -> None:
-        trackers.check_installed(self.report_to or "none")
-        if self.dry_run and ranks.size() > 1:
-            raise InputError("dry_run", f"expected one process, got {ranks.size()}")
-
-    @property
-    def tracker(self) -> str:
-        """The program to report to, or "none"."""
-        return self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
-
-    def start(self, *, quiet: bool = False) -> Report:
-        if not self.dry_run:
-            return super().start(quiet=quiet)
-        with TemporaryDirectory() as scratch:
-            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
-
-    def say_if_slow(self, run: Run) -> None:
-        """Say so if the processor has no instructions for the arithmetic."""
-        from ..kernels.torch_private import multiplies_bfloat16
-
-        if self.dtype == "bfloat16" and run.device == "cpu" and not multiplies_bfloat16():
-            run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
+    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
+    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
+    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
+    schedule: Schedule = "linear"
+    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
+    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
+    inverse square root of the step."""
 
 
 def function(kind: type[Recipe]) -> Callable[..., Report]:
@@ -280,7 +275,20 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
     return call
 
 
-def hints(kind: type[Recipe]) -> dict[str, Any]:
+def check_markers(options: Any) -> None:
+    """Check the options of a dataclass by the markers in their annotations; None is always fine.
+
+    Raises:
+        InputError: if one has another value.
+    """
+    for name, hint in hints(type(options)).items():
+        value = getattr(options, name)
+        for marker in get_args(hint)[1:] if get_origin(hint) is Annotated and value is not None else ():
+            if hasattr(marker, "check"):
+                marker.check(name, value)
+
+
+def hints(kind: type[Any]) -> dict[str, Any]:
     """Return the annotation of each option, with its markers."""
     found = get_type_hints(kind, include_extras=True)
     return {field.name: found[field.name] for field in fields(kind)}
@@ -339,6 +347,8 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     allowed = {int: (int,), float: (int, float)}.get(kind, ())
     if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
         raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
+    if "" in words and any(words):
+        raise InputError(name, f"expected something between commas, got {shown(value)}")
     try:
         found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
     except ValueError:

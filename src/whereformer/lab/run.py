@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
 from . import ranks
-from .folder import open_folder
 from .options import find_device
 from .provenance import provenance
 from .terminal import output, say
@@ -36,7 +35,6 @@ RECORDS = "records.jsonl"
 """The file of records in a run's folder."""
 MOST_JOBS = 8
 """The most runs at a time, unless somebody asks for more. Each process needs about half a GiB."""
-THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 Key = tuple[Any, ...]
 Value = TypeVar("Value")
 
@@ -150,11 +148,6 @@ class Run:
         """Tell the steps of all that the recipe does, done or not, for the progress."""
         self.total = steps
 
-    def kept(self, function: Callable[..., Value]) -> dict[Key, Any]:
-        """Return what the record has of a function: its values, as JSON, by key."""
-        names = ((json.loads(name), value) for name, value in self.values.items())
-        return {tuple(key): value for (called, *key), value in names if called == function.__name__}
-
     def step(self, steps: int = 1, loss: float | None = None) -> None:
         """Tell that steps are done, and perhaps the loss so far."""
         if self.counts is not None and self.losses is not None:
@@ -170,12 +163,29 @@ class Run:
         yield partial(counts.__setitem__, 0)
         self.counts, self.done = None, self.done + steps
 
-    def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value]) -> Value:
-        """Return the value of ``function(run, *arguments)``, which the record keeps.
+    def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value], key: Key = ()) -> Value:
+        """Return the value of ``function(run, *arguments, *key)``, which the record keeps.
 
         Of several processes, the main one calls it.
         """
-        return ranks.from_main(lambda: self.each([()], function, *arguments, kind=kind, steps=0, jobs=1)[()])
+        return ranks.from_main(lambda: self.each([key], function, *arguments, kind=kind, steps=0, jobs=1)[key])
+
+    def identify(self, what: str, value: str, field: str = "out", of: str | None = None) -> None:
+        """Record what results are of, such as the hash of a text, so that a folder never mixes those of two.
+
+        ``of`` is what the keys of these results begin with; None means all results.
+
+        Raises:
+            InputError: for ``field``, if the folder holds results with another, or does not say with which.
+        """
+        known = [json.loads(name) for name in self.values]
+        if ["identify", what] not in known and any(
+            function != "identify" and of in (None, *key[:1]) for function, *key in known
+        ):
+            problem = f"{self.folder} holds results, and not the line that says with which {what}"
+            raise InputError(field, f"{problem}; choose another folder")
+        if self.once(identify, value, kind=str, key=(what,)) != value:
+            raise InputError(field, f"{self.folder} holds results with another {what}; choose another folder")
 
     def each(
         self,
@@ -243,7 +253,7 @@ class Run:
         context = multiprocessing.get_context("spawn")
         begin = (function, self, shared, self.counts, self.losses, context.Value("i", 0))
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
-        with _in_environment(dict.fromkeys(THREADS, str(self.threads))), _no_interrupts():  # when they begin
+        with _no_interrupts():  # when they begin
             waiting = {pool.submit(_do, slot, key): key for slot, key in enumerate(keys)}
         try:
             while waiting:
@@ -256,8 +266,9 @@ class Run:
             raise InputError("jobs", f"one of {jobs} processes ended unexpectedly, {advice}") from None
         finally:
             for process in multiprocessing.active_children() if waiting else ():
-                if process.pid is not None:
-                    os.kill(process.pid, signal.SIGINT)  # what trains saves, then stops
+                with suppress(ProcessLookupError):  # it has just ended
+                    if process.pid is not None:
+                        os.kill(process.pid, signal.SIGINT)  # what trains saves, then stops
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _keep(self, name: str, value: Any, seconds: float) -> None:
@@ -276,6 +287,41 @@ class Run:
         except OSError:
             os.truncate(path, size)
             raise
+
+
+def identify(run: Run, value: str, what: str) -> str:
+    """Return what results are of, for the record."""
+    return value
+
+
+def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
+    """Create a folder, and lock it against other commands.
+
+    Args:
+        out: the folder.
+        field: the argument that an error names.
+
+    Returns:
+        The lock, held until it is closed. Of several processes of a run, only the main one holds it.
+
+    Raises:
+        InputError: if another command holds its lock.
+        OSError: if it can't be written.
+    """
+    if not ranks.is_main():
+        return nullcontext()
+    out.mkdir(parents=True, exist_ok=True)
+    lock = (out / ".lock").open("a")
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # this system has no such locks
+    except BlockingIOError:
+        lock.close()
+        raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
+    return lock
 
 
 def usual_jobs(device: str, *, small: bool) -> int:
@@ -379,21 +425,6 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _in_environment(variables: dict[str, str]) -> Iterator[None]:
-    """Let processes that begin now have these variables."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table
 
+DASH = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 MOST_WIDTH = 10_000
 """Characters of the widest table that is measured."""
 
@@ -58,6 +62,15 @@ class Cell:
     style: str = ""
     swatch: Any = None
     link: str = ""
+
+    @classmethod
+    def of_seeds(
+        cls, values: Sequence[float], show: Callable[[float], str], end: Callable[[float], str] | None, **more: Any
+    ) -> Cell:
+        """Return the cell of a median over seeds; its range is below, if the ends are shown and differ."""
+        low, high = min(values), max(values)
+        spread = f"{end(low)}{DASH}{end(high)}" if end is not None and low != high else ""
+        return cls(show(median(values)), spread, median(values), **more)
 
 
 @dataclass(frozen=True)
@@ -166,3 +179,27 @@ def _lines(text: str, detail: str) -> str:
 
 def _beside(text: str, detail: str) -> str:
     return (f"{text} ({detail})" if detail else text).replace("|", "\\|")
+
+
+def plain(number: float) -> str:
+    """Format a number as short as possible, with up to six digits and a real minus sign."""
+    return f"{number:z.6g}".replace("-", MINUS)
+
+
+def signed(number: float) -> str:
+    """Format a number with its sign, as offsets are written; 0 has none."""
+    return f"{number:+g}".replace("-", MINUS) if number else "0"
+
+
+def decimals(number: float | None, digits: int = 3) -> str:
+    """Format a number with a fixed number of decimals; a dash if there is none or it is not finite."""
+    if number is None or not math.isfinite(number):
+        return DASH
+    return f"{number:z.{digits}f}".replace("-", MINUS)
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Format a share in percent; a dash if there is none or it is not finite."""
+    if share is None or not math.isfinite(share):
+        return DASH
+    return f"{share:z.{digits}%}".replace("-", MINUS)

@@ -5,7 +5,6 @@ No step waits for the device. Losses stay there, and are fetched every ``log_eve
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
@@ -23,16 +22,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
 
 from ..data.masks import IGNORED
 from ..errors import InputError
 from ..files import move_folder
 from . import manifest, ranks
-from .json_files import read_sealed, write_sealed
-from .training.optimizer import build_optimizer, build_schedule
+from .optimizer import build_optimizer, build_schedule
 
 Batch = dict[str, Tensor]
+MOST_NORM = 1.0
+"""The most that the norm of all gradients may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +45,8 @@ class Training:
         optimizer: "adamw", "stable_adamw" or "muon"; or what builds one for a model, with its schedule.
         schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
         warmup: steps in which the rate rises to its peak; None is a tenth of all.
-        weight_decay: decay of the backbone's matrices.
-        clip: the most that the norm of all gradients may be.
         accumulate: parts of a batch that are computed one after another, in less memory.
         bfloat16: whether to compute in it; None is on a GPU.
-        compiled: whether to compile the model, with CUDA graphs.
-        workers: processes that make batches ahead.
         log_every: steps between looks at the losses.
     """
 
@@ -61,20 +56,14 @@ class Training:
     optimizer: str | Callable[[nn.Module], tuple[Optimizer, LambdaLR]] = "adamw"
     schedule: str = "linear"
     warmup: int | None = None
-    weight_decay: float = 0.01
-    clip: float = 1.0
     accumulate: int = 1
     bfloat16: bool | None = None
-    compiled: bool = False
-    workers: int = 0
     log_every: int = 20
 
     def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
         """Return the optimizer of a name, and its schedule."""
         assert isinstance(self.optimizer, str)
-        optimizer = build_optimizer(
-            model, self.rate, self.kernel_rate, name=self.optimizer, weight_decay=self.weight_decay
-        )
+        optimizer = build_optimizer(model, self.rate, self.kernel_rate, name=self.optimizer)
         warmup = self.steps // 10 if self.warmup is None else self.warmup
         return optimizer, build_schedule(optimizer, self.schedule, warmup, self.steps)
 
@@ -113,9 +102,9 @@ class NotFiniteError(InputError):
     """A loss is not finite. It names ``learning_rate``, and says what to try."""
 
     @classmethod
-    def after(cls, step: int, rate: float, what: str = "the loss", advice: str = "") -> NotFiniteError:
+    def after(cls, step: int, rate: float) -> NotFiniteError:
         """Return the error of a loss after some steps with a peak learning rate."""
-        told = f"{what} is not finite (NaN or inf) after {step} steps; {rate:g} is too high, try {rate / 4:g}{advice}"
+        told = f"the loss is not finite (NaN or inf) after {step} steps; {rate:g} is too high, try {rate / 4:g}"
         return cls("learning_rate", told)
 
     @property
@@ -164,7 +153,8 @@ def train(
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
     with _interrupts() as interrupts:
-        for step, parts in enumerate(_loader(batches, collate, done.step, training, state.device), done.step + 1):
+        for step in range(done.step + 1, training.steps + 1):
+            parts = _parts(batches(step - 1), collate or dict, training.accumulate)
             losses[step - 1] = state.step(parts, training)
             saves = checkpoints is not None and step % checkpoints.every == 0
             scores = score is not None and step in score_at
@@ -208,16 +198,15 @@ class _State:
         wrapped = model
         if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-        if training.compiled:
-            wrapped = torch.compile(wrapped, mode="reduce-overhead", dynamic=False)  # type: ignore[assignment]
         return cls(model, wrapped, optimizer, scheduler, device)
 
-    def step(self, parts: Sequence[tuple[Tensor | None, Batch]], training: Training) -> Tensor:
+    def step(self, parts: Sequence[tuple[float | None, Batch]], training: Training) -> Tensor:
         """Take one step on the parts of a batch. Return this process's loss, on the device."""
         wide = self.device.type == "cpu" if training.bfloat16 is None else not training.bfloat16
         total = torch.zeros((), device=self.device)
         for number, (share, part) in enumerate(parts, 1):
-            inputs = {name: each.to(self.device, non_blocking=True) for name, each in part.items()}
+            pinned = {name: each.pin_memory() if self.device.type == "cuda" else each for name, each in part.items()}
+            inputs = {name: each.to(self.device, non_blocking=True) for name, each in pinned.items()}
             waits = number < len(parts) and isinstance(self.wrapped, DistributedDataParallel)
             with self.wrapped.no_sync() if waits else nullcontext():  # type: ignore[operator]
                 with nullcontext() if wide else torch.autocast(self.device.type, torch.bfloat16):
@@ -226,7 +215,7 @@ class _State:
                     loss = loss * share
                 loss.backward()
             total += loss.detach()
-        nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
+        nn.utils.clip_grad_norm_(self.model.parameters(), MOST_NORM)
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
@@ -247,9 +236,7 @@ class _State:
                 to.also(partial)
             ranks.wait()
             if ranks.is_main():
-                files = {path.name: manifest.describe(path) for path in sorted(partial.iterdir())}
-                content = {"what": to.what, "processes": ranks.size(), "done": asdict(done), "files": files}
-                write_sealed(partial / manifest.NAME, content, finite=False)  # a held-out score may be NaN
+                manifest.write(partial, {"what": to.what, "processes": ranks.size(), "done": asdict(done)})
                 move_folder(partial, folder)
                 for older in _folders(to.folder)[: -to.keep]:
                     shutil.rmtree(older)
@@ -292,72 +279,39 @@ def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
     """Return the last whole checkpoint of a training, and how many processes it is of. Say which are passed over."""
     for folder in reversed(_folders(of.folder)):
         try:
-            content = read_sealed(folder / manifest.NAME)
-            changed = [name for name, wrote in content["files"].items() if manifest.describe(folder / name) != wrote]
-            if changed:
-                raise ValueError(f"{changed[0]} is not what was written")
-            if content["what"] != json.loads(json.dumps(of.what)):
-                raise ValueError("it is of another training")
-            return folder, Trained(**content["done"]), content["processes"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            of.say(f"passing over {folder}: {reason}")
+            if (problem := manifest.problem(folder, {"what": of.what})) is None:
+                facts = manifest.read(folder)
+                return folder, Trained(**facts["done"]), facts["processes"]
+        except (KeyError, TypeError) as error:
+            problem = f"it is of another version ({error})"
+        of.say(f"passing over {folder}: {problem}")
     return None
 
 
-@dataclass(frozen=True)
-class _Parts(Dataset[Any]):
-    """The parts of each step's batch for one process, each with its share of the labels.
+def _parts(batch: Batch, collate: Callable[[Batch], Batch], accumulate: int) -> list[tuple[float | None, Batch]]:
+    """Return the parts of a step's batch for this process, each with its share of the labels.
 
     The loss of a part is the mean over its labels. Times its share, and with the mean over processes that
     DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none. A
     part without a label, whose mean is no number, reads a row that has one, and counts nothing.
     """
-
-    batches: Callable[[int], Batch]
-    collate: Callable[[Batch], Batch]
-    accumulate: int
-    rank: int
-    ranks: int
-
-    def __getitem__(self, step: int) -> list[tuple[float | None, Batch]]:
-        batch = self.batches(step)
-        if self.ranks * self.accumulate == 1:
-            return [(None, self.collate(batch))]
-        parts: list[tuple[float | None, Batch]] = []
-        for at in range(self.rank, self.ranks * self.accumulate, self.ranks):
-            part = {name: each[at :: self.ranks * self.accumulate] for name, each in batch.items()}
-            share = _labels(part["labels"]) * self.ranks / _labels(batch["labels"])
-            if not share:
-                row = max(range(len(batch["labels"])), key=lambda row: _labels(batch["labels"][row]))
-                part = {name: each[[row] * max(1, len(part["labels"]))] for name, each in batch.items()}
-            parts.append((share, self.collate(part)))
-        return parts
+    count = ranks.size() * accumulate
+    if count == 1:
+        return [(None, collate(batch))]
+    parts: list[tuple[float | None, Batch]] = []
+    for at in range(ranks.rank(), count, ranks.size()):
+        part = {name: each[at::count] for name, each in batch.items()}
+        share = _labels(part["labels"]) * ranks.size() / _labels(batch["labels"])
+        if not share:
+            row = max(range(len(batch["labels"])), key=lambda row: _labels(batch["labels"][row]))
+            part = {name: each[[row] * max(1, len(part["labels"]))] for name, each in batch.items()}
+        parts.append((share, collate(part)))
+    return parts
 
 
 def _labels(labels: Tensor) -> int:
     """Count labels. Numbers to predict may be any."""
     return labels.numel() if labels.is_floating_point() else int(np.count_nonzero(labels.numpy() != IGNORED))
-
-
-def _loader(
-    batches: Callable[[int], Batch],
-    collate: Callable[[Batch], Batch] | None,
-    start: int,
-    training: Training,
-    device: torch.device,
-) -> DataLoader[Any]:
-    """Return the parts of each step from ``start`` on."""
-    return DataLoader(
-        _Parts(batches, collate or dict, training.accumulate, ranks.rank(), ranks.size()),
-        batch_size=None,
-        sampler=range(start, training.steps),
-        num_workers=training.workers,
-        pin_memory=device.type == "cuda",
-        # It draws a seed when its iteration begins. From torch's own generator, that would change what dropout draws
-        # after a checkpoint.
-        generator=torch.Generator(),
-    )
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from .heads import (  # noqa: E402
 )
 from .seq2seq.config import Seq2SeqConfig  # noqa: E402
 from .seq2seq.model import Seq2SeqForConditionalGeneration  # noqa: E402
+from .unpadding import unpad  # noqa: E402
 
 __all__ = [
     "Block",
@@ -58,6 +59,7 @@ __all__ = [
     "load_pretrained",
     "parse_blocks",
     "to_transformers",
+    "unpad",
 ]
 
 AutoConfig.register(EncoderConfig.model_type, EncoderConfig)

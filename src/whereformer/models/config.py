@@ -100,6 +100,8 @@ class EncoderConfig(StrictConfig):
         attention_scale: the factor on query . key; head_dim ** -0.5 if None (T5: 1.0). Products of a query or key with
             vectors of offsets or segments have it, too (shaw, transformer_xl, deberta); whatever else a position method
             adds to scores is not changed by it.
+        sinks: whether every layer has a trained logit per head that takes part in the softmax but has no value, so that
+            a token may attend to nothing (GPT-OSS).
         causal: whether tokens attend only to themselves and to earlier positions, for
             :class:`~whereformer.EncoderForCausalLM`. Blocks must not pool, which would mix a token with the next.
         hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states, and on attention weights (below 1).
@@ -155,6 +157,7 @@ class EncoderConfig(StrictConfig):
     biases: bool = True
     query_bias: bool = True
     attention_scale: float | None = None
+    sinks: bool = False
     causal: bool = False
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1

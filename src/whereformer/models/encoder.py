@@ -11,19 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..positions import Position, Site, build_position
-from ..positions.counting import places_of
+from ..positions.counting import places_in, places_of
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape, embedded_tokens, looked_up, whole_numbers
 from .config import EncoderConfig
 from .devices import OneDeviceModel, fetched
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
-from .pooling import unpool
+from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
+from .packed import offsets_suffice, packed_texts
+from .pooling import Texts, unpool
 
 if TYPE_CHECKING:
     from jaxtyping import Integer, Shaped
@@ -93,6 +94,8 @@ class EncoderPreTrainedModel(OneDeviceModel):
         super()._init_weights(module)
         if isinstance(module, Position):
             module.reset_parameters()
+        if isinstance(module, Attention) and module.sinks is not None:
+            nn.init.normal_(module.sinks, std=self.config.initializer_range)
         if isinstance(module, SegmentScores):
             std = self.config.initializer_range
             for parameter in module.parameters():
@@ -156,6 +159,11 @@ class Encoder(EncoderPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings.word = value
 
+    def extra_repr(self) -> str:
+        names = "blocks", "hidden_size", "num_attention_heads", "position"
+        sizes = [f"{name}={getattr(self.config, name)!r}" for name in names]
+        return ", ".join([*sizes, f"parameters={sum(parameter.numel() for parameter in self.parameters()):,}"])
+
     @takes(EncoderInputs)
     def forward(
         self,
@@ -174,8 +182,14 @@ class Encoder(EncoderPreTrainedModel):
                 pooling, given positions become those of the first token, and [CLS] keeps its own. By default, [CLS]
                 moves so that all neighbors are equally far apart; methods with a score for that distance (shaw, t5,
                 rope, tisa, alibi, fire) tell the two apart.
-            document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
-                that start again with each document. In a causal model they are enough, if there is no attention_mask.
+            document_ids: (batch, n) for packed rows: tokens attend only within their own document, whose ids stand side
+                by side. Positions start again with each run of equal ids by default. In a causal model, position_ids
+                that do so are enough, if there is no attention_mask. A model that pools takes one row without padding,
+                and pools each apart.
+            cu_seq_lens_q, seq_idx: in place of document_ids, what transformers' collators say of packed rows: where the
+                texts of one row begin and the last one ends, (texts + 1,), and a number for each text, (batch, n).
+                position_ids then have to start at 0 in each, which is checked on the CPU. ``cu_seq_lens_k`` equals
+                ``cu_seq_lens_q``. Accelerators and compiled code read ``max_length_q``, nothing reads ``max_length_k``.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
                 attention weights (batch, heads, n, n). If gradients are on, the weights have them, and the reference
                 backend computes the output from them.
@@ -191,26 +205,36 @@ class Encoder(EncoderPreTrainedModel):
         words = embedded_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
-        whole = self._site(words, input_ids, attention_mask, inputs)
+        whole, texts = self._site(words, input_ids, attention_mask, inputs)
         with fetched(self.position):
-            return self._run(words, whole, inputs)
+            return self._run(words, whole, texts, inputs)
 
-    def _run(self, words: Tensor, whole: Site, inputs: EncoderInputs) -> BaseModelOutput:
+    def _run(self, words: Tensor, whole: Site, texts: Texts | None, inputs: EncoderInputs) -> BaseModelOutput:
         """Run all layers on embedded tokens (batch, n, embedding_size), which attend to one another in ``whole``."""
+        places = whole.queries
+        if whole.end is not None and texts is None and offsets_suffice(self.position):
+            # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
+            at = Positions(0, 1, words.shape[1])
+            whole = replace(whole, queries=at, keys=at, end=None)
         run = _Run(
             self,
             # No variable here holds the embeddings, so that their memory is free once the first layer has run.
-            self.embeddings(words, inputs.get("token_type_ids"), self.position, whole.queries),
+            self.embeddings(words, inputs.get("token_type_ids"), self.position, places),
             with_weights=asks_for("output_attentions", inputs, self.config),
             with_states=asks_for("output_hidden_states", inputs, self.config),
         )
+        run.texts = texts
         site = whole = run.share(whole)
         run.layers(self.blocks[0], site)
         first = run.hidden if self.has_decoder else None
         for layers in self.blocks[1:]:
             site = run.pooled_block(layers, site)
         if first is not None:
-            run.add(unpool(run.hidden, 2 ** (len(self.blocks) - 1), words.shape[1], self.config.separate_cls) + first)
+            times = 2 ** (len(self.blocks) - 1)
+            if texts is None or run.texts is None:
+                run.add(unpool(run.hidden, times, words.shape[1], self.config.separate_cls) + first)
+            else:
+                run.add(texts.unpool(run.hidden, run.texts, times) + first)
             del first
             run.layers(self.decoder, whole)
         if self.norm is not None:
@@ -223,8 +247,9 @@ class Encoder(EncoderPreTrainedModel):
 
     def _site(
         self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
-    ) -> Site:
-        """Check what attention needs to know about the tokens, and return where they attend to one another."""
+    ) -> tuple[Site, Texts | None]:
+        """Check what attention needs to know about the tokens; return where they attend to one another, and the texts
+        that pooling has to keep apart."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
         given = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": inputs.get("document_ids")}
@@ -233,9 +258,10 @@ class Encoder(EncoderPreTrainedModel):
                 check_shape(name, ids, shape)
         if positions is not None:
             check_positions("position_ids", positions, batch, length)
-        documents = self.documents(batch, attention_mask, inputs)
-        if documents is not None and len(self.blocks) > 1:
-            raise InputError("document_ids", "pooling would mix the documents of a row; give each a row of its own")
+        documents = self.documents(words, attention_mask, inputs)
+        texts = self._texts(documents, attention_mask)
+        # Pooled documents are numbered, whatever their ids were.
+        documents = documents if texts is None else texts.documents
         if self.config.segments != "attention":
             types = None
         elif types is not None:
@@ -244,8 +270,8 @@ class Encoder(EncoderPreTrainedModel):
         starts = None
         if documents is not None and types is not None and self.config.separate_cls:
             starts = starts_of(documents, real)
-        at = self._positions(input_ids, length) if positions is None else positions
-        return Site(
+        at, end = self._places(input_ids, length, documents, inputs)
+        site = Site(
             at,
             at,
             key_mask=real,
@@ -254,17 +280,25 @@ class Encoder(EncoderPreTrainedModel):
             key_documents=documents,
             query_segments=types,
             key_segments=types,
-            starts=starts,
+            query_starts=starts,
+            key_starts=starts,
+            end=end,
         )
+        return site, texts
 
-    def documents(self, batch: int, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
+    def documents(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
 
         As in transformers, positions tell documents apart only without a mask, which says where positions may repeat.
+        ``words`` has the batch's shape, (batch, n, ...).
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
-        if documents is not None:
-            return whole_numbers("document_ids", documents)
+        batch, length = words.shape[:2]
+        texts = packed_texts(inputs, words, length, length)
+        if documents is not None and texts is not None:
+            raise InputError("document_ids", "expected None beside cu_seq_lens_q or seq_idx, which say the same")
+        if documents is not None or texts is not None:
+            return texts if documents is None else whole_numbers("document_ids", documents)
         if positions is None or attention_mask is not None or not self.config.causal:
             return None
         at = positions if positions.is_floating_point() else positions.long()
@@ -272,6 +306,41 @@ class Encoder(EncoderPreTrainedModel):
         if can_look(begins) and not begins.any():
             return None
         return functional.pad(begins, (1, 0)).cumsum(-1).expand(batch, -1)
+
+    def _texts(self, documents: Tensor | None, attention_mask: Tensor | None) -> Texts | None:
+        """Return the texts of a row that pooling has to keep apart, if there are several and it pools."""
+        if documents is None or len(self.blocks) == 1:
+            return None
+        if attention_mask is not None or len(documents) != 1:
+            name = "attention_mask" if len(documents) == 1 else "document_ids"
+            raise InputError(name, "a model that pools takes packed texts in one row, without padding")
+        return Texts.of(documents, self.pooling)
+
+    def pooled_documents(self, documents: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+        """Return the documents of the last hidden states, which are fewer after pooling without a decoder."""
+        texts = None if self.has_decoder else self._texts(documents, attention_mask)
+        if texts is None:
+            return documents
+        for _ in self.blocks[1:]:
+            texts = texts.pooled
+        return texts.documents
+
+    def _places(
+        self, input_ids: Tensor | None, length: int, documents: Tensor | None, inputs: EncoderInputs
+    ) -> tuple[PositionsLike, int | None]:
+        """Return the positions of tokens and, in packed rows where they are not free, what none of them reaches."""
+        given = inputs.get("position_ids")
+        collated = inputs.get("cu_seq_lens_q") is not None or inputs.get("seq_idx") is not None
+        if documents is None or (given is not None and not collated):
+            return self._positions(input_ids, length) if given is None else given, None
+        real = None if input_ids is None or self.config.count_padding else input_ids != self.config.pad_token_id
+        longest = inputs.get("max_length_q")
+        places, end = places_in(documents, real, longest)
+        if longest is not None and (not isinstance(longest, int) or (can_look(places) and longest < end)):
+            raise InputError("max_length_q", f"expected the length of the longest text, {end}, got {shown(longest)}")
+        if given is not None and can_look(given) and not (given == places).all():
+            raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
+        return places, end
 
     def _positions(self, input_ids: Tensor | None, length: int) -> PositionsLike:
         """Return the positions of tokens where none are given."""
@@ -287,6 +356,7 @@ class _Run:
 
     def __init__(self, encoder: Encoder, hidden: Tensor, *, with_weights: bool, with_states: bool) -> None:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
+        self.texts: Texts | None = None
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
         self.shares = may_share(encoder.layers)
@@ -316,17 +386,25 @@ class _Run:
 
     def pooled_block(self, layers: range, site: Site) -> Site:
         """Pool the tokens by two, run a block's layers and return the pooled site; too few tokens are not pooled."""
-        pooling = self.encoder.pooling
-        if not pooling.applies_to(self.hidden.shape[1]):
+        pooling, texts = self.encoder.pooling, self.texts
+        if texts is None and not pooling.applies_to(self.hidden.shape[1]):
             self.layers(layers, site)
             return site
-        pooled = pooling.site(site)
+        pooled, hidden = pooling.site(site, texts), pooling.hidden(self.hidden, texts)
+        self.texts = None if texts is None else texts.pooled
         if self.encoder.config.pool_query_only:
-            before = replace(pooled, keys=site.keys, key_mask=site.key_mask, key_segments=site.key_segments)
-            self.layer(layers[0], self.share(before), pooled=pooling.hidden(self.hidden))
+            before = replace(
+                pooled,
+                keys=site.keys,
+                key_mask=site.key_mask,
+                key_documents=site.key_documents,
+                key_segments=site.key_segments,
+                key_starts=site.key_starts,
+            )
+            self.layer(layers[0], self.share(before), pooled=hidden)
             layers = layers[1:]
         else:
-            self.hidden = pooling.hidden(self.hidden)
+            self.hidden = hidden
         if layers:
             pooled = self.share(pooled)
             self.layers(layers, pooled)

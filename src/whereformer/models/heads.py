@@ -91,7 +91,10 @@ class EncoderWithHead(EncoderPreTrainedModel):
         """Encode, predict and, with labels, compute the loss."""
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
         states = encoded.last_hidden_state
-        documents = self.encoder.documents(states.shape[0], attention_mask, inputs)
+        words = inputs.get("inputs_embeds") if input_ids is None else input_ids
+        assert words is not None
+        documents = self.encoder.documents(words, attention_mask, inputs)
+        documents = self.encoder.pooled_documents(documents, attention_mask)
         hidden, labels = self.targets(states, labels, attention_mask, documents)
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
@@ -446,6 +449,9 @@ class EncoderForQuestionAnswering(EncoderWithHead):
             raise ValueError("start_positions and end_positions: give both or neither")
         labels = None
         if start_positions is not None and end_positions is not None:
+            if inputs.get("cu_seq_lens_q") is not None or inputs.get("seq_idx") is not None:
+                reason = "a packed row has an answer in each text, and no loss of them; give each text a row of its own"
+                raise InputError("start_positions", reason)
             words = inputs.get("inputs_embeds") if input_ids is None else input_ids
             if words is not None:
                 check_tensor("input_ids" if input_ids is not None else "inputs_embeds", words)

@@ -30,6 +30,11 @@ class TokenInputs(TypedDict, total=False):
     token_type_ids: Tensor | None
     position_ids: Tensor | None
     document_ids: Tensor | None
+    seq_idx: Tensor | None
+    cu_seq_lens_q: Tensor | None
+    cu_seq_lens_k: Tensor | None
+    max_length_q: int | None
+    max_length_k: int | None
 
 
 class SourceInputs(OutputOptions, total=False):

@@ -44,6 +44,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, inner, bias=biases)
         self.out = nn.Linear(inner, width, bias=biases)
         self.scale = config.attention_scale
+        self.sinks = nn.Parameter(torch.empty(self.num_heads)) if config.sinks else None
         attend_to_types = content and config.type_vocab_size and config.segments == "attention"
         self.segments = SegmentScores(config) if attend_to_types else None
 
@@ -93,7 +94,8 @@ class Attention(nn.Module):
             # A cache needs pairs; without keys it gets the value twice.
             key, value = cache.update(value if key is None else key, value, site.layer)
             key = None if query is None else key
-        return (query, key, value, (*terms, *types)), {**site.options(query)}
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        return (query, key, value, (*terms, *types)), {**site.options(query), **sinks}
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -156,7 +158,8 @@ class SegmentScores(nn.Module):
         query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
         key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)
         if self.separate_cls:
-            query_factors, key_factors = (without_cls(each, site.starts) for each in (query_factors, key_factors))
+            query_factors = without_cls(query_factors, site.query_starts)
+            key_factors = without_cls(key_factors, site.key_starts)
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
 
 

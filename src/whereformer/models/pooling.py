@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kernels import Positions, PositionsLike
+from ..kernels.terms import position_values
 from ..positions import Site
 
 if TYPE_CHECKING:
@@ -44,18 +46,22 @@ class Pooling:
             return (length + 1) // 2
         return 1 + (length - self.truncate) // 2
 
-    def hidden(self, hidden: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch pooled width"]:
-        """Pool hidden states (batch, n, width) to (batch, pooled n, width)."""
-        first, second = self._pairs(hidden)
+    def hidden(
+        self, hidden: Float[Tensor, "batch n width"], texts: Texts | None = None
+    ) -> Float[Tensor, "batch pooled width"]:
+        """Pool hidden states (batch, n, width) to (batch, pooled n, width); each of a row's texts by itself."""
+        first, second = self._pairs(hidden) if texts is None else (hidden[:, rows] for rows in texts.pairs)
         if self.mode == "mean":
             pooled = (first + second) / 2
         else:
             pooled = torch.maximum(first, second) if self.mode == "max" else torch.minimum(first, second)
-        return self._with_cls(hidden, pooled)
+        return self._with_cls(hidden, pooled) if texts is None else pooled
 
-    def site(self, site: Site) -> Site:
+    def site(self, site: Site, texts: Texts | None = None) -> Site:
         """Pool where tokens attend to one another: masks by both tokens, segments and explicit positions by the first
         of the two."""
+        if texts is not None:
+            return self._site_of_texts(site, texts)
         mask, segments, at = site.key_mask, site.key_segments, self._positions(site.keys)
         if mask is not None:
             first, second = self._pairs(mask)
@@ -64,6 +70,26 @@ class Pooling:
             segments = self._with_cls(segments, self._pairs(segments)[0])
         return replace(
             site, queries=at, keys=at, shared=None, key_mask=mask, query_segments=segments, key_segments=segments
+        )
+
+    def _site_of_texts(self, site: Site, texts: Texts) -> Site:
+        first, pooled = texts.pairs[0], texts.pooled
+        segments, starts = (None if each is None else each[:, first] for each in (site.key_segments, site.key_starts))
+        # Where what they reach is known, positions are those of the texts; others are given.
+        known = site.end is not None
+        at = pooled.positions if known else torch.atleast_2d(position_values(site.keys, texts.device))[:, first]
+        return replace(
+            site,
+            queries=at,
+            keys=at,
+            shared=None,
+            query_documents=pooled.documents,
+            key_documents=pooled.documents,
+            query_segments=segments,
+            key_segments=segments,
+            query_starts=starts,
+            key_starts=starts,
+            least=pooled.least if known else 0,
         )
 
     def _positions(self, positions: PositionsLike) -> PositionsLike:
@@ -86,6 +112,84 @@ class Pooling:
 
     def _with_cls(self, rows: Tensor, pooled: Tensor) -> Tensor:
         return torch.cat((rows[:, :1], pooled), 1) if self.separate_cls else pooled
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of one row, as far as they have been pooled, each by itself as if it had the row alone.
+
+    Numbers are on the CPU, since the number of pooled tokens depends on them; only indices go to the device.
+
+    Args:
+        pooling: what halves each text.
+        device: where the tokens are.
+        lengths: (texts,), the number of tokens in each.
+        start, stride: (texts,), the position of each text's first token, and from one token to the next.
+        least: what no position is below; [CLS] moves below 0 when its text is pooled.
+    """
+
+    pooling: Pooling
+    device: torch.device
+    lengths: Tensor
+    start: Tensor
+    stride: Tensor
+    least: int = 0
+
+    @classmethod
+    def of(cls, documents: Tensor, pooling: Pooling) -> Texts:
+        """Return the texts of a row before pooling, by the runs of equal ids in documents (1, n); waits for them."""
+        lengths = documents[0].cpu().unique_consecutive(return_counts=True)[1]
+        return cls(pooling, documents.device, lengths, torch.zeros_like(lengths), torch.ones_like(lengths))
+
+    @cached_property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """The text of each token, and its number there, (n,) each."""
+        text = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+        return text, torch.arange(len(text)) - self._first[text]
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return self.lengths.cumsum(0) - self.lengths
+
+    @cached_property
+    def documents(self) -> Tensor:
+        """The number of each token's text, (1, n)."""
+        return self._rows[0][None].to(self.device)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The position of each token in its text, (1, n)."""
+        text, here = self._rows
+        return (self.start[text] + self.stride[text] * here)[None].to(self.device)
+
+    @cached_property
+    def pooled(self) -> Texts:
+        """The texts after one more pooling, which leaves short ones as they are."""
+        kept, length = int(self.pooling.separate_cls), self.pooling.length
+        lengths = torch.tensor([length(n) for n in self.lengths.tolist()], dtype=torch.int64)
+        applies = lengths < self.lengths
+        start = torch.where(applies, self.start - kept * self.stride, self.start)
+        stride = torch.where(applies, 2 * self.stride, self.stride)
+        return replace(self, lengths=lengths, start=start, stride=stride, least=2 * self.least - kept)
+
+    @cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """The two tokens that each pooled token is made of, (pooled n,) each; the same one twice if it stays alone."""
+        kept, truncate = int(self.pooling.separate_cls), int(self.pooling.separate_cls and self.pooling.truncate)
+        text, here = self.pooled._rows
+        applies = (self.pooled.lengths < self.lengths)[text] & (here >= kept)
+        first = torch.where(applies, 2 * here - kept, here)
+        second = torch.where(applies, first + 1, here).minimum((self.lengths - truncate)[text] - 1).maximum(first)
+        return (self._first[text] + first).to(self.device), (self._first[text] + second).to(self.device)
+
+    def unpool(self, hidden: Tensor, pooled: Texts, times: int) -> Tensor:
+        """Repeat each state of the pooled texts, (1, pooled n, width), for these; see :func:`unpool`."""
+        kept = int(self.pooling.separate_cls)
+        text, here = self._rows
+        source = torch.where(here < kept, here, kept + (here - kept) // times)
+        exists = source < pooled.lengths[text]
+        rows = pooled._first[text] + source.where(exists, 0)
+        return hidden[:, rows.to(self.device)] * exists[:, None].to(self.device)
 
 
 def unpool(

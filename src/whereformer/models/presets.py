@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle, islice
 from typing import Any
 
 from ..errors import InputError, shown
@@ -38,8 +39,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 1e-5,
         **_WITHOUT_DROPOUT,
     },
+    "hybrid": {
+        "position": "logn/rope/rope/rope",
+        "windows": "0,64,64,64",
+        "norm": "pre",
+        "feed_forward": "gated",
+        "biases": False,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-5,
+        **_WITHOUT_DROPOUT,
+    },
 }
 """Fields of :class:`EncoderConfig` that are not its defaults, by the name of a published model.
+
+"hybrid" is what many language models of 2025 and 2026 do, as an encoder: rotations in windows, and in every fourth
+layer all tokens, no positions, and scores that grow with the length (Llama 4, SmolLM3, Command A).
 
 Sources: Devlin et al. (2019, arXiv 1810.04805), Lan et al. (2020, 1909.11942; version 2 of the checkpoints), Clark et
 al. (2020, 2003.10555), Dai et al. (2020, 2006.03236), Warner et al. (2024, 2412.13663).
@@ -50,7 +64,7 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a preset with changes.
 
     Another position method takes no options of the preset's, unless it joins the preset's own. Lists with an entry per
-    layer (windows, bases) are cut to the number of layers.
+    layer (windows, bases) are cut to the number of layers, and patterns of positions go on to it.
 
     Raises:
         ValueError: for another name.
@@ -66,6 +80,9 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         if (text := str(changes.get(field, PRESETS[name].get(field, default)))) != "0"
         for block in parse_blocks(text, field)
     )
+    pattern = preset.get("position", "none").split("/")
+    if layers % len(pattern):  # a pattern has to divide the layers
+        preset["position"] = "/".join(islice(cycle(pattern), layers))
     if "windows" in preset:
         preset["windows"] = ",".join(preset["windows"].split(",")[:layers])
     options = preset.get("position_options", {})

@@ -270,7 +270,7 @@ def method_class(name: str) -> type[Position]:
         raise InputError("position", f"expected the name of a method, got {shown(name)}")
     name = ALIASES.get(name, name)
     if name not in METHODS:
-        close = get_close_matches(name, [*METHODS, *ALIASES], n=1)
+        close = get_close_matches(name.lower(), [*METHODS, *ALIASES], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
         if "," in name:
             hint = f"; over layers, methods are joined by '/': {'/'.join(map(str.strip, name.split(',')))!r};"

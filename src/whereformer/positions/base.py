@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -272,6 +273,12 @@ class Position(nn.Module):
             cls.curve = _of_a_layer(cls.curve)  # type: ignore[method-assign]
         if "acts_on" not in vars(cls):
             cls.acts_on = cls.acts_on.union(*(on for hook, on in _HOOKS.items() if hook in vars(cls)))
+
+    def extra_repr(self) -> str:
+        """The model's sizes, and the method's options that it keeps under their names."""
+        options = [name for name in inspect.signature(type(self)).parameters if name in vars(self)]
+        sizes = f"heads={self.model.num_heads}, layers={self.model.num_layers}"
+        return ", ".join([sizes, *(f"{name}={vars(self)[name]!r}" for name in options if name != "model")])
 
     def acts_in_attention(self) -> bool:
         """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""
@@ -584,7 +591,7 @@ class OffsetFunction(Position):
         layers = range(self.model.num_layers)
         if self.one_curve:
             return [self.terms_at(replace(site, layer=0), prepared)] * len(layers)
-        spans = [offset_span(site.queries, site.keys, self.reach(layer=at, prepared=prepared)) for at in layers]
+        spans = [site_span(site, self.reach(layer=at, prepared=prepared)) for at in layers]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
             return None
@@ -606,7 +613,7 @@ class OffsetFunction(Position):
             TypeError: for fractional positions, if the method does not take them.
         """
         device = self._like.device
-        span = offset_span(site.queries, site.keys, self.reach(layer=site.layer, prepared=prepared))
+        span = site_span(site, self.reach(layer=site.layer, prepared=prepared))
         if span is not None:
             first, last = span
             return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=site.layer), first),)
@@ -639,6 +646,13 @@ def offset_span(
     return (-reach, reach) if reach is not None and whole else None
 
 
+def site_span(site: Site, reach: int | None) -> tuple[int, int] | None:
+    """The first and last offset that a table for a site must cover, as :func:`offset_span` and by its bounds."""
+    furthest = None if site.end is None else max(site.end - 1 - site.least, 0)
+    known = [bound for bound in (reach, furthest) if bound is not None]
+    return offset_span(site.queries, site.keys, min(known, default=None))
+
+
 def as_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
     """Offsets as a tensor on the device of ``like``."""
     return torch.as_tensor(offsets, device=like.device)
@@ -666,11 +680,17 @@ def float_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def table_rows(
-    positions: PositionsLike, rows: int, name: str, device: torch.device, sized_by: str = "max_length"
+    positions: PositionsLike,
+    rows: int,
+    name: str,
+    device: torch.device,
+    sized_by: str = "max_length",
+    least: int = 0,
 ) -> Tensor:
     """Return the row indices of positions in a table of ``rows`` positions, (n,) or (batch, n).
 
-    ``sized_by`` says in messages which option decides on their number.
+    ``sized_by`` says in messages which option decides on their number, and ``least`` what no position is below: that of
+    a pooled [CLS], which has the first row.
 
     Raises:
         PositionRangeError: if a position has no row. Explicit positions are checked on the CPU only. Elsewhere, and in
@@ -690,11 +710,12 @@ def table_rows(
     positions = position_values(positions, device)
     if can_look(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
-        if low < 0 or high >= rows:
+        if low < least or high >= rows:
             raise PositionRangeError(out_of_range(name, rows, low if low < 0 else high, sized_by))
-        return positions
-    # A negative index would silently count from the end.
-    return positions.masked_fill(positions < 0, rows)
+    elif not least:
+        # A negative index would silently count from the end.
+        return positions.masked_fill(positions < 0, rows)
+    return positions.clamp(min=0) if least else positions
 
 
 def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_length") -> str:

@@ -21,6 +21,20 @@ def places_of(real: Tensor) -> Tensor | None:
     return (real.cumsum(1) - 1).clamp(min=0)
 
 
+def places_in(documents: Tensor, real: Tensor | None = None, longest: int | None = None) -> tuple[Tensor, int]:
+    """Return the number of real tokens before each one in its run of equal ids, and what none of these numbers reaches.
+
+    All tensors are (batch, n). ``longest`` is the length of the longest run, for where looking would stall the device.
+    """
+    counts = torch.ones_like(documents, dtype=torch.int64) if real is None else real.expand_as(documents).long()
+    counted = counts.cumsum(1)
+    begins = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+    places = (counted - 1 - (counted - counts).where(begins, 0).cummax(1).values).clamp(min=0)
+    if can_look(places) and places.numel():
+        return places, int(places.max()) + 1
+    return places, longest or places.shape[1]
+
+
 def visible_keys(site: Site, *, causal: bool, device: torch.device) -> Tensor:
     """Count the keys that each query may attend to, (1 or batch, n_q) int64, in O(n log n) and without all pairs.
 

@@ -206,8 +206,8 @@ class Floater(Position):
         vectors = self.shared_at(site)
         vectors = vectors[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
-        query_rows = table_rows(site.queries, vectors.shape[0], "floater", query.device)
-        key_rows = table_rows(site.rotated_keys, vectors.shape[0], "floater", key.device)
+        query_rows = table_rows(site.queries, vectors.shape[0], "floater", query.device, least=site.least)
+        key_rows = table_rows(site.rotated_keys, vectors.shape[0], "floater", key.device, least=site.least)
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (
             query + vectors[:, 0][query_rows].transpose(-2, -3),

@@ -27,9 +27,11 @@ class Site:
         query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows: a query sees the
             keys of its own document. None: each row is one document.
         query_segments, key_segments: (batch, n_q) and (batch, n_k) token types, for models whose scores depend on them.
-        starts: (batch, n), True = the first real token of its document, where documents and segments ask for it.
+        query_starts, key_starts: (batch, n_q) and (batch, n_k), True = the first real token of its document, where
+            documents and segments ask for it.
         new_keys: positions of the keys that ``rotate`` gets, if the others wait in a cache; None: all.
         end: what no position reaches; None: not known of positions in tensors.
+        least: what no position is below, such as those of pooled [CLS].
         dropped: the number of real tokens before the first key, (batch or 1, 1) or the same for all rows: a cache that
             slides has dropped their keys. Methods that count keys count them.
     """
@@ -46,9 +48,11 @@ class Site:
     key_documents: Tensor | None = None
     query_segments: Tensor | None = None
     key_segments: Tensor | None = None
-    starts: Tensor | None = None
+    query_starts: Tensor | None = None
+    key_starts: Tensor | None = None
     new_keys: PositionsLike | None = None
     end: int | None = None
+    least: int = 0
     dropped: Tensor | int = 0
 
     @property

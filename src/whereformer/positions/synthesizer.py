@@ -169,8 +169,8 @@ class Synthesizer(Position):
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         n = self.model.max_length
-        rows = torch.atleast_2d(table_rows(site.queries, n, "synthesizer", hidden.device))
-        columns = torch.atleast_2d(table_rows(site.keys, n, "synthesizer", hidden.device))
+        rows = torch.atleast_2d(table_rows(site.queries, n, "synthesizer", hidden.device, least=site.least))
+        columns = torch.atleast_2d(table_rows(site.keys, n, "synthesizer", hidden.device, least=site.least))
         shares = self._shares(site.layer)[-len(self.variants) :]
         return tuple(
             self._term(variant, hidden, rows, columns, site.layer, share)

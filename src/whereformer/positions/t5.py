@@ -89,23 +89,42 @@ class T5(OffsetFunction):
 
     def terms_at(self, site: Site, prepared: Any = None) -> tuple[Term, ...]:
         bias = super().terms_at(site, prepared)
-        queries, keys = (position_values(at, self.weight.device) for at in (site.queries, site.keys))
-        return (*bias, self._cls_correction(queries, keys)) if self.reset_cls and queries.shape[-1] else bias
+        empty = 0 in (position_values(at, self.weight.device).shape[-1] for at in (site.queries, site.keys))
+        return bias if empty or not self.reset_cls else (*bias, self._cls_correction(site))
 
     def _columns(self, offsets: Tensor) -> Tensor:
         """Return the bucket of each offset: the column of ``weight`` that it reads."""
         buckets = torch.tensor(self.buckets, device=offsets.device)
         return buckets[offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
-    def _cls_correction(self, queries: Tensor, keys: Tensor) -> FactorPair:
+    def _cls_correction(self, site: Site) -> FactorPair:
         """Return the scores (rank two) that turn the bias of [CLS]'s row and column into that of its own two
         buckets."""
-        queries, keys = torch.atleast_2d(queries), torch.atleast_2d(keys)
+        device = self.weight.device
+        queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (site.queries, site.keys))
         query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (queries, keys))
-        first_query, first_key = queries.amin(-1, keepdim=True), keys.amin(-1, keepdim=True)
+        first_query = _first(queries, site.query_documents, site.key_documents)
+        first_key = _first(keys, site.key_documents, site.query_documents)
         # (heads, batch, n_q) and (heads, batch, n_k)
         to_cls = self.weight[:, -1, None, None] - self.curve(first_key - queries)
         from_cls = self.weight[:, self.num_buckets // 2, None, None] - self.curve(keys - first_query)
         ones = [(1 - query_is_cls) * to_cls, query_is_cls.expand_as(to_cls)]
         others = [key_is_cls.expand_as(from_cls), from_cls]
         return FactorPair(torch.stack(ones, -1).transpose(0, 1), torch.stack(others, -1).transpose(0, 1))
+
+
+def _first(positions: Tensor, documents: Tensor | None, others: Tensor | None) -> Tensor:
+    """Return the smallest position of each token's document, (1 or batch, 1 or tokens).
+
+    Pooling moves the [CLS] of long texts below that of short ones.
+
+    Args:
+        positions: (1 or batch, n), those of the document's tokens, in order.
+        documents: (batch, n), their documents; None: each row is one.
+        others: (batch, tokens), the documents to return it for.
+    """
+    if documents is None or others is None:
+        return positions.amin(-1, keepdim=True)
+    ordered, order = documents.sort(dim=-1, stable=True)
+    place = torch.searchsorted(ordered, others.contiguous()).clamp(max=ordered.shape[-1] - 1)
+    return positions.expand(len(ordered), -1).gather(-1, order.gather(-1, place))

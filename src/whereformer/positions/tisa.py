@@ -65,6 +65,7 @@ class Tisa(OffsetFunction):
         super().__init__(model)
         if num_kernels < 0:
             raise InputError("num_kernels", f"expected at least 0, got {num_kernels}")
+        self.num_kernels = num_kernels
         self.one_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
         self.amplitude = nn.Parameter(torch.empty(size))

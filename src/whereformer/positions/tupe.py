@@ -70,8 +70,9 @@ class Tupe(Position):
     def prepare_for(self, site: Site, prepared: tuple[Tensor, Tensor] | None = None) -> FactorPair:
         """Return the one term of all layers: a row of both tables for each token."""
         # Look the rows up first, so that positions without one are refused before anything is projected.
-        query_rows = table_rows(site.queries, len(self.table) - 1, "tupe", self.table.device)
-        key_rows = table_rows(site.keys, len(self.table) - 1, "tupe", self.table.device)
+        rows, device = len(self.table) - 1, self.table.device
+        query_rows = table_rows(site.queries, rows, "tupe", device, least=site.least)
+        key_rows = table_rows(site.keys, rows, "tupe", device, least=site.least)
         query_table, key_table = self.prepare() if prepared is None else prepared
         from_cls, to_cls = (query_table[:2] * key_table[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
         query_is_cls = (query_rows == 0).to(self.table.dtype)[..., None, None]

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import write_atomically
 from ..lab.options import MOST_COUNT
-from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.recipe import Free, Range, Recipe, lazily
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
     from torch import Tensor
     from torch.nn import functional
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .. import models as ours
     from .. import positions
-    from ..analysis import curves, findings, fit, measured, naming, reading, tables, toeplitz
+    from ..analysis import findings, fit, measured, naming, reading, tables, toeplitz
     from ..data import corpus
     from ..lab import loading
     from ..lab.report import findings as drawing
@@ -34,19 +34,6 @@ if TYPE_CHECKING:
     from ..models.checkpoints import files as checkpoint_files
     from ..models.checkpoints import loading as checkpoint_loading
     from ..models.checkpoints import sources as checkpoint_sources
-else:
-    torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
-    curves, findings, fit, measured, naming, reading, tables, toeplitz = (
-        Lazy(f"whereformer.analysis.{name}")
-        for name in ("curves", "findings", "fit", "measured", "naming", "reading", "tables", "toeplitz")
-    )
-    checkpoint_files, checkpoint_loading, checkpoint_sources = (
-        Lazy(f"whereformer.models.checkpoints.{name}") for name in ("files", "loading", "sources")
-    )
-    ours, positions, corpus, loading, drawing = (
-        Lazy(f"whereformer.{name}")
-        for name in ("models", "positions", "data.corpus", "lab.loading", "lab.report.findings")
-    )
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""
@@ -58,6 +45,8 @@ what rounding in float32 causes."""
 OTHER_NAMES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 """GPT-2's names for these sizes."""
 FITS = "Fits include a constant, which softmax ignores. Each offset counts as often as it occurs."
+OFFSETS_SHOWN = 16
+"""The number of offsets on each side for which attention measured over text is kept and drawn."""
 TOKENS_OF_A_BATCH = 512
 """Tokens that are read at a time; few, because the attention weights of all layers are in memory together."""
 
@@ -426,7 +415,7 @@ def _attention(
             if weights.shape[-2:] == (rows.shape[1], rows.shape[1]):
                 statistics.add(layer, weights[..., part, part].cpu())
         upto(70 + 30 * (index + 1) / len(batches))
-    reach = min(curves.OFFSETS_SHOWN, body - 1)
+    reach = min(OFFSETS_SHOWN, body - 1)
     return findings.AttentionFindings(
         source=source,
         tokens=len(windows) * body,
@@ -455,10 +444,7 @@ def text_windows(
     ids = text_ids(pages, tokenizer, max(body, tokens))
     if not len(ids):
         raise InputError("data", f"the tokenizer of {path} finds no tokens in the text")
-    words, largest = len(encoder.embeddings.word.weight), int(ids.max())
-    if largest >= words:
-        told = f"the tokenizer of {path} belongs to another model: it has token id {largest}, but the model has {words}"
-        raise InputError("model", f"{told} tokens")
+    loading.check_ids(int(ids.max()), len(encoder.embeddings.word.weight), path)
     body = min(body, len(ids))
     rows = functional.pad(ids[: len(ids) // body * body].view(-1, body), (ends, ends))
     if ends:

@@ -6,43 +6,32 @@ import json
 import math
 import shutil
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE
-from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Numbers, Range
+from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
-from .outcome import Outcome
 
-if TYPE_CHECKING:
+with lazily(__name__):
     from .. import analysis, models
     from ..analysis import ranking as rankings
-    from ..data import corpus, encode, masks
+    from ..data import corpus, encode, masks, windows
     from ..data.streams import Stream
-    from ..lab import encoders, manifest, methods, plugins
+    from ..lab import encoders, manifest, methods
+    from ..lab import held_out as scoring
     from ..lab import run as running
-    from ..lab import score as scoring
     from ..lab import train as training
     from ..lab.report import figures, report
     from ..lab.run import Run
     from ..models import presets
     from . import budget
     from . import compare_report as drawing
-else:
-    budget, drawing = (Lazy(f"whereformer.recipes.{name}") for name in ("budget", "compare_report"))
-    analysis, presets = Lazy("whereformer.analysis"), Lazy("whereformer.models.presets")
-    rankings = Lazy("whereformer.analysis.ranking")
-    corpus, encode, masks = (Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "masks"))
-    encoders, manifest, methods, plugins, running, scoring, training = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in ("encoders", "manifest", "methods", "plugins", "run", "score", "train")
-    )
-    figures, report = (Lazy(f"whereformer.lab.report.{name}") for name in ("figures", "report"))
+    from .compare_report import Outcome
 
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
@@ -132,7 +121,7 @@ class Compare(ManyRuns):
     minutes: Annotated[float | None, Between(0, MOST_RATE)] = None
     """Time for the whole comparison; --steps then does not count. A short measurement decides how many steps fit into
     it, as many for every method. Reading a large text may take longer than planned."""
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
     but in a small size. Default: BERT with pre-layer normalization."""
     blocks: str | None = None
@@ -171,6 +160,8 @@ class Compare(ManyRuns):
     another is clearly better. "1" skips this search."""
 
     def check(self) -> None:
+        if self.causal and self.mask_rate != Compare.mask_rate:
+            raise InputError("mask_rate", "causal models mask nothing; leave it out")
         for length in self.lengths:
             if length < self.length:
                 raise InputError("lengths", f"expected at least the training length {self.length}, got {length}")
@@ -180,7 +171,7 @@ class Compare(ManyRuns):
             raise InputError("rate_factors", f"expected learning rates of at most {MOST_RATE:g}, got higher ones")
 
     def resolved(self) -> Compare:
-        plugins.load_plugin(self.plugin)
+        methods.load_plugin(self.plugin)
         names = methods.known_methods(",".join(self.positions))
         corpus.Text(self.data, self.column)  # to look whether its files are there
         sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "max_length": self.length}
@@ -190,8 +181,7 @@ class Compare(ManyRuns):
 
     def run(self, run: Run) -> report.Report:
         text = corpus.Text(self.data, self.column, characters=self.characters)
-        if run.once(self.identify, text, kind=str) != text.fingerprint:
-            raise InputError("out", f"{self.out} holds results for a different text; choose another folder")
+        run.identify("text", text.fingerprint)
         if self.minutes is not None:
             plan = run.once(self.plan, kind=budget.Plan)
             run.say(
@@ -199,7 +189,7 @@ class Compare(ManyRuns):
             )
             self = replace(self, minutes=None, steps=plan.steps, seeds=self.seeds or plan.seeds)
         material = self.read(run, text)
-        names, sources = self.positions, plugins.sources_of(self.positions)
+        names, sources = self.positions, methods.sources_of(self.positions)
         seeds = range(self.seed, self.seed + (self.seeds or 1))
         tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
         run.expect(len(names) * (tried + len(seeds) * self.steps))
@@ -215,10 +205,6 @@ class Compare(ManyRuns):
         return self.report(material, outcomes, best, seeds, trials)
 
     # What every run does.
-
-    def identify(self, run: Run, text: corpus.Text) -> str:
-        """Return the text's fingerprint, by its bytes."""
-        return text.fingerprint
 
     def read(self, run: Run, text: corpus.Text) -> Material:
         """Read the text, learn its vocabulary, and encode it, unless that was done."""
@@ -286,8 +272,13 @@ class Compare(ManyRuns):
     def fit(self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, **more: Any) -> Any:
         """Train a model by a plan. Its batches are the same for every method."""
         rate = None if self.causal else self.mask_rate
-        batches = masks.Batches(material.training, self.batch_size, self.length, rate, material.vocabulary, seed)
-        batch = masks.growing(batches, plan.steps)
+        stages = windows.growing(self.length, self.batch_size, plan.steps)
+        sizes = [(stage.rows, stage.length) for stage in stages for _ in range(stage.steps)]
+
+        def batch(step: int) -> dict[str, Any]:
+            inputs, labels = masks.Batches(material.training, *sizes[step], rate, material.vocabulary, seed)[step]
+            return {"input_ids": inputs, "labels": labels}
+
         return training.train(model, batch, plan, device=run.device, on_log=run.step, **more)
 
     def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
@@ -296,7 +287,7 @@ class Compare(ManyRuns):
         The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
         fewer steps, high rates do harm that they do not do in a whole training.
         """
-        plugins.load_plugin(self.plugin)
+        methods.load_plugin(self.plugin)
         found: list[float | None] = []
         for rate in self.rates:
             model = encoders.build(self.config(position, material.vocabulary), self.seed)
@@ -314,7 +305,7 @@ class Compare(ManyRuns):
         self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str, source: str
     ) -> Outcome:
         """Train a method with a seed, save the model, and judge it."""
-        plugins.load_plugin(self.plugin)
+        methods.load_plugin(self.plugin)
         rate, held_out = rates[position], material.held_out
         config = self.config(position, material.vocabulary)
         model: Any = encoders.build(config, seed)
@@ -381,12 +372,11 @@ class Compare(ManyRuns):
         assert self.minutes is not None
         at_once, step = min(run.jobs, len(self.positions)), 0.0
         # Shares of the windows' lengths in a training of 100 steps, which are those of any other.
-        lengths = Counter(masks.window_lengths(self.length, 100))
-        for name, (length, count) in product(self.positions, lengths.items()):
+        for name, stage in product(self.positions, windows.growing(self.length, self.batch_size, 100)):
             model = encoders.build(self.config(name, self.vocab_size), 0)
-            rows, share = self.batch_size * self.length // length, 1.0 if self.causal else self.mask_rate
+            share = 1.0 if self.causal else self.mask_rate
             with running.threads(run.threads):
-                step += budget.seconds_per_step(model, rows, length, share, run.device) * count / 100
+                step += budget.seconds_per_step(model, stage.rows, stage.length, share, run.device) * stage.steps / 100
         # The last round of runs may be incomplete.
         step *= math.ceil(len(self.positions) / at_once) / len(self.positions)
         tried = SEARCH_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0
@@ -424,7 +414,7 @@ class Compare(ManyRuns):
         problem = "; ".join(failed.values())
         if not runs:
             return report.Report(title, ["No method has a result."], values=outcomes, problem=problem)
-        ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE)
+        ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE, self.steps)
         told = rankings.sentences(ranking, encoders.BASELINE, material.guessing, self.steps)
         if failed:
             told.append(f"No result, because the loss was not finite (NaN or inf): {listed(failed)}.")
@@ -439,7 +429,7 @@ class Compare(ManyRuns):
         looks = dict(zip(names, figures.series(len(names), plain), strict=True))
         parts: list[Any] = [
             drawing.table(ranking, runs, looks, lengths=self.judged, causal=self.causal, guessing=material.guessing),
-            *drawing.curves(ranking, runs, looks, lengths=self.judged, steps=self.steps, guessing=material.guessing),
+            *drawing.curves(ranking, runs, looks, lengths=self.judged, guessing=material.guessing),
         ]
         if trials:
             rows = [(name, self.told(found)) for (name, _), found in trials.items()]

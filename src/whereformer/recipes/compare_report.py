@@ -1,20 +1,46 @@
-"""The table and the figures of a comparison."""
+"""What a comparison keeps of a trained model, and its table and figures."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..analysis.outlook import AHEAD, SHARES
-from ..analysis.ranking import Ranked, Ranking
+from ..analysis.ranking import Ranking
 from ..lab.report import losses
 from ..lab.report.figures import Series
 from ..lab.report.report import Figure
-from ..lab.sheet import Cell, Column, Row, Sheet
-from .outcome import Outcome
+from ..lab.sheet import DASH, Cell, Column, Row, Sheet
 
-DASH = "\N{EN DASH}"
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained model.
+
+    Args:
+        rate: the peak of the learning rate.
+        losses: the training loss of each step.
+        scores: at each length, the held-out loss and the accuracy of tokens, or the reason why there is none.
+        windows: the mean held-out loss of every 64 labels, at the training length.
+        parameters: the number of parameters of position.
+        flops: operations of a training step with windows of the full length, without norms and the like; None if torch
+            can't count them.
+        failed: why there is no model.
+    """
+
+    rate: float
+    losses: list[float]
+    scores: list[Any]
+    windows: list[float]
+    parameters: int
+    flops: int | None
+    failed: str = ""
+
+    @property
+    def loss(self) -> float:
+        """The held-out loss at the training length."""
+        return float(self.scores[0][0])
 
 
 def table(
@@ -32,8 +58,6 @@ def table(
         Column("position", left=True),
         *(Column("loss", f"@{length}") for length in lengths),
         Column("accuracy", "", "descending"),
-        Column("twice", "steps"),
-        Column("loss", f"{AHEAD}x steps", page=True),
         Column("rate", "", "descending", page=True),
         Column("GFLOPs", "a step"),
         Column("params"),
@@ -52,8 +76,7 @@ def table(
             place,
             name,
             *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
-            number([run.scores[0][1] for run in every], "{:.1%}"),
-            *heading(row, uncertain=row.position in ranking.uncertain),
+            Cell.of_seeds([run.scores[0][1] for run in every], "{:.1%}".format, None),
             Cell(f"{every[0].rate:.2g}", order=every[0].rate),
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
             Cell(f"{every[0].parameters:,}", order=every[0].parameters),
@@ -64,7 +87,6 @@ def table(
         "standard error over the held-out text, and by more than another seed changes.",
         f"loss: mean cross-entropy in nats at {'all' if causal else 'the masked'} tokens of held-out text, "
         f"the median over seeds; guessing by token frequency gives {guessing:.3f}.",
-        "twice steps: expected change of the loss with twice as many steps, by the curve of training.",
         "GFLOPs: operations of a training step. params: parameters of position.",
     ]
     if ranking.waiting:
@@ -80,27 +102,24 @@ def curves(
     looks: Mapping[str, Series],
     *,
     lengths: Sequence[int],
-    steps: int,
     guessing: float,
 ) -> Iterator[Figure]:
     """Yield the figures of losses over training and over length."""
-    training, ranges, fits = {}, {}, {}
+    training, ranges = {}, {}
     for row in ranking.rows:
         every = list(runs[row.position].values())
-        training[row.position] = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
+        means = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
+        training[row.position] = losses.smoothed(means)
         found = {
             length: [run.scores[index][0] for run in every]
             for index, length in enumerate(lengths)
             if not any(isinstance(run.scores[index], str) for run in every)
         }
         ranges[row.position] = {n: (min(each), statistics.median(each), max(each)) for n, each in found.items()}
-        if row.outlook is not None and row.position not in ranking.uncertain:
-            fits[row.position] = [float(share * steps) for share in SHARES], row.outlook.curve
-    dotted = " Dotted: the fitted curves, up to twice the steps." if fits else ""
     yield Figure(
         "Training loss over steps",
-        losses.over_steps(training, looks, guessing, fits),
-        f"Moving averages, and means over seeds.{dotted}",
+        losses.over_steps(training, looks, guessing),
+        "Moving averages, and means over seeds.",
         (680, 320),
     )
     yield Figure(
@@ -115,28 +134,4 @@ def scored(scores: Sequence[Any], why_not: str) -> Cell:
     """Return the cell of the losses of all seeds at a length, or the reason why there are none."""
     if any(isinstance(score, str) for score in scores):
         return Cell("cannot", note=why_not)
-    return number([loss for loss, _ in scores], "{:.3f}", "{:.2f}")
-
-
-def number(values: Sequence[float], shown: str, end: str = "") -> Cell:
-    """Return the cell of a median, with its range below if there is a format for its ends."""
-    low, median, high = min(values), statistics.median(values), max(values)
-    spread = f"{end.format(low)}{DASH}{end.format(high)}" if end and low != high else ""
-    return Cell(shown.format(median), spread, median)
-
-
-def heading(row: Ranked, *, uncertain: bool) -> list[Cell]:
-    """Return the cells that say where a method's loss is heading.
-
-    If the prediction is too uncertain to say whether the method overtakes better ones, the cell shows only a range, and
-    sorting puts it last.
-    """
-    ahead = row.predicted
-    if row.outlook is None or ahead is None:
-        return [Cell(DASH, title="not yet learning" if row.rank is None else "too few steps")] * 2
-    change, error = -row.outlook.double.value, row.outlook.double.error
-    twice = Cell(f"{change:+.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", change)
-    if uncertain:
-        low, high = max(0.0, ahead.value - 2 * ahead.error), ahead.value + 2 * ahead.error
-        return [twice, Cell(DASH, f"{low:.2f}{DASH}{high:.2f}", title="too uncertain to change the order")]
-    return [twice, Cell(f"{ahead.value:.2f}", f"\N{PLUS-MINUS SIGN}{ahead.error:.2f}", ahead.value)]
+    return Cell.of_seeds([loss for loss, _ in scores], "{:.3f}".format, "{:.2f}".format)

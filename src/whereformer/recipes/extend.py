@@ -8,35 +8,26 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
 from ..files import new_folder
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_THREADS
-from ..lab.recipe import Free, Lazy, Range, Recipe
+from ..lab.recipe import Free, Range, Recipe, lazily
 from ..lab.sheet import Column, Sheet
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
 
     from ..data import corpus
-    from ..lab import loading, manifest
+    from ..lab import card, loading, manifest
     from ..lab import train as training
-    from ..lab.report import figures, losses
-    from ..lab.report.report import Report
+    from ..lab.report import losses
+    from ..lab.report.report import Figure, Report
     from ..lab.run import Run
-    from ..lab.training import card
     from . import sentence_encoders as encoders
-else:
-    torch, nn, functional = Lazy("torch"), Lazy("torch.nn"), Lazy("torch.nn.functional")
-    corpus, manifest, training, figures, losses = (
-        Lazy(f"whereformer.{name}")
-        for name in ("data.corpus", "lab.manifest", "lab.train", "lab.report.figures", "lab.report.losses")
-    )
-    card, loading = Lazy("whereformer.lab.training.card"), Lazy("whereformer.lab.loading")
-    encoders = Lazy("whereformer.recipes.sentence_encoders")
 
 FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MOST_HELD_OUT = 16, 24  # one document in 16 is held out to judge by, but at most 24
@@ -131,9 +122,9 @@ class Extend(Recipe):
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
         windows = self.windows(teacher)
-        text = run.once(self.read, windows, kind=Text)
-        if text != self.read(run, windows):
-            raise InputError("data", f"{run.folder} holds results with another text; choose another folder")
+        digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
+        text = Text(corpus.source_of(self.data), len(windows), int(held_out(windows).sum()), digest)
+        run.identify("text", digest, "data")
         about = {**self.record(), "text": text.digest}
         model = run.folder / "model"
         outcome = run.each(
@@ -169,19 +160,8 @@ class Extend(Recipe):
                 "text, or a lower `length`",
             )
         windows = torch.tensor(rows)
-        words = teacher.model.get_input_embeddings().num_embeddings
-        if int(windows.max()) >= words:
-            raise InputError(
-                "model",
-                f"the tokenizer of {self.model} belongs to another model: it has token id {int(windows.max())}, but "
-                f"the model has {words} tokens",
-            )
+        loading.check_ids(int(windows.max()), teacher.model.get_input_embeddings().num_embeddings, self.model)
         return windows
-
-    def read(self, run: Run, windows: Tensor) -> Text:
-        """Return what the text is."""
-        digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
-        return Text(corpus.source_of(self.data), len(windows), int(held_out(windows).sum()), digest)
 
     def train(
         self, run: Run, teacher: encoders.SentenceEncoder, kind: str, windows: Tensor, text: Text, about: dict[str, Any]
@@ -228,8 +208,6 @@ class Extend(Recipe):
 
     def report(self, text: Text, outcome: Outcome) -> Report:
         """Return how good the model is, and how it became so."""
-        from ..lab.report.report import Figure, Report
-
         _, short, _, found, lead = outcome.curve[-1]
         columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS))]
         columns += [FOUND, Column(LEAD, "cosine")]
@@ -252,12 +230,10 @@ class Extend(Recipe):
         ]
         sheet = Sheet.of(f"On {documents} documents that were held out", columns, rows, notes=(READING,))
 
-        def paint(canvas: Any) -> None:
-            axes = canvas.add_subplot()
-            axes.plot(*losses.smoothed(outcome.losses), **figures.series(1)[0].line)
-            axes.set(xlabel="training step", ylabel="loss")
-
-        drawn = [Figure("Loss over the steps of training", paint, size=(560, 320))] if outcome.losses else []
+        drawn = []
+        if outcome.losses:
+            paint = losses.over_steps({"training": losses.smoothed(outcome.losses)})
+            drawn.append(Figure("Loss over the steps of training", paint, size=(560, 320)))
         return Report("A model that reads more", said, [sheet, *drawn], {**asdict(text), **asdict(outcome)})
 
 

@@ -6,49 +6,43 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
 from ..files import check_regular_in
 from ..lab import ranks, trackers
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
-from ..lab.recipe import Between, Counts, Free, Lazy, ManyRuns, Names, Range
-from ..lab.report.numbers import DASH, MINUS
-from ..lab.sheet import Cell, Column, Sheet
+from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
+from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
+from .long_run import DRY
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import numpy
     import torch
 
     from .. import positions
-    from ..analysis import curves as head_curves
-    from ..analysis import gains as gaining
+    from ..analysis import reading
     from ..data import batches, glue
     from ..data import rows as labeled
-    from ..lab import pretrained
+    from ..lab import loading, metrics
     from ..lab import train as training
-    from ..lab.report import curves, report
+    from ..lab.report import figures, report
     from ..lab.run import Run
-    from ..lab.training import metrics
-else:
-    numpy, torch = Lazy("numpy"), Lazy("torch")
-    positions = Lazy("whereformer.positions")
-    head_curves, gaining = (Lazy(f"whereformer.analysis.{name}") for name in ("curves", "gains"))
-    batches, glue, labeled = (Lazy(f"whereformer.data.{name}") for name in ("batches", "glue", "rows"))
-    pretrained, training, metrics, curves, report = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in ("pretrained", "train", "training.metrics", "report.curves", "report.report")
-    )
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"
 MOST_KERNELS = 1024
 REACH = 32  # learned curves are kept at this number of offsets on each side
 POINTS = 50  # about this number of points of the training loss is kept
+MOST_ACROSS = 4  # plots side by side
+CURVES = (
+    "A line for each head. Tokens before the one that looks are on the left, tokens after it on the right. Where a "
+    "line is higher, its head looks more; only differences within a head matter."
+)
 EXPLANATION = (
     "Gain is the largest gain over the baseline, in points. Error reduction is that gain divided by the baseline's "
     "distance from 100. * means that every seed is better than every seed of the baseline; other gains may be chance."
@@ -108,13 +102,11 @@ class Tuned:
         losses: about POINTS steps, each with the mean training loss since the one before.
         curves: what each head adds to scores at offsets -REACH to REACH, [layer][head][offset]; None for methods
             without such curves.
-        read: a hash of the pretrained weights and all rows of the task.
     """
 
     scores: dict[str, dict[str, float]]
     losses: list[list[float]]
     curves: list[Any] | None
-    read: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(ManyRuns):
+class Finetune(ManyRuns, Trains):
     """What does a position method add to a pretrained model? Fine-tunes with and without it, on GLUE or your own task.
 
     This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
@@ -190,18 +182,8 @@ class Finetune(ManyRuns):
     max_length: Annotated[int | None, Range(4, MOST_SIZE)] = None
     """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
     model is an error."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
-    float32."""
     packed: bool = False
     """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
-    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
-    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
-    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
-    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
-    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
-    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
-    inverse square root of the step."""
     out: Annotated[Path, Free] = Path("runs/finetune")
     """Folder for the results."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"], Free] = "none"
@@ -266,34 +248,31 @@ class Finetune(ManyRuns):
         tasks: dict[str, labeled.TaskRows] = {}
         read, sizes = {}, {}
         for variant in self.variants.values():
-            model = pretrained.load(self.model, variant.position, variant.kernels, 2)
+            model = loading.load_classifier(self.model, variant.position, variant.kernels, 2)
             if not tasks:
                 if self.packed and "-" in model.config.blocks:
                     raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
-                tokenizer = pretrained.load_tokenizer(self.model, self.tokenizer)
+                tokenizer = loading.load_tokenizer(self.model, self.tokenizer)
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
                 for data in loaded:
                     rows = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
                     tasks[data.task.name], read[data.task.name] = (
                         rows,
-                        rows.fingerprint(pretrained.fingerprint_of(model)),
+                        rows.fingerprint(loading.fingerprint_of(model)),
                     )
             labeled.check_lengths(model, list(tasks.values()))
-            sizes[variant.name] = pretrained.sizes_of(model)
+            sizes[variant.name] = loading.sizes_of(model)
         return Prepared(tasks, read, sizes)
 
     def start(self, *, quiet: bool = False) -> report.Report:
         if not self.dry_run:
             return super().start(quiet=quiet)
-        done = "A dry run: nothing was trained or written."
-        return report.Report("What would be fine-tuned?", [done], [self.resolved().plan()])
+        return report.Report("What would be fine-tuned?", [DRY], [self.resolved().plan()])
 
     def run(self, run: Run) -> report.Report:
         read = self.prepared.read
-        for (task, *_), kept in run.kept(self.tune).items():
-            if task in read and kept["read"] != read[task]:
-                other = f"{run.folder} holds results of another model or of other rows of {task}"
-                raise InputError("out", f"{other}; choose another folder")
+        for task, found in read.items():
+            run.identify(f"model or other rows of {task}", found, of=task)
         run.say(self.plan())
         # Every model is trained with one seed before the next.
         seeds = range(self.seed, self.seed + self.seeds)
@@ -310,7 +289,7 @@ class Finetune(ManyRuns):
         """Fine-tune a model on a task with a seed, score it, and read what its heads add to scores."""
         rows, steps = self.prepared.tasks[task], self.steps(task)
         variant, classes = self.variants[name], len(rows.data.task.classes or ()) or None
-        model = pretrained.fresh(self.model, variant.position, variant.kernels, classes, seed)
+        model = loading.fresh(self.model, variant.position, variant.kernels, classes, seed)
         drawn = batches.shuffled(rows.train.lengths, self.batch_size, steps, seed)
         plan = training.Training(
             steps=steps,
@@ -350,7 +329,7 @@ class Finetune(ManyRuns):
         part = max(1, steps // POINTS)
         losses = [done.losses[at : at + part] for at in range(0, steps, part)]
         points = [[min(part * number, steps), round(fmean(each), 4)] for number, each in enumerate(losses, 1)]
-        return Tuned(scores, points, head_curves.head_curves(model.encoder, REACH), self.prepared.read[task])
+        return Tuned(scores, points, reading.head_curves(model.encoder, REACH))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
@@ -409,7 +388,7 @@ class Finetune(ManyRuns):
         for position, setting in self.settings.items():
             rows = {key: [found[variant.name] for variant in setting] for key, found in scores.items()}
             compared = setting[0].label == BASELINE
-            gains = {key: gaining.Gain(row[0], row[1:]) for key, row in rows.items() if compared}
+            gains = {key: Gain(row[0], row[1:]) for key, row in rows.items() if compared}
             gained += [(each, position, *key) for key, each in gains.items()]
             sheets.append(table(position, [variant.label for variant in setting], rows, gains))
         explained = f"Scores in percent{f', medians over {len(seeds)} seeds with their range' * (len(seeds) > 1)}. "
@@ -424,7 +403,7 @@ class Finetune(ManyRuns):
             name = setting[-1].name  # with the most kernels
             if (layers := tuned[first, name, seed].curves) is not None:
                 title = f"What the heads learned: {name}, {first}, seed {seed}"
-                drawn.append(curves.figure(title, layers, folded=bool(drawn)))
+                drawn.append(drawn_curves(title, layers, folded=bool(drawn)))
         parts: list[Sheet | report.Figure] = [*sheets, *drawn]
         parts.append(replace(self.plan(), title="Rows and models", folded=True))
         return report.Report(f"What does position add to {self.model}?", [verdict(gained), *notes], parts, tuned)
@@ -433,11 +412,44 @@ class Finetune(ManyRuns):
 # Tables.
 
 
+@dataclass(frozen=True)
+class Gain:
+    """The gain of the best of some models over a baseline, by one metric, as the TISA paper counts it in Table 3.
+
+    Args:
+        baseline: the baseline's scores in percent, one per seed.
+        others: those of the other models, at least of one.
+    """
+
+    baseline: Sequence[float]
+    others: Sequence[Sequence[float]]
+
+    @property
+    def points(self) -> float:
+        """The largest difference of medians, in points; negative if everything is worse than the baseline."""
+        return max(map(median, self.others)) - median(self.baseline)
+
+    @property
+    def removed(self) -> float | None:
+        """The share of the baseline's errors that it removes, in percent; None if the baseline has none.
+
+        From 57.2 to 58.5 is a gain of 1.3 points, 3.0% of the errors.
+        """
+        errors = 100 - median(self.baseline)
+        return 100 * self.points / errors if errors else None
+
+    @property
+    def clear(self) -> bool:
+        """Whether every seed of the best model is better than every seed of the baseline; never with one seed."""
+        best = max(self.others, key=median)
+        return len(self.baseline) > 1 and min(best) > max(self.baseline)
+
+
 def table(
     position: str,
     labels: Sequence[str],
     scores: Mapping[tuple[str, str], Sequence[Sequence[float]]],
-    gains: Mapping[tuple[str, str], gaining.Gain],
+    gains: Mapping[tuple[str, str], Gain],
 ) -> Sheet:
     """Return the table of one position method: the scores of its models by task and metric, and gains by the same."""
     columns = [Column(name, first="descending") for name in (*labels, "gain", "error reduction")]
@@ -472,10 +484,8 @@ def ranking(
 
 def score(values: Sequence[float], best: float | None = None) -> Cell:
     """Return the cell of a median over seeds with its range. The best one is bold."""
-    middle, low, high = median(values), min(values), max(values)
-    spread = "" if low == high else f"{low:.1f}{DASH}{high:.1f}"
-    text = f"{middle:z.1f}".replace("-", MINUS)
-    return Cell(text, spread.replace("-", MINUS), middle, style="font-weight: bold" if middle == best else "")
+    style = "font-weight: bold" if median(values) == best else ""
+    return Cell.of_seeds(values, partial(decimals, digits=1), partial(decimals, digits=1), style=style)
 
 
 def signed(number: float | None, unit: str = "") -> str:
@@ -488,7 +498,7 @@ def flat(scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, floa
     return [(judged, metric, value) for judged, found in scores.items() for metric, value in found.items()]
 
 
-def verdict(gained: Sequence[tuple[gaining.Gain, str, str, str]]) -> str:
+def verdict(gained: Sequence[tuple[Gain, str, str, str]]) -> str:
     """Return in a sentence what the gains say, each with its position method, task and metric."""
     if not gained:
         return "Fine-tuned, with nothing to compare it with."
@@ -500,3 +510,29 @@ def verdict(gained: Sequence[tuple[gaining.Gain, str, str, str]]) -> str:
         f"{position} gains most on {task} ({metric}): {best.points:.1f} points; {better} of {len(gained)} rows have a "
         f"gain, {clear} of them with every seed."
     )
+
+
+def drawn_curves(title: str, layers: Sequence[Sequence[Sequence[float]]], *, folded: bool) -> report.Figure:
+    """Return a figure with a plot for each layer, or one plot if all layers are equal.
+
+    Args:
+        title: its title.
+        layers: a number for each layer, head and offset; offset 0 is in the middle.
+        folded: whether a click opens it.
+    """
+    same = len(layers) > 1 and all(layer == layers[0] for layer in layers)
+    shown = {"all layers": layers[0]} if same else {f"layer {number}": layer for number, layer in enumerate(layers)}
+    reach = len(layers[0][0]) // 2
+    across = min(MOST_ACROSS, len(shown))
+    down = math.ceil(len(shown) / across)
+
+    def paint(canvas: Any) -> None:
+        plots = list(canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
+        for axes, (name, heads) in zip(plots, shown.items(), strict=False):
+            for look, head in zip(figures.series(len(heads)), heads, strict=True):
+                axes.plot(range(-reach, reach + 1), head, **look.line)
+            axes.set_title(name, fontsize=10)
+        for axes in plots[len(shown) :]:
+            axes.set_axis_off()
+
+    return report.Figure(title, paint, CURVES, (680, 60 + 140 * down), folded)

@@ -6,49 +6,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from .. import files
 from ..errors import InputError, shown
-from ..lab import options, ranks, trackers
-from ..lab.recipe import Free, Lazy, LongRun, Range
+from ..lab import options, ranks
+from ..lab.recipe import Between, Free, Range, lazily
 from ..lab.sheet import Column, Sheet
+from .long_run import DRY, LongRun
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
 
     from .. import analysis, models
-    from ..data import corpus, encode, hub, masks, tokenizers
+    from ..data import corpus, encode, masks, read, tokenizers
     from ..data import windows as text_windows
-    from ..lab import held_out, loading, manifest
-    from ..lab import run as lab_run
+    from ..lab import held_out, loading, manifest, methods
     from ..lab import train as training
-    from ..lab.report import course as courses
-    from ..lab.report import report
+    from ..lab.report import losses, report
     from ..lab.run import Run
-    from ..lab.training import card, model_options
     from ..models import presets
-else:
-    torch = Lazy("torch")
-    analysis, models, presets = (Lazy(f"whereformer.{name}") for name in ("analysis", "models", "models.presets"))
-    corpus, encode, hub, masks, tokenizers, text_windows = (
-        Lazy(f"whereformer.data.{name}") for name in ("corpus", "encode", "hub", "masks", "tokenizers", "windows")
-    )
-    held_out, loading, manifest, lab_run, training = (
-        Lazy(f"whereformer.lab.{name}") for name in ("held_out", "loading", "manifest", "run", "train")
-    )
-    courses, report, card, model_options = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in ("report.course", "report.report", "training.card", "training.model_options")
-    )
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is read, as hashes: other text or another tokenizer gives another result."""
-
-    text: str
-    tokenizer: str
 
 
 @dataclass(frozen=True)
@@ -111,7 +87,7 @@ class Pretrain(LongRun):
     objective: Literal["mlm", "electra"] = "mlm"
     """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell which
     tokens were replaced."""
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Norms, activation, biases, positions and windows of a published model, and how its layers are shared or pooled.
     Sizes are not the published ones, and other options win. Default: BERT with pre-layer normalization."""
     blocks: str | None = None
@@ -155,18 +131,11 @@ class Pretrain(LongRun):
     """Number of windows that go through the model at a time; with `lengths`, of the first length."""
     accumulate: Annotated[int, Range(1, options.MOST_SIZE)] = 1
     """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
-    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
-    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
-    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
-    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
-    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
-    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
-    inverse square root of the step."""
-    learning_rate: float = 2e-3
+    learning_rate: Annotated[float, Between(0, options.MOST_RATE)] = 2e-3
     """Peak learning rate. Large models need a lower one (BERT: 1e-4)."""
     warmup: int | None = None
     """Number of steps in which the learning rate rises. Default: a tenth of the steps."""
-    mask_rate: float = 0.15
+    mask_rate: Annotated[float, Between(0, 1)] = 0.15
     """Share of tokens that are masked in training. In held-out text it is always 15%."""
     hide_masked: bool = False
     """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: windows then
@@ -180,11 +149,8 @@ class Pretrain(LongRun):
     about position."""
 
     def check(self) -> None:
-        options.check_positive(self, "learning_rate")
         if self.warmup is not None and not 0 <= self.warmup <= self.steps:
             raise InputError("warmup", f"expected 0 to {self.steps}, got {shown(self.warmup)}")
-        if not 0 < self.mask_rate < 1:
-            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         if self.length is not None and self.lengths is not None:
             raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
         if self.tokenizer is not None and self.vocab_size is not None:
@@ -278,30 +244,27 @@ class Pretrain(LongRun):
             )
             sizes_of(config)
         except (ValueError, TypeError) as error:
-            raise model_options.as_setting(error, kind.__dataclass_fields__, method) from None
+            raise methods.as_setting(error, kind.__dataclass_fields__, method) from None
         return config
 
     def run(self, run: Run) -> report.Report:
-        self.say_if_slow(run)
+        self.begin(run)
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
-            paths = hub.fetched(self.data, run.say)
+            paths = read.fetched(self.data, run.say)
         text = corpus.Text(paths, self.column, corpus.source_of(self.data))
-        source = Source(text.fingerprint, choice.setting)
         run.say(text.about_files)
-        before = run.once(self.identify, source, kind=Source)
-        for name, option in (("text", "data"), ("tokenizer", "tokenizer")):
-            if getattr(before, name) != getattr(source, name):
-                raise InputError(option, f"{self.out} holds results with another {name}; choose another folder")
+        run.identify("text", text.fingerprint, "data")
+        run.identify("tokenizer", choice.setting, "tokenizer")
         with ranks.main_first():
             encoded = encode.open_or_encode(self.cache or run.folder / "cache", text, choice, run.say)
         work = self.prepare(encoded)
         plan = self.plan(work)
-        run.say(plan)
         if self.dry_run:
             self.tell_costs(run, work)
-            return report.Report("What would be trained?", ["A dry run: nothing was trained or written."])
-        facts = {"options": run.options, **asdict(source)}
+            return report.Report("What would be trained?", [DRY], [plan])
+        run.say(plan)
+        facts = {"options": run.options, "text": text.fingerprint, "tokenizer": choice.setting}
         problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
         with loading.quiet_transformers():
             outcomes = run.each(
@@ -359,82 +322,43 @@ class Pretrain(LongRun):
                 batch = analysis.cost(config, stage.length, stage.rows // self.accumulate, predictions=predicted)
                 run.say(f"\n{name}, a batch{length}{steps}:\n{batch}")
 
-    def identify(self, run: Run, source: Source) -> Source:
-        """Record what is read, so that a folder never mixes results of two texts."""
-        return source
-
     def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> Outcome:
         """Train from the newest checkpoint that counts, or from the start, and save the model."""
         torch.manual_seed(self.seed)
-        model, step, bfloat16 = build(work.config), 0, self.dtype == "bfloat16"
+        model, bfloat16 = build(work.config), self.dtype == "bfloat16"
+        plan = training.Training(
+            steps=self.steps,
+            rate=self.learning_rate,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            warmup=self.warmup,
+            accumulate=self.accumulate,
+            bfloat16=bfloat16,
+        )
+
+        def score(step: int) -> dict[str, float]:
+            return held_out.held_out_scores(model, work.windows.scored(), bfloat16=bfloat16)
+
         every = self.every or max(1, self.steps // 10)
-        with lab_run.threads(self.threads), trackers.reporting(self.tracker, self.out) as tell:
-
-            def on_log(steps: int, loss: float) -> None:
-                nonlocal step
-                step += steps
-                run.step(steps, loss)
-                tell(step, {"train/loss": loss})
-
-            def score(model: Any) -> dict[str, float]:
-                scores = held_out.held_out_scores(model, work.windows.scored(), bfloat16=bfloat16)
-                run.say(f"step {step:,}: held-out {courses.in_words(scores)}")
-                tell(step, {f"eval/{name}": value for name, value in scores.items()})
-                return scores
-
-            plan = training.Training(
-                steps=self.steps,
-                rate=self.learning_rate,
-                optimizer=self.optimizer,
-                schedule=self.schedule,
-                warmup=self.warmup,
-                accumulate=self.accumulate,
-                bfloat16=bfloat16,
-            )
-            kept = training.Checkpoints(
-                run.folder / "checkpoints", every, facts, run.say, self.keep, model.save_pretrained
-            )
-            at = {*range(every, self.steps, every), self.steps}
-            done = training.train(
-                model,
-                work.windows.batch,
-                plan,
-                device=run.device,
-                score=score,
-                score_at=at,
-                checkpoints=kept,
-                on_log=on_log,
-            )
-        losses = courses.means(done.losses)
-        outcome = Outcome(losses, done.scores, work.windows.tokens, **sizes_of(work.config))
-        if run.is_main:
-            self.save(run, work, model, outcome, facts)
-        ranks.wait()
-        return outcome
-
-    def save(self, run: Run, work: Work, model: Any, outcome: Outcome, facts: Mapping[str, Any]) -> None:
-        """Save the trained model as transformers reads it, with its tokenizer and its card."""
-        trained = model if self.objective == "mlm" else model.discriminator
+        done = self.fit(run, model, work.windows.batch, plan, score, every, facts, also=model.save_pretrained)
+        outcome = Outcome(losses.means(done.losses), done.scores, work.windows.tokens, **sizes_of(work.config))
+        trained, tokenizer = model if self.objective == "mlm" else model.discriminator, work.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
-        work.text.tokenizer.model_max_length = work.config.max_position_embeddings
-        with files.new_folder(run.folder / "model") as partial:
-            trained.save_pretrained(partial)
-            work.text.tokenizer.save_pretrained(partial)
-            text, (_, scores) = asdict(work.text.facts), outcome.scores[-1]
-            settings, command = self.record(), self.command()
-            card.write_card(partial, trained, outcome.parameters, text, scores, settings, command, run.provenance)
-            manifest.write(partial, facts)
+        tokenizer.model_max_length = work.config.max_position_embeddings
+        about = outcome.parameters, asdict(work.text.facts), outcome.scores[-1][1]
+        self.save(run, trained, tokenizer, *about, facts)
+        return outcome
 
     def report(self, work: Work, outcome: Outcome, plan: Sheet) -> report.Report:
         """Return the last scores in words, all of them as a table, and the losses as curves."""
         last, guess, place = outcome.scores[-1][1], work.text.facts.unigram_entropy, str(self.out / "model")
         sentences = [
-            f"{self.steps:,} steps, {outcome.tokens:,} tokens; held-out {courses.in_words(last)}",
+            f"{self.steps:,} steps, {outcome.tokens:,} tokens; held-out {losses.in_words(last)}",
             f"Guessing by frequency has a loss of {guess:.2f}.",
             f'After "import whereformer.models", AutoModel.from_pretrained({place!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({place!r}) its tokenizer.",
         ]
-        parts = [*courses.course(outcome.losses, outcome.scores), replace(plan, folded=True)]
+        parts = [*losses.course(outcome.losses, outcome.scores), replace(plan, folded=True)]
         return report.Report("How well does the model predict held-out text?", sentences, parts, asdict(outcome))
 
 
@@ -447,5 +371,5 @@ def build(config: models.EncoderConfig) -> Any:
 def sizes_of(config: models.EncoderConfig) -> dict[str, int]:
     """Count the trained model's parameters, in all and of its parts, without memory for them."""
     with torch.device("meta"):
-        counts = model_options.parameters(build(config))
+        counts = methods.parameters(build(config))
     return {**counts, "embedding_parameters": config.vocab_size * config.embedding_size}

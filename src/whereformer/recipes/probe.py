@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_SEEDS
-from ..lab.recipe import Choice, Free, Lazy, ManyRuns, Names, Range
+from ..lab.recipe import Choice, Free, ManyRuns, Names, Range, lazily
 from ..lab.sheet import Cell, Row, Sheet
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
     from torch import Tensor
     from torch.nn import functional
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ..lab import train as training
     from ..lab.report.report import Report
     from ..lab.run import Run
-else:
-    torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
-    encoders, methods, training = (Lazy(f"whereformer.lab.{name}") for name in ("encoders", "methods", "train"))
 
 # Tasks: rows of symbols drawn from a seed, with their exact answers and the best guess without positions.
 
@@ -343,8 +340,6 @@ class Probe(ManyRuns):
 
     def report(self, outcomes: Mapping[tuple[int, str, str], Outcome], seeds: range) -> Report:
         """Return a table for each length, and which methods solve the most tasks."""
-        from ..lab.report.report import Report
-
         sheets, sentences = [], []
         for index, length in enumerate(self.lengths):
             judged = {
@@ -458,13 +453,12 @@ class Judged(NamedTuple):
                 return cls(Cell("cannot", title=outcome.scores[index]), False, False)
         scores = [outcome.scores[index] for outcome in outcomes]
         accuracies = [accuracy for accuracy, _, _ in scores]
-        middle, low, high = statistics.median(accuracies), min(accuracies), max(accuracies)
+        low, style = min(accuracies), colors(statistics.median(accuracies))
         clear = [ahead > ERRORS * error for _, ahead, error in scores]
-        text = f"{middle:.1%}"
-        text = f"{text}*" if low >= SOLVED else text if all(clear) else f"{text}?" if any(clear) else f"({text})"
-        spread = f"{low:.0%}\N{EN DASH}{high:.0%}" if low != high else ""
+        shown = "{:.1%}*" if low >= SOLVED else "{:.1%}" if all(clear) else "{:.1%}?" if any(clear) else "({:.1%})"
         may_solve = all(accuracy + ERRORS * error >= SOLVED for accuracy, _, error in scores)
-        return cls(Cell(text, spread, style=colors(middle)), low >= SOLVED, may_solve)
+        cell = Cell.of_seeds(accuracies, shown.format, "{:.0%}".format, style=style)
+        return cls(cell, low >= SOLVED, may_solve)
 
 
 def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,16 +14,15 @@ from ..data.corpus import Text
 from ..data.encode import TokenizerChoice, open_or_encode
 from ..data.masks import HELD_OUT_RATE, HeldOut
 from ..errors import InputError
-from ..lab import encoders, plugins
+from ..lab import encoders, methods
 from ..lab.encoders import BASELINE
 from ..lab.loading import quiet_transformers
-from ..lab.progress import Progress
 from ..lab.run import RECORDS, read_records
 from ..lab.sheet import Cell, Column, Sheet
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
 from .compare import Compare, load
-from .outcome import Outcome
+from .compare_report import Outcome
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
@@ -96,30 +95,23 @@ Ticks = Mapping[str, Tick]
 """The ticks of a method, by property."""
 
 
-def measured_table(folder: Path, pattern: str | None, progress: Progress) -> Sheet:
+def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]], Iterable[str]]) -> Sheet:
     """Measure the properties of the methods of a comparison.
 
     Args:
         folder: what ``whereformer compare`` has written, with its models.
         pattern: only methods whose name matches.
-        progress: receives the progress.
+        track: yields the names that it is given, and shows the progress.
 
     Raises:
         InputError: if the folder is something else or lacks such a method, or its text has changed.
     """
-    progress.begin("reading the comparison and its text")
     recipe, runs = _load(folder)
     names = [name for name in runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
     if not names:
         raise InputError("measure", f"{folder} has no such method with positions; it has {', '.join(runs)}")
     held_out = _held_out(recipe)
-    progress.start(len(names))
-    table = {}
-    for name in names:
-        progress.begin(f"measuring {name}")
-        table[name] = _measure(recipe, runs, held_out, name)
-        progress.step()
-    return sheet(table)
+    return sheet({name: _measure(recipe, runs, held_out, name) for name in track(names)})
 
 
 def _load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
@@ -144,11 +136,13 @@ def _held_out(recipe: Compare) -> HeldOut:
     try:
         _, records, _ = read_records(folder / RECORDS)
         text = Text(recipe.data, recipe.column, characters=recipe.characters)
-        changed = text.fingerprint != records['["identify"]']["value"]
+        changed = text.fingerprint != records.get('["identify", "text"]', {}).get("value")
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
     if changed:
-        raise InputError("measure", f"the text of {folder} has changed; run whereformer compare again")
+        raise InputError(
+            "measure", f"the text of {folder}, or its line in the record, has changed; run whereformer compare again"
+        )
     encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary.size)
 
@@ -156,7 +150,7 @@ def _held_out(recipe: Compare) -> HeldOut:
 def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_out: HeldOut, name: str) -> Ticks:
     """Measure a method: its losses with every seed, and the model of the first."""
     seed = min(runs[name])
-    if (problem := recipe.problem((seed, name, plugins.sources_of([name]).get(name, "")))) is not None:
+    if (problem := recipe.problem((seed, name, methods.sources_of([name]).get(name, "")))) is not None:
         told = f"{recipe.out} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
         raise InputError("measure", told)
     with quiet_transformers():
@@ -167,20 +161,18 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
     inputs, labels = inputs[whole], labels[whole]
     # Half the length, so that there is room to shift even if the method has a last position.
     short = inputs[:, : recipe.length // 2]
-    model = {"hidden_size": recipe.hidden_size, "num_heads": recipe.num_heads}
-    model["num_layers"] = trained.config.num_hidden_layers
+    sizes = {"hidden_size": recipe.hidden_size, "num_heads": recipe.num_heads}
+    sizes["num_layers"] = trained.config.num_hidden_layers
     chains = [
-        measure.longest_chain(build_position(name, **model, max_length=length), length).longest
-        for length in measure.LENGTHS
+        measure.longest_chain(build_position(name, **sizes, max_length=length), length) for length in measure.LENGTHS
     ]
-    shifted = [measure.shift_change(encoder, short) for encoder in (fresh.encoder, trained.encoder)]
     ticks = (
         inductive(runs[name], runs.get(BASELINE, {}), recipe.judged.index(4 * recipe.length)),
-        data_driven(measure.reached_parameters(trained, inputs, labels)),
-        parameter_efficient(measure.parameter_growth(name)),
-        translation_invariant(shifted),
+        data_driven(*measure.reached_parameters(trained, inputs, labels)),
+        parameter_efficient(*measure.parameter_growth(name)),
+        translation_invariant([measure.shift_change(model.encoder, short) for model in (fresh, trained)]),
         parallelizable(*chains),
-        interpretable(measure.curve_share(trained.encoder, inputs).share),
+        interpretable(measure.curve_share(trained.encoder, inputs)),
     )
     return dict(zip(MEANINGS, ticks, strict=True))
 
@@ -206,28 +198,24 @@ def inductive(runs: Mapping[int, Outcome], baseline: Mapping[int, Outcome], long
     return Tick(rise <= INDUCTIVE_RISE, number)
 
 
-def data_driven(reached: measure.Reached) -> Tick:
+def data_driven(reached: int, total: int) -> Tick:
     """Judge whether gradients reach the parameters."""
-    if not reached.total:
-        return Tick(False, "0")
-    number = f"{short_count(reached.nonzero)}/{short_count(reached.total)}"
-    return Tick(reached.nonzero >= REACHED_SHARE * reached.total, number)
+    number = f"{short_count(reached)}/{short_count(total)}" if total else "0"
+    return Tick(total > 0 and reached >= REACHED_SHARE * total, number)
 
 
-def parameter_efficient(growth: measure.Growth) -> Tick:
+def parameter_efficient(count: int, power: float) -> Tick:
     """Judge whether there are few parameters, whose number does not grow with the length."""
-    grows = growth.length > LENGTH_POWER
-    number = short_count(growth.count) + (f" n^{growth.length:.1f}" if grows else "")
-    return Tick(growth.count < ATTENTION_SHARE * growth.attention and not grows, number)
+    grows = power > LENGTH_POWER
+    number = short_count(count) + (f" n^{power:.1f}" if grows else "")
+    return Tick(count < ATTENTION_SHARE * measure.ATTENTION and not grows, number)
 
 
-def translation_invariant(shifted: Sequence[measure.Shifted]) -> Tick:
-    """Judge whether a shift leaves scores and output as they are."""
-    changes = [change for shift in shifted for change in (shift.scores, shift.output)]
-    finite = [change for change in changes if change is not None]
-    if len(finite) < len(changes):
+def translation_invariant(changes: Sequence[float | None]) -> Tick:
+    """Judge whether a shift leaves scores and output as they are, of an untrained and of the trained model."""
+    if None in changes:
         return Tick(False, "not finite")
-    largest = max(finite)
+    largest = max(change for change in changes if change is not None)
     return Tick(largest <= INVARIANT_CHANGE, f"{largest:.2g}" if largest == 0 or largest >= 1e-3 else f"{largest:.0e}")
 
 

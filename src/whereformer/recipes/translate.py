@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from .. import files
 from ..errors import InputError
-from ..lab import options, ranks, trackers
-from ..lab.recipe import Free, Lazy, LongRun, Range
+from ..lab import options, ranks
+from ..lab.recipe import Between, Free, Range, Schedule, lazily
 from ..lab.sheet import Column, Sheet
+from .long_run import DRY, LongRun, scored_steps
 
-if TYPE_CHECKING:
+with lazily(__name__):
     import torch
 
     from .. import models
     from ..data import batches as drawing
     from ..data import parallel, subwords
     from ..data.streams import RowFile
-    from ..lab import averaged, loading, manifest
-    from ..lab import run as lab_run
+    from ..lab import held_out, manifest, methods
+    from ..lab import optimizer as optimizers
     from ..lab import train as training
-    from ..lab.report import course as courses
-    from ..lab.report import report
+    from ..lab.report import losses, report
     from ..lab.run import Run
-    from ..lab.training import card, model_options
-    from ..lab.training import optimizer as optimizers
     from . import translating
-else:
-    torch, models = Lazy("torch"), Lazy("whereformer.models")
-    translating = Lazy("whereformer.recipes.translating")
-    drawing, parallel, subwords = (Lazy(f"whereformer.data.{name}") for name in ("batches", "parallel", "subwords"))
-    averaged, loading, manifest, lab_run, training, courses, report, card, model_options, optimizers = (
-        Lazy(f"whereformer.lab.{name}")
-        for name in (
-            *("averaged", "loading", "manifest", "run", "train", "report.course", "report.report"),
-            *("training.card", "training.model_options", "training.optimizer"),
-        )
-    )
 
 SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
 DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
@@ -177,26 +161,20 @@ class Translate(LongRun):
     max_length: Annotated[int, Range(4, options.MOST_SIZE)] = 128
     """Tokens in a line, including its end. Pairs with a longer line are left out and counted."""
 
-    batch_tokens: int = 2048
+    batch_tokens: Annotated[int, Range(4, options.MOST_SIZE)] = 2048
     """Tokens in a batch on either side, including padding. A batch has lines of similar length. For large texts, use
     25000."""
     accumulate: Annotated[int, Range(1, options.MOST_SIZE)] = 1
     """Number of batches in a step. With more than one, a step can have more tokens than fit into memory at a time."""
     steps: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
     """Number of training steps. Default: follows from ``epochs``."""
-    epochs: float | None = None
+    epochs: Annotated[float | None, Between(0, options.MOST_RATE)] = None
     """How many times the text is read. Default: 20."""
-    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
-    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
-    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
-    learning_rate: float = 2e-3
+    learning_rate: Annotated[float, Between(0, options.MOST_RATE)] = 2e-3
     """Peak learning rate. Large models need a lower one (base: 7e-4)."""
     warmup: Annotated[int, Range(0, options.MOST_COUNT)] = 1000
     """Number of steps in which the learning rate rises. For large models, use 4000."""
-    schedule: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "inverse_sqrt"
-    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
-    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
-    inverse square root of the step."""
+    schedule: Schedule = "inverse_sqrt"
     average: Annotated[int, Range(1, options.MOST_COUNT)] = 5
     """The final model is the mean of the weights at this number of last scores. With 1 it has the last weights."""
     every: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
@@ -205,8 +183,8 @@ class Translate(LongRun):
     """Seed of the weights, dropout and the order of the text."""
 
     def check(self) -> None:
-        options.check_range(self, batch_tokens=(self.max_length, options.MOST_SIZE))
-        options.check_positive(self, "learning_rate", "epochs")
+        if self.batch_tokens < self.max_length:
+            raise InputError("batch_tokens", f"expected at least {self.max_length}, got {self.batch_tokens}")
         if self.steps is not None and self.epochs is not None:
             raise InputError("epochs", "either `steps` or `epochs`")
         options.canonical_options(self.position_options)
@@ -261,28 +239,23 @@ class Translate(LongRun):
             with torch.device("meta"):
                 models.Seq2SeqForConditionalGeneration(config)
         except (ValueError, TypeError) as error:
-            raise model_options.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
+            raise methods.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
         return config
 
     def run(self, run: Run) -> report.Report:
-        self.say_if_slow(run)
+        self.begin(run)
         text = parallel.ParallelText(*self.files)
-        if run.once(self.identify, text.fingerprint, kind=str) != text.fingerprint:
-            raise InputError(text.pairs.field, f"{self.out} holds results for a different text; choose another folder")
+        run.identify("text", text.fingerprint, text.pairs.field)
         with ranks.main_first():
             work = self.prepare(run, text)
         plan = self.plan(work)
-        run.say(plan)
         if self.dry_run:
-            return report.Report("What would be trained?", ["A dry run: nothing was trained or written."], [plan])
+            return report.Report("What would be trained?", [DRY], [plan])
+        run.say(plan)
         facts = {"options": run.options, "text": text.fingerprint}
         problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
         outcomes = run.each([()], self.train, work, facts, kind=Outcome, steps=work.steps, problem=lambda key: problem)
         return self.report(outcomes[()], plan)
-
-    def identify(self, run: Run, text: str) -> str:
-        """Record which text is read, so that a folder never mixes results of two."""
-        return text
 
     def prepare(self, run: Run, text: parallel.ParallelText) -> Work:
         """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
@@ -331,118 +304,84 @@ class Translate(LongRun):
     def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> Outcome:
         """Train from the newest checkpoint that counts, or from the start, and save the model."""
         torch.manual_seed(self.seed)
-        model, step, bfloat16 = models.Seq2SeqForConditionalGeneration(work.config), 0, self.dtype == "bfloat16"
-        trained, pairs = averaged.Averaged(model), work.rows["training"]
+        model = models.Seq2SeqForConditionalGeneration(work.config)
+        trained, pairs = optimizers.Averaged(model), work.rows["training"]
         if ranks.rank():  # or the rows of all processes would drop the same states
             torch.manual_seed(hash((self.seed, ranks.rank())))
         every = self.every or max(1, work.steps // 20)
-        scored = [*range(every, work.steps, every), work.steps]
-        with lab_run.threads(self.threads), trackers.reporting(self.tracker, self.out) as tell:
+        last = scored_steps(every, work.steps)[-self.average :]
 
-            def on_log(steps: int, loss: float) -> None:
-                nonlocal step
-                step += steps
-                run.step(steps, loss)
-                tell(step, {"train/loss": loss})
+        def score(step: int) -> dict[str, float]:
+            if step in last:
+                trained.add()
+            return self.held_out_scores(trained, work)
 
-            def score(model: Any) -> dict[str, float]:
-                if step in scored[-self.average :]:
-                    trained.add()
-                scores = held_out_scores(model, work, self.batch_tokens, bfloat16=bfloat16)
-                run.say(f"step {step:,}: held-out {courses.in_words(scores)}")
-                tell(step, {f"eval/{name}": value for name, value in scores.items()})
-                return scores
+        def optimizer(model: Any) -> Any:
+            # No decay, and Adam's epsilon, as in Vaswani et al.
+            kind, rate = self.optimizer, self.learning_rate
+            built = optimizers.build_optimizer(model, rate, name=kind, weight_decay=0.0, eps=1e-9)
+            return built, optimizers.build_schedule(built, self.schedule, self.warmup, work.steps)
 
-            def optimizer(model: Any) -> Any:
-                # No decay, and Adam's epsilon, as in Vaswani et al.
-                kind, rate = self.optimizer, self.learning_rate
-                built = optimizers.build_optimizer(model, rate, name=kind, weight_decay=0.0, eps=1e-9)
-                return built, optimizers.build_schedule(built, self.schedule, self.warmup, work.steps)
+        plan = training.Training(
+            steps=work.steps,
+            rate=self.learning_rate,
+            optimizer=optimizer,
+            accumulate=self.accumulate,
+            bfloat16=self.dtype == "bfloat16",
+        )
 
-            plan = training.Training(
-                steps=work.steps,
-                rate=self.learning_rate,
-                optimizer=optimizer,
-                accumulate=self.accumulate,
-                bfloat16=bfloat16,
-            )
-            done = training.train(
-                trained,
-                lambda step: parallel.collate([pairs[row] for row in work.drawn(step)]),
-                plan,
-                device=run.device,
-                score=score,
-                score_at=scored,
-                checkpoints=training.Checkpoints(run.folder / "checkpoints", every, facts, run.say, keep=2),
-                on_log=on_log,
-            )
-            trained.take_mean()
-            mean = held_out_scores(trained, work, self.batch_tokens, bfloat16=bfloat16)
+        def batch(step: int) -> dict[str, Any]:
+            return parallel.collate([pairs[row] for row in work.drawn(step)])
+
+        done = self.fit(run, trained, batch, plan, score, every, facts)
+        trained.take_mean()
         sizes = sizes_of(work.config)
         outcome = Outcome(
-            courses.means(done.losses),
+            losses.means(done.losses),
             done.scores,
-            mean,
-            scored[-self.average :],
+            self.held_out_scores(trained, work),
+            last,
             work.steps / work.drawn.per_epoch,
             sizes["parameters"],
             sizes["positional_parameters"],
             asdict(work.pairs["training"]),
             asdict(work.pairs["held_out"]),
         )
-        if run.is_main:
-            self.save(run, work, model, outcome, facts)
-        ranks.wait()
+        model.generation_config = translating.generation_config(work.config, self.max_length)
+        self.save(run, model, work.tokenizer, outcome.parameters, work.text(), outcome.averaged, facts)
         return outcome
 
-    def save(self, run: Run, work: Work, model: Any, outcome: Outcome, facts: Mapping[str, Any]) -> None:
-        """Save the trained model as transformers reads it, with its tokenizer, its search settings and its card."""
-        model.generation_config = translating.generation_config(work.config, self.max_length)
-        with loading.quiet_transformers(), files.new_folder(run.folder / "model") as partial:
-            model.save_pretrained(partial)
-            work.tokenizer.save_pretrained(partial)
-            about = (outcome.parameters, work.text(), outcome.averaged, self.record(), self.command(), run.provenance)
-            card.write_card(partial, model, *about)
-            manifest.write(partial, facts)
+    def held_out_scores(self, model: Any, work: Work) -> dict[str, float]:
+        """Return mean cross-entropy in nats and accuracy of each held-out next token, given those before it.
+
+        Each process reads its share of the batches. Afterwards the model is in evaluation mode.
+        """
+        model.eval()
+        rows, device = work.rows["held_out"], next(model.parameters()).device
+        found: list[tuple[str, float, int]] = []
+        for chosen in ranks.share(drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)):
+            batch = {name: each.to(device) for name, each in parallel.collate([rows[row] for row in chosen]).items()}
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+                out = model(**batch)
+            asked = batch["labels"] >= 0
+            count, right = int(asked.sum()), float((out.logits.argmax(-1) == batch["labels"])[asked].sum())
+            found += [("loss", float(out.loss) * count, count), ("accuracy", right, count)]
+        return held_out.means(found)
 
     def report(self, outcome: Outcome, plan: Sheet) -> report.Report:
         """Return the last scores in words, and all of them as a table and as curves."""
         mean = len(outcome.averaged_steps)
         of_what = f" (mean of the weights at the last {mean} scores)" if mean > 1 else ""
         sentences = [
-            f"{outcome.scores[-1][0]:,} steps; held-out {courses.in_words(outcome.averaged)}{of_what}",
+            f"{outcome.scores[-1][0]:,} steps; held-out {losses.in_words(outcome.averaged)}{of_what}",
             f"This translates lines: whereformer translate run {self.out / 'model'} < lines.txt",
         ]
         last = {"mean": outcome.averaged} if mean > 1 else {}
-        parts = [*courses.course(outcome.losses, outcome.scores, last), replace(plan, folded=True)]
+        parts = [*losses.course(outcome.losses, outcome.scores, last), replace(plan, folded=True)]
         return report.Report("How well does the model translate held-out lines?", sentences, parts, asdict(outcome))
 
 
 def sizes_of(config: models.Seq2SeqConfig) -> dict[str, int]:
     """Count the model's parameters, without memory for them."""
     with torch.device("meta"):
-        return model_options.parameters(models.Seq2SeqForConditionalGeneration(config))
-
-
-def held_out_scores(model: Any, work: Work, batch_tokens: int, *, bfloat16: bool) -> dict[str, float]:
-    """Return mean cross-entropy in nats and accuracy of each held-out next token, given those before it.
-
-    Each process reads its share of the batches. Afterwards the model is in evaluation mode.
-    """
-    model.eval()
-    rows, device = work.rows["held_out"], next(model.parameters()).device
-    found = []
-    with torch.no_grad():
-        for chosen in ranks.share(drawing.by_length_and_tokens(rows.lengths, batch_tokens)):
-            batch = {name: each.to(device) for name, each in parallel.collate([rows[row] for row in chosen]).items()}
-            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-                out = model(**batch)
-            asked = batch["labels"] >= 0
-            right = (out.logits.argmax(-1) == batch["labels"])[asked].sum()
-            found.append((int(asked.sum()), float(out.loss), float(right)))
-    sums: dict[str, float] = defaultdict(float)
-    for count, loss, right in chain.from_iterable(ranks.gather(found)):
-        sums["count"] += count
-        sums["loss"] += loss * count
-        sums["accuracy"] += right
-    return {name: sums[name] / sums["count"] for name in ("loss", "accuracy")}
+        return methods.parameters(models.Seq2SeqForConditionalGeneration(config))

@@ -11,7 +11,7 @@ import torch
 from tests.lab.report.findings import model_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
-from whereformer.lab.report.findings import kernels_of, report_of, scatter_points
+from whereformer.lab.report.findings import kernels_of, peak, report_of, scatter_points
 from whereformer.lab.terminal import Terminal
 
 ADDS = "what-position-adds-head-by-head"
@@ -174,3 +174,8 @@ def test_the_old_page_survives_a_failure(tmp_path):
     with pytest.raises(TypeError):
         report_of([broken], []).write(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == old
+
+
+def test_peaks_of_attention_are_named():
+    assert peak([-2, -1, 0, 1, 2], [0.1, 0.6, 0.1, 0.1, 0.1]) == "\N{MINUS SIGN}1: 60%"
+    assert peak([-2, -1, 0, 1, 2], [0.2] * 5) == "even"

@@ -145,7 +145,7 @@ def test_heads_open_large_and_give_the_focus_back(page):
     if page.page.startswith("compare"):
         pytest.skip("it has no heads")
     if page.page == "several":
-        page.execute_script("document.querySelector('details').open = true")
+        page.execute_script("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     panels = [link for link in select(page, ".head > a") if link.is_displayed()]
     first, second = (link.get_attribute("href").split("#")[1] for link in panels[:2])
     panels[0].click()
@@ -177,7 +177,7 @@ def test_what_is_drawn_large_is_the_small_curve_again(page):
     if page.page.startswith("compare"):
         pytest.skip("it has no heads")
     if page.page == "several":
-        page.execute_script("document.querySelector('details').open = true")
+        page.execute_script("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     panel = next(link for link in select(page, ".head > a") if link.is_displayed())
     panel.click()
     widths = page.execute_script(

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from whereformer.lab.report import figures
+from whereformer.lab.report import figures, page
 
 
 def test_a_figure_on_a_page_is_whole():
@@ -20,3 +20,13 @@ def test_a_figure_on_a_page_is_whole():
     assert "step" in [text.text for text in svg.iter("text")]
     ids = {part.get("id") for part in svg.iter() if part.get("id")}
     assert {path.get("clip-path") for path in lines} <= {f"url(#{each})" for each in ids}
+
+
+def test_series_are_never_told_apart_by_hue_alone():
+    looks = figures.series(16, plain=3)
+    assert looks[3].css == "currentColor"
+    assert len({(look.css, look.dash) for look in looks}) == 16
+
+
+def test_long_names_wrap_and_stay_escaped():
+    assert page.breakable("a+b/<c>") == "a+<wbr>b/<wbr>&lt;c&gt;"

@@ -6,17 +6,15 @@ The kernel is attention.cpp beside this file; build.py compiles it and library.p
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..fields import TABLES, Call, rows_axis
+from ..fields import AXES, TABLES, Call, rows_axis
 from ..operators import Again, Backend, Given, Operators, Results
-from .arguments import DTYPES, INPUTS, SEED, THREADS, Arguments, Backward, Kept, parts_of_backward, parts_of_forward
-from .library import compute, level_for
+from .arguments import DTYPES, INPUTS, Arguments, Backward, Kept, parts_of_backward
+from .library import compute
 from .library import why_not as why_no_library
 
 poisons = False
@@ -43,34 +41,21 @@ class Native(Backend):
         return super().why_not(call, device)
 
     def new_kept(self, call: Call) -> Tensor:
-        return Kept.of(call).whole
+        return Kept.of(call, call.new_output()).whole
 
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
-        output, kept = call.new_output(), Kept.of(call)
         if _is_empty(call):
-            output.zero_()
+            output = call.new_output().zero_()
+            kept = Kept.of(call, output)
             kept.whole.zero_()
             kept.log_sums[0] = -math.inf
             return _results(call.wants_lse, output, kept.whole), None
-        arguments = Arguments(call, output, kept, level_for(call.value.dtype), parts_of_forward(call), poison=poisons)
-        arguments.compute()
-        places = arguments.places([*tensors, output, kept.whole])
-        if places is None:
-            return _results(call.wants_lse, output, kept.whole), None
-        fields, seed = arguments.data, -1
-        if call.seed is not None:
-            seed = next(index for index, each in enumerate(tensors) if each is call.seed)
-        size, strides, wide, numbers = output.shape, output.stride(), call.wide, kept.whole.shape
-        value = next(index for index, each in enumerate(tensors) if each is call.value)
-        wants_lse = call.wants_lse
-
-        def again(*tensors: Tensor) -> Results:
-            output = tensors[value].new_empty_strided(size, strides)
-            kept = tensors[value].new_empty(numbers, dtype=wide)
-            run(fields, places, (*tensors, output, kept), tensors[seed] if seed >= 0 else None)
-            return _results(wants_lse, output, kept)
-
-        return _results(call.wants_lse, output, kept.whole), again
+        arguments, wants_lse = Arguments(call, poison=poisons), call.wants_lse
+        compute(arguments.data)
+        results, fill = _results(wants_lse, *arguments.made), arguments.filling(call, tensors)
+        if fill is None:
+            return results, None
+        return results, lambda *tensors: _results(wants_lse, *fill(tensors))
 
     def backward(
         self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
@@ -79,21 +64,21 @@ class Native(Backend):
             return [call.new_gradient(name).zero_() for name in needed], None
         parts = parts_of_backward(call, needed)
         into = _new_gradients(call, needed, parts)
-        backward = Backward(given.d_output, None if given.d_lse is None else given.d_lse.to(call.wide), into)
-        level = level_for(call.value.dtype)
-        Arguments(call, given.output, Kept.of(call, given.kept), level, parts, backward, poison=poisons).compute()
-        return [_finished(call, name, into.get(name)) for name in needed], None
+        arguments = Arguments(call, Backward(given, into, parts), poison=poisons)
+        compute(arguments.data)
+        names, present = list(into), [name for name in AXES if getattr(call, name) is not None]
+        places = [(name, present.index(name)) for name in needed]
 
+        def finished(tensors: Sequence[Tensor], filled: Sequence[Tensor]) -> list[Tensor]:
+            found = dict(zip(names, filled, strict=True))
+            return [_finished(name, tensors[place], found.get(name)) for name, place in places]
 
-def run(fields: array[int], places: Sequence[tuple[int, int, int]], tensors: Sequence[Tensor], seed: Any) -> None:
-    """Compute the call of a struct with the addresses of other tensors; see ``Arguments.places``."""
-    fields = array("q", fields)
-    for index, tensor, start in places:
-        fields[index] = tensors[tensor].data_ptr() + start
-    fields[THREADS] = torch.get_num_threads()
-    if seed is not None:
-        fields[SEED] = int(seed)
-    compute(fields)
+        gradients = finished(tensors, arguments.made)
+        # The kernel leaves out pairs of dense scores, so their memory has to begin as zeros.
+        fill = None if "dense" in into else arguments.filling(call, tensors)
+        if fill is None:
+            return gradients, None
+        return gradients, lambda *tensors: finished(tensors, fill(tensors))
 
 
 def _results(wants_lse: bool, output: Tensor, kept: Tensor) -> Results:
@@ -132,9 +117,8 @@ def _new_gradients(call: Call, needed: Sequence[str], parts: tuple[int, int]) ->
     return gradients
 
 
-def _finished(call: Call, name: str, found: Tensor | None) -> Tensor:
+def _finished(name: str, like: Tensor, found: Tensor | None) -> Tensor:
     """Return a gradient in the shape and dtype of its input, from the parts that the kernel filled."""
-    like: Tensor = getattr(call, name)
     if found is None:
         # Factors of rank 0
         return torch.zeros_like(like)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..fields import TABLES, Call
+from ..operators import Given
 from ..terms import position_values
-from .library import compute
+from .library import compute, level_for
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
-BYTES, THREADS, SEED = 0, 2, 40
+_BYTES, _THREADS, _SEED = 0, 2, 40
 """The indices of the struct's size, of the number of threads and of dropout's seed among the fields."""
 
 INPUTS = (
@@ -48,33 +50,31 @@ class Kept:
     rounded_off: Tensor | None
 
     @classmethod
-    def of(cls, call: Call, whole: Tensor | None = None) -> Kept:
+    def of(cls, call: Call, output: Tensor, whole: Tensor | None = None) -> Kept:
         """Allocate it, or find its parts."""
-        batch, _, _, value_dim = call.value.shape
-        rows = batch * call.heads * call.n_q
+        sizes, wide = output.shape[:3], call.wide
         # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
         vectors = call.key_table is not None or call.query_table is not None
-        rounds = vectors and call.value.dtype != call.wide
-        numbers = 2 * rows
+        rounds = vectors and output.dtype != wide
+        numbers = 2 * sizes.numel()
         if whole is None:
-            whole = call.value.new_empty(numbers + (rows * value_dim + 1) // 2 * rounds, dtype=call.wide)
-        log_sums = whole[:numbers].view(2, batch, call.heads, call.n_q)
-        rounded_off = whole[numbers:].view(call.value.dtype) if rounds else None
+            whole = output.new_empty(numbers + (output.numel() + 1) // 2 * rounds, dtype=wide)
+        log_sums = whole[:numbers].view(2, *sizes)
+        rounded_off = whole[numbers:].view(output.dtype) if rounds else None
         return cls(whole, log_sums, rounded_off)
 
 
-@dataclass(frozen=True)
-class Backward:
-    """What the backward gets besides the call: the output's and the log-sum-exp's gradient, and where to put its own.
+class Backward(NamedTuple):
+    """What the backward gets besides the call, and where to put its gradients, of how many parts.
 
-    Gradients of tables are (batch parts, row parts, heads, ...). Those of keys, values and what else has a row per key
+    Those of tables are (batch parts, row parts, heads, ...). Those of keys, values and what else has a row per key
     are (row parts, batch, ...), those of queries and what else has a row per query (batch, ...). That of ``dense`` is
     like it.
     """
 
-    d_output: Tensor
-    d_log_sums: Tensor | None
+    given: Given
     gradients: Mapping[str, Tensor]
+    parts: tuple[int, int]
 
 
 def parts_of_forward(call: Call) -> tuple[int, int]:
@@ -114,30 +114,30 @@ class Arguments:
     """A call in the kernel's layout.
 
     Args:
-        data: the struct.
-        pointers: its pointers: the index of each, and the tensor to whose beginning it points, which has to live as
-            long.
+        data: the struct, of which the kernel computes the call while what its pointers point to lives.
+        made: what the kernel fills: the output and what is kept, or the gradients.
+        pointers: its pointers: the index of each, the tensor into which it points, which has to live as long, and how
+            far from its beginning.
     """
 
     def __init__(
         self,
         call: Call,
-        output: Tensor,
-        kept: Kept,
-        level: int,
-        parts: tuple[int, int],
         backward: Backward | None = None,
         poison: bool = False,
     ) -> None:
+        given, gradients, parts = backward or (None, {}, parts_of_forward(call))
+        output = call.new_output() if given is None else given.output
+        kept = Kept.of(call, output, None if given is None else given.kept)
+        self.made = [output, kept.whole] if given is None else list(gradients.values())
         self.data = array("q")
-        self.pointers: list[tuple[int, Tensor]] = []
-        self._kept = kept
+        self.pointers: list[tuple[int, Tensor, int]] = []
         batch, key_heads, n_k, value_dim = call.value.shape
         heads = output.shape[1]
         factors = (call.query_factors, call.key_table_factors, call.query_table_factors, call.query_levels)
         ranks = [0 if each is None else each.shape[3] for each in factors]
         low, high = call.min_offset, call.max_offset
-        self._numbers(0, level, torch.get_num_threads(), backward is not None, poison)
+        self._numbers(0, level_for(output.dtype), torch.get_num_threads(), given is not None, poison)
         self._numbers(batch, heads, key_heads, call.n_q, n_k)
         self._numbers(0 if call.query is None else call.query.shape[3], value_dim, *ranks)
         self._numbers(DTYPES[call.value.dtype], *parts)
@@ -147,7 +147,7 @@ class Arguments:
         self._whole_numbers(call.query_documents)
         self._whole_numbers(call.key_documents)
         self._numbers(*struct.unpack("3q", struct.pack("3d", call.scale, call.softcap or 0.0, call.dropout_p)))
-        assert len(self.data) == SEED
+        assert len(self.data) == _SEED
         self._numbers(0 if call.seed is None else int(call.seed))
         first = dict(zip(TABLES, call.first, strict=True))
         for name in INPUTS:
@@ -161,45 +161,58 @@ class Arguments:
             else:
                 self._tensor(tensor)
         self._tensor(output)
-        self._pointer(kept.log_sums)
-        self._pointer(kept.rounded_off)
-        self._tensor(None if backward is None else backward.d_output)
-        self._contiguous(None if backward is None else backward.d_log_sums)
+        self._pointer(kept.log_sums, kept.whole)
+        self._pointer(kept.rounded_off, kept.whole)
+        self._tensor(None if given is None else given.d_output)
+        self._contiguous(None if given is None or given.d_lse is None else given.d_lse.to(call.wide))
         for name in INPUTS:
-            tensor = None if backward is None else backward.gradients.get(name)
-            if name in ("key", "value"):
-                tensor = None if tensor is None else tensor.flatten(0, 1)  # row parts times batch
-            if name in WHOLE:
+            tensor = gradients.get(name)
+            if tensor is not None and name in ("key", "value"):
+                self._tensor(tensor.flatten(0, 1), tensor)  # row parts times batch
+            elif name in WHOLE:
                 self._tensor(tensor)
             else:
                 self._contiguous(tensor)
-        self.data[BYTES] = 8 * len(self.data)
+        self.data[_BYTES] = 8 * len(self.data)
 
-    def compute(self) -> None:
-        """Compute the call, while what the pointers point to lives."""
-        compute(self.data)
+    def filling(self, call: Call, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
+        """Return a function that computes calls of other ``tensors``, which replace the call's and what else was given,
+        into new memory like that of ``made``, which it returns.
 
-    def places(self, tensors: Sequence[Tensor]) -> list[tuple[int, int, int]] | None:
-        """Return where each pointer points: its index, in which of the tensors, and how far from its beginning.
-
-        The result is None if one points into a copy, or if two of the tensors are the same, as query and key may be:
-        other calls of the kind may tell them apart.
+        There is none if the kernel reads a copy, or if two of the tensors are the same, as query and key may be: other
+        calls of the kind may tell them apart.
         """
-        order = {id(tensor): place for place, tensor in enumerate(tensors)}
-        if len(order) < len(tensors):
+        known = [*tensors, *self.made]
+        places = {id(each): place for place, each in enumerate(known)}
+        if len(places) < len(known) or any(id(whole) not in places for _, whole, _ in self.pointers):
             return None
-        order |= {id(part): len(tensors) - 1 for part in (self._kept.log_sums, self._kept.rounded_off)}
-        if any(id(tensor) not in order for _, tensor in self.pointers):
-            return None
-        places = [(index, order[id(tensor)], tensor) for index, tensor in self.pointers]
-        return [(index, place, each.data_ptr() - tensors[place].data_ptr()) for index, place, each in places]
+        pointers = [(index, places[id(whole)], start) for index, whole, start in self.pointers]
+        (value, *seeds) = [places[id(each)] for each in (call.value, call.seed) if each is not None]
+        layouts = [(each.shape, each.stride(), each.dtype) for each in self.made]
+        fields = self.data
+
+        def fill(tensors: Sequence[Tensor]) -> list[Tensor]:
+            new, data = tensors[value].new_empty_strided, array("q", fields)
+            made = [new(size, strides, dtype=dtype) for size, strides, dtype in layouts]
+            known = (*tensors, *made)
+            for index, place, start in pointers:
+                data[index] = known[place].data_ptr() + start
+            data[_THREADS] = torch.get_num_threads()
+            if seeds:
+                data[_SEED] = int(tensors[seeds[0]])
+            compute(data)
+            return made
+
+        return fill
 
     def _numbers(self, *numbers: int) -> None:
         self.data.extend(numbers)
 
-    def _pointer(self, tensor: Tensor | None) -> None:
+    def _pointer(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
+        """Add the address of a tensor, which may be a part of a ``whole``."""
         if tensor is not None:
-            self.pointers.append((len(self.data), tensor))
+            start = 0 if whole is None else tensor.data_ptr() - whole.data_ptr()
+            self.pointers.append((len(self.data), tensor if whole is None else whole, start))
         self._numbers(0 if tensor is None else tensor.data_ptr())
 
     def _contiguous(self, tensor: Tensor | None) -> None:
@@ -208,14 +221,14 @@ class Arguments:
     def _whole_numbers(self, tensor: Tensor | None) -> None:
         self._pointer(None if tensor is None else tensor.to(torch.int64).contiguous())
 
-    def _tensor(self, tensor: Tensor | None) -> None:
+    def _tensor(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
         """Add a tensor of four axes. Items of an axis of size 1 may be shared by more."""
         if tensor is None:
             self._numbers(0, 0, 0, 0, 0, 0)
             return
         tensor = _in_memory(tensor)
         strides = tensor.stride()
-        self._pointer(tensor)
+        self._pointer(tensor, whole)
         self._numbers(DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
     def _table(self, table: Tensor | None, first: int) -> None:
@@ -233,7 +246,7 @@ class Arguments:
 
     def _positions(self, call: Call) -> None:
         """Add the fields from ``listed`` to ``rounding``."""
-        if all(table is None for table in call.tables) and not call.limits_offsets:
+        if call.min_offset is None and call.max_offset is None and all(getattr(call, name) is None for name in TABLES):
             self._numbers(0, 0, 1, 0, 0, 0, 0, 0, 0)
             return
         explicit = call.query_positions is not None or call.key_positions is not None

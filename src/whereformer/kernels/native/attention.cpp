@@ -371,18 +371,11 @@ template <class F> struct Attention {
     const A* allowed = t.partial ? limits.of_row(t, t.i + i, low, high) : nullptr;
     const int m = !t.partial ? 0 : allowed ? 2 : 1;
     span = {low / L * L, larger(low / L * L, up(high, L))};
-    switch (3 * n + m) {
-      case 0: return finish_row<0, 0>(s, span, factor, base, added, low, high, allowed);
-      case 1: return finish_row<0, 1>(s, span, factor, base, added, low, high, allowed);
-      case 2: return finish_row<0, 2>(s, span, factor, base, added, low, high, allowed);
-      case 3: return finish_row<1, 0>(s, span, factor, base, added, low, high, allowed);
-      case 4: return finish_row<1, 1>(s, span, factor, base, added, low, high, allowed);
-      case 5: return finish_row<1, 2>(s, span, factor, base, added, low, high, allowed);
-      case 6: return finish_row<2, 0>(s, span, factor, base, added, low, high, allowed);
-      case 7: return finish_row<2, 1>(s, span, factor, base, added, low, high, allowed);
-      default: return finish_row<2, 2>(s, span, factor, base, added, low, high, allowed);
-    }
+    return by_number(n, [&](auto N) { return by_number(m, [&](auto M) { return finish_row<N.value, M.value>(s, span, factor, base, added, low, high, allowed); }); });
   }
+  // Calls f with 0, 1 or 2 as a type
+  template <int N> struct Number { static constexpr int value = N; };
+  template <class F_> static INLINE A by_number(int n, F_ f) { return n == 0 ? f(Number<0>{}) : n == 1 ? f(Number<1>{}) : f(Number<2>{}); }
 
   // Fills ``kept`` for a row of a tile: 0 where dropout takes the weight, 1 / (1 - p) elsewhere; as in dropout.py.
   void draw_kept(const Tile& t, int64_t i) {

@@ -114,8 +114,8 @@ def build(folder: Path, target: Path, emulated: bool = False) -> Report:
             compiler = _Compiler(command, folder, Path(temporary), shlex.split(os.environ.get("CXXFLAGS", "")))
             version = compiler.run("--version").partition("\n")[0].strip()
             levels, left_out, objects = _compile_levels(compiler, emulated)
-            have = [f"-DHAVE_{level.upper()}" for level in levels] + ["-DEMULATED"] * emulated
-            library = compiler.compile("library.cpp", "library.o", *have, f'-DSOURCE="{source}"')
+            given = [f"-DLEVELS(f)={' '.join(f'f({level})' for level in levels)}", f'-DSOURCE="{source}"']
+            library = compiler.compile("library.cpp", "library.o", *given, *["-DEMULATED"] * emulated)
             made = Path(temporary, target.name)
             compiler.link([library, *objects], made)
             if not made.exists():

@@ -1,6 +1,7 @@
 // The functions that Python calls: which instructions there are, and a call divided among threads.
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -15,45 +16,19 @@
 #include <unistd.h>
 #endif
 
-#ifndef SOURCE
+// From the least to the most; build.py defines the levels that it compiled, and a hash of the sources.
+#ifndef LEVELS
+#define LEVELS(f) f(base)
 #define SOURCE "unknown"
 #endif
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace whereformer {
 
-extern const Level level_base;
-#ifdef HAVE_AVX2
-extern const Level level_avx2;
-#endif
-#ifdef HAVE_AVX512
-extern const Level level_avx512;
-#endif
-#ifdef HAVE_AVX512BF16
-extern const Level level_avx512bf16;
-#endif
-#ifdef HAVE_AMX
-extern const Level level_amx;
-#endif
-
-static const std::vector<const Level*>& levels() {
-  static const std::vector<const Level*> all = {
-      &level_base,
-#ifdef HAVE_AVX2
-      &level_avx2,
-#endif
-#ifdef HAVE_AVX512
-      &level_avx512,
-#endif
-#ifdef HAVE_AVX512BF16
-      &level_avx512bf16,
-#endif
-#ifdef HAVE_AMX
-      &level_amx,
-#endif
-  };
-  return all;
-}
+#define DECLARE(level) extern const Level level_##level;
+LEVELS(DECLARE)
+#define ADDRESS(level) &level_##level,
+static const Level* const levels[] = {LEVELS(ADDRESS)};
 
 #if defined(__x86_64__)
 // Tiles have to be asked for, once in a process.
@@ -103,7 +78,7 @@ EXPORT const char* whereformer_source() { return SOURCE; }
 EXPORT const char* whereformer_levels() {
   static const std::string names = [] {
     std::string all;
-    for (const Level* level : levels()) all += (all.empty() ? "" : " ") + std::string(level->name);
+    for (const Level* level : levels) all += (all.empty() ? "" : " ") + std::string(level->name);
     return all;
   }();
   return names.c_str();
@@ -119,8 +94,8 @@ EXPORT int whereformer_supports(const char* level) {
 
 // Computes a call. Returns 0; 1 if there was no memory; 2 if the struct is not this library's.
 EXPORT int whereformer_attention(const Call* call) {
-  if (call->bytes != (int64_t)sizeof(Call) || call->level < 0 || call->level >= (int64_t)levels().size()) return 2;
-  const Level& level = *levels()[call->level];
+  if (call->bytes != (int64_t)sizeof(Call) || call->level < 0 || call->level >= (int64_t)std::size(levels)) return 2;
+  const Level& level = *levels[call->level];
   const int64_t tasks = level.tasks(*call);
   std::atomic<int64_t> next{0};
   std::atomic<int> failed{0};

@@ -96,18 +96,14 @@ template <class A> struct Limits {
       all &= first_document[p] == last_document[p] && block_first_document == block_last_document && first_document[p] == block_first_document;
     }
     if (!limited) return;
-    bool reached, enclosed, not_after, all_before;
-    if (c.listed == 2) {
-      const double least = rounded(real_low[p] - block_real_high), most = rounded(real_high[p] - block_real_low);
-      reached = most >= (double)c.least, enclosed = least >= (double)c.least, not_after = least <= (double)c.most, all_before = most <= (double)c.most;
-    } else {
-      const int64_t least = c.listed ? low[p] - block_high : line.key(j) - line.query(block.i + block.rows - 1);
-      const int64_t most = c.listed ? high[p] - block_low : line.key(end - 1) - line.query(block.i);
-      reached = most >= c.least, enclosed = least >= c.least, not_after = least <= c.most, all_before = most <= c.most;
-    }
-    if (c.has_least) any &= reached, all &= enclosed;
-    if (c.has_most) any &= not_after, all &= all_before;
+    auto between_offsets = [&](auto least, auto most) { any &= reaches(most) && stays(least), all &= reaches(least) && stays(most); };
+    if (c.listed == 2) between_offsets(rounded(real_low[p] - block_real_high), rounded(real_high[p] - block_real_low));
+    else if (c.listed) between_offsets(low[p] - block_high, high[p] - block_low);
+    else between_offsets(line.key(j) - line.query(block.i + block.rows - 1), line.key(end - 1) - line.query(block.i));
   }
+  // Whether an offset, a whole number or a double, is not too small; and not too large
+  template <class T> INLINE bool reaches(T offset) const { return !c.has_least || offset >= (T)c.least; }
+  template <class T> INLINE bool stays(T offset) const { return !c.has_most || offset <= (T)c.most; }
 
   // The next tile of the block from key ``j`` on, at most ``width`` wide; false if there is none. ``j`` moves behind it.
   bool next(Tile& t, int64_t& j, int64_t width) const {
@@ -143,18 +139,9 @@ template <class A> struct Limits {
     for (int64_t j = 0; j < t.width; j++) row[j] = j < high ? keys ? keys[t.j + j] : A(1) : A(0);
     if (query_documents) for (int64_t j = 0; j < high; j++) row[j] = key_documents[t.j + j] == query_documents[i] ? row[j] : A(0);
     if (!limited || !c.listed) return row;
-    for (int64_t j = 0; j < high; j++) {
-      bool reached, not_after;
-      if (c.listed == 2) {
-        const double offset = rounded(real_keys[t.j + j] - real_queries[i]);
-        reached = offset >= (double)c.least, not_after = offset <= (double)c.most;
-      } else {
-        const int64_t offset = line.keys[t.j + j] - line.queries[i];
-        reached = offset >= c.least, not_after = offset <= c.most;
-      }
-      const bool on = (!c.has_least || reached) && (!c.has_most || not_after);
-      row[j] = on ? row[j] : A(0);
-    }
+    auto keep = [&](int64_t j, auto offset) { row[j] = reaches(offset) && stays(offset) ? row[j] : A(0); };
+    if (c.listed == 2) for (int64_t j = 0; j < high; j++) keep(j, rounded(real_keys[t.j + j] - real_queries[i]));
+    else for (int64_t j = 0; j < high; j++) keep(j, line.keys[t.j + j] - line.queries[i]);
     return row;
   }
 };

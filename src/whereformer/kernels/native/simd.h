@@ -129,8 +129,6 @@ template <class E> INLINE Vec<E> signed_like(Vec<E> x, Vec<E> y) {
   return y;
 }
 
-// x where ``a`` and ``b`` are equal, else y
-
 template <class E> INLINE E total(Vec<E> x) {
   Part<E> y = x.p[0];
   UNROLL for (int i = 1; i < Vec<E>::N; i++) y += x.p[i];

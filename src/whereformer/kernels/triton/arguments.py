@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -286,21 +286,42 @@ def inputs_of(call: Call) -> Inputs:
     return Inputs(row_matrix(call.query), key, value, row_matrix(call.query_factors), row_matrix(call.key_factors))
 
 
-def new_norm(like: Tensor, numbers: int, heads: int, n_q: int) -> Tensor:
-    """Allocate a norm of one or two ``numbers``, (numbers, batch, heads, n_q), for the kernels.
+@dataclass(frozen=True)
+class Kept:
+    """What the forward keeps for the backward, besides the output: parts of one tensor.
 
-    Each number's part is contiguous and begins at a multiple of 16 bytes: kernels are compiled anew for tensors that do
-    not.
+    Args:
+        whole: all of it, in float32.
+        norm: (1 or 2, batch, heads, n_q), see :class:`Norm`. Each number's part is contiguous and begins at a multiple
+            of 16 bytes: kernels are compiled anew for tensors that do not.
+        rounded_off: what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype; None where it does
+            not matter.
     """
-    batch = like.shape[0]
-    strides = cdiv(batch * heads * n_q, 4) * 4, heads * n_q, n_q, 1
-    return like.new_empty_strided((numbers, batch, heads, n_q), strides, dtype=torch.float32)
 
+    whole: Tensor
+    norm: Tensor
+    rounded_off: Tensor | None
 
-def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
-    """Describe a norm of :func:`new_norm` to the kernels."""
-    shift, *log_sum = norm.unbind()
-    return Norm(shift, log_sum[0] if log_sum else None, delta)
+    @classmethod
+    def of(cls, call: Call, whole: Tensor | None = None) -> Kept:
+        """Allocate it, or find its parts."""
+        value, sizes = call.value, (call.value.shape[0], call.heads, call.n_q)
+        may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
+        # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
+        rounds = (call.key_table is not None or call.query_table is not None) and value.dtype.itemsize < 4
+        numbers, rows, width = 2 if may_be_large else 1, math.prod(sizes), value.shape[3]
+        apart = cdiv(rows, 4) * 4
+        if whole is None:
+            whole = value.new_empty(numbers * apart + cdiv(rows * width, 2) * rounds, dtype=torch.float32)
+        norm = whole.as_strided((numbers, *sizes), (apart, call.heads * call.n_q, call.n_q, 1))
+        if not rounds:
+            return cls(whole, norm, None)
+        return cls(whole, norm, whole[numbers * apart :].view(value.dtype)[: rows * width].view(*sizes, width))
+
+    def norm_of(self, delta: Tensor | None = None) -> Norm:
+        """Describe the norm to the kernels."""
+        shift, *log_sum = self.norm.unbind()
+        return Norm(shift, log_sum[0] if log_sum else None, delta)
 
 
 def new_table_sums(call: Call, name: str) -> TableSums:

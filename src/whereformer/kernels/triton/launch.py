@@ -24,6 +24,7 @@ from .arguments import (
     PREPARED_ROWS,
     SUMS_ROWS,
     SUMS_WIDTH,
+    Kept,
     KeyGradients,
     Known,
     OffsetSums,
@@ -34,9 +35,7 @@ from .arguments import (
     ToFill,
     inputs_of,
     level_matrix,
-    new_norm,
     new_table_sums,
-    norm_of,
     pair_matrix,
     pairs_of,
     parts_of,
@@ -47,11 +46,15 @@ from .arguments import (
 from .blocks import LARGEST_BLOCK, blocks_of, cdiv, precision_of
 from .plan import launch, record
 
+_SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
+
+_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors", "bias")
+
 
 class Triton(Backend):
-    """What is kept is the kernels' ``Norm``, (1 or 2, batch, heads, n_q)."""
+    """What is kept are the parts of :class:`Kept`."""
 
-    name = "triton"
+    name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "dense")
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         return available.why_not(call, device) or super().why_not(call, device)
@@ -80,8 +83,7 @@ class Triton(Backend):
         return replace(call, **changes) if changes else call
 
     def new_kept(self, call: Call) -> Tensor:
-        may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
-        return new_norm(call.value, 2 if may_be_large else 1, call.heads, call.n_q)
+        return Kept.of(call).whole
 
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
         return record(lambda: self._forward(call), tensors)
@@ -92,22 +94,24 @@ class Triton(Backend):
         return record(lambda: self._backward(call, given, needed), tensors)
 
     def _forward(self, call: Call) -> Results:
-        out, norm = call.new_output(), self.new_kept(call)
+        out, kept = call.new_output(), Kept.of(call)
         if out.numel() == 0 or call.n_k == 0:
             out.zero_()
-            norm.fill_(math.inf)
-            return out, norm, _lse_of(norm) if call.wants_lse else None
+            kept.norm.fill_(math.inf)
+            return out, kept.whole, _lse_of(kept.norm) if call.wants_lse else None
         for part, rows in parts_of(call):
             if part is call:
-                _fill(call, out, norm)
+                _fill(call, out, kept)
             else:
-                part_out, part_norm = part.new_output(), self.new_kept(part)
-                _fill(part, part_out, part_norm)
-                out[:, :, rows], norm[..., rows] = part_out, part_norm
-        return out, norm, _lse_of(norm) if call.wants_lse else None
+                part_out, part_kept = part.new_output(), Kept.of(part)
+                _fill(part, part_out, part_kept)
+                out[:, :, rows], kept.norm[..., rows] = part_out, part_kept.norm
+                if kept.rounded_off is not None and part_kept.rounded_off is not None:
+                    kept.rounded_off[:, :, rows] = part_kept.rounded_off
+        return out, kept.whole, _lse_of(kept.norm) if call.wants_lse else None
 
     def _backward(self, call: Call, given: Given, needed: Sequence[str]) -> list[Tensor]:
-        d_output, d_lse, output, kept = given
+        d_output, d_lse, output, whole = given
         if output.numel() == 0 or call.n_k == 0:
             return [call.new_gradient(name).zero_() for name in needed]
         sums: dict[str, Tensor] = {}
@@ -117,8 +121,11 @@ class Triton(Backend):
                 return list(_Backward(call, gradients, given).run().values())
             gradients = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
             of_lse = None if d_lse is None else d_lse[:, :, rows]
-            norm = self.new_kept(part).copy_(kept[..., rows])
-            given = Given(d_output[:, :, rows], of_lse, output[:, :, rows], norm)
+            kept, part_kept = Kept.of(call, whole), Kept.of(part)
+            part_kept.norm.copy_(kept.norm[..., rows])
+            if part_kept.rounded_off is not None and kept.rounded_off is not None:
+                part_kept.rounded_off.copy_(kept.rounded_off[:, :, rows])
+            given = Given(d_output[:, :, rows], of_lse, output[:, :, rows], part_kept.whole)
             for name, gradient in _Backward(part, gradients, given).run().items():
                 if rows_axis(name) == "n_q":
                     sums.setdefault(name, call.new_gradient(name))[:, :, rows] = gradient
@@ -155,6 +162,7 @@ def _prepare(
             prepare,
             batch * heads * blocks,
             row_matrix(None if given is None else given.output),
+            row_matrix(None if given is None else Kept.of(call, given.kept).rounded_off),
             row_matrix(None if given is None else given.d_output),
             row_matrix(value if with_bias else None, shared=call.shared),
             table_matrix(table, call),
@@ -219,8 +227,8 @@ def _rows_of(table: Tensor) -> dict[str, int]:
     return {"ROWS": 64 if width <= 64 else 32 if width <= 128 else 16, "num_warps": 4 if width <= 64 else 8}
 
 
-def _fill(call: Call, out: Tensor, norm: Tensor) -> None:
-    """Fill the output and the norm of a call."""
+def _fill(call: Call, out: Tensor, kept: Kept) -> None:
+    """Fill the output of a call and what is kept."""
     from .jit.forward import forward
 
     blocks, pairs = blocks_of("forward", call), pairs_of(call)
@@ -231,7 +239,8 @@ def _fill(call: Call, out: Tensor, norm: Tensor) -> None:
         call.value.shape[0] * call.heads * cdiv(call.n_q, blocks.rows),
         inputs_of(call),
         row_matrix(out),
-        norm_of(norm),
+        row_matrix(kept.rounded_off),
+        kept.norm_of(),
         table_matrix(call.value_table, call),
         sums["value_table"].rows if sums else None,
         _terms(call, None, sums),
@@ -247,25 +256,21 @@ _BY_TABLE = {
 }
 """The gradients that need the sums by offset of each table."""
 
-_SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
-
-_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors", "bias")
-
 
 class _Backward:
     """One backward pass, which fills ``gradients``."""
 
     def __init__(self, call: Call, gradients: dict[str, Tensor], given: Given) -> None:
         self.call, self.gradients, self.programs = call, gradients, call.value.shape[0] * call.heads
-        self.d_out, d_lse, output, norm = given
+        self.d_out, d_lse, output, whole = given
         if self.d_out.stride(3) != 1:
             self.d_out = self.d_out.contiguous()
-        given = Given(self.d_out, None if d_lse is None else d_lse.float().contiguous(), output, norm)
+        given = Given(self.d_out, None if d_lse is None else d_lse.float().contiguous(), output, whole)
         pairs = pairs_of(call)
         delta, self.offsets = _prepare(call, pairs, given, with_bias=self.needs("bias"))
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
         self.sums = {name: new_table_sums(call, name) for name in has}
-        self.first = inputs_of(call), Known(row_matrix(self.d_out), norm_of(norm, delta))
+        self.first = inputs_of(call), Known(row_matrix(self.d_out), Kept.of(call, whole).norm_of(delta))
         self.last = _terms(call, self.d_out, self.sums), pairs
         self.places = {name: self._place(name) for name in GRADIENTS if name not in ("bias", *_BY_TABLE, "dense")}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
+import torch
 from markupsafe import Markup
 from matplotlib import rcParams
 from matplotlib.figure import Figure as Canvas
@@ -15,10 +16,9 @@ from torch import Tensor
 from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import TisaFit
 from ...analysis.naming import RULES
-from ..sheet import Cell, Column, Row, Sheet
-from . import figures, heads, page, panels
+from ..sheet import DASH, Cell, Column, Row, Sheet, decimals, percent, plain, signed
+from . import figures, page, panels
 from .heatmaps import PALETTES, Heatmap, averaged, heatmap, limits
-from .numbers import DASH, decimals, percent, plain, signed
 from .panels import SMALL, Range
 from .report import Figure, Report
 
@@ -39,6 +39,8 @@ DETAILED = 300
 """Up to this number of heads on a page, each is drawn with a close-up and all its fits."""
 LEAST = 1.0
 """The smallest range of scores of a small panel."""
+EVEN = 1.5
+"""A head counts as even over all distances if its highest share is below this multiple of its mean share."""
 PANEL = 92
 """Width of a head's panel in a file, in points."""
 
@@ -250,8 +252,7 @@ def head_grid(
     model: ModelFindings, name: str, looks: Mapping[str, figures.Series], pixels: int, *, detailed: bool
 ) -> Markup:
     """Draw all heads of a model; ``detailed`` adds close-ups and all fits."""
-    offsets = heads.near(len(model.heads[0].curve))
-    note = f"small: {offsets}; heights: each head's own range, but at least {LEAST:g}"
+    note = f"small: {near(len(model.heads[0].curve))}; heights: each head's own range, but at least {LEAST:g}"
     rows: list[panels.Row] = []
     for layer, found in model.by_layer.items():
         drawn = []
@@ -276,7 +277,6 @@ def head_grid(
             )
             drawn.append(
                 panels.Panel(
-                    f"layer {layer}",
                     f"head {head.head}",
                     looks[head.name],
                     head.name,
@@ -317,10 +317,52 @@ def kernels_of(fit: TisaFit) -> str:
 
 
 def attention_grid(attention: AttentionFindings, name: str) -> Markup:
-    """Draw where the heads of every layer look in text."""
-    shares = attention.shares.double().nan_to_num().tolist()
-    label = "Mean attention, per head and offset"
-    return heads.attention_shares(shares, figures.series(1)[0], name, label, attention.explained.tolist())
+    """Draw the mean share of attention that each head gives to each offset, and name the highest in each panel.
+
+    Heights are square roots of the shares; otherwise heads that look at one place would press all others flat. Layers
+    of pooled sequences, which have no shares, are left out.
+    """
+    offsets, look = attention.offsets.tolist(), figures.series(1)[0]
+    shown = {number: shares for number, shares in enumerate(attention.shares.double()) if bool(shares.isfinite().all())}
+    every = torch.cat([*shown.values()])
+    # An even head should look even.
+    highest = max(float(every.max()), 5 * float(every.mean()))
+    rows: list[panels.Row] = []
+    for layer, heads in shown.items():
+        drawn = []
+        for number, (shares, explained) in enumerate(zip(heads, attention.explained[layer].tolist(), strict=True)):
+            label = f"Mean attention, per head and offset: layer {layer}, head {number}"
+            curve = panels.draw(
+                offsets, shares.sqrt(), Range(0.0, highest**0.5), label=label, ticks=share_ticks(float(shares.max()))
+            )
+            said = peak(offsets, shares.tolist()), f"{percent(explained)} by offset"
+            drawn.append(panels.Panel(f"head {number}", look, "", said, curve, "mean share of attention"))
+        note = "" if rows else f"small: {near(len(offsets))}; heights 0 to {highest:.0%}"
+        rows.append(panels.Row(f"layer {layer}", note, tuple(drawn)))
+    return panels.grid(rows, name, "Mean attention, per head and offset")
+
+
+def near(offsets: int) -> str:
+    """Describe which of a curve's offsets the small panels show."""
+    reach = min(SMALL, offsets // 2)
+    return f"offsets {signed(-reach)} to {signed(reach)}"
+
+
+def peak(offsets: Sequence[int], shares: Sequence[float]) -> str:
+    """Name the offset with the highest share, unless that is hardly above the mean."""
+    highest = max(shares)
+    even = highest < EVEN * sum(shares) / len(shares)
+    return "even" if even else f"{signed(offsets[shares.index(highest)])}: {highest:.0%}"
+
+
+def share_ticks(highest: float) -> dict[float, str]:
+    """Return ticks at the square roots of round shares, far enough apart to be read."""
+    ticks: dict[float, str] = {}
+    for mark in (100, 80, 60, 40, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0):
+        height = (mark / 100) ** 0.5
+        if mark / 100 <= highest and (not ticks or min(ticks) - height > 0.15 * highest**0.5):
+            ticks[height] = f"{mark:g}%"
+    return ticks
 
 
 def embeddings(table: TableFindings) -> Paint:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from .numbers import plain
+from ..sheet import plain
 
 COLORS = 128
 """Colors in a picture. More would make it larger, and nobody could tell them apart."""
@@ -40,24 +40,19 @@ class Heatmap:
     Args:
         image: the picture as a data URI.
         fine: whether it has so many pixels that single ones can't be seen.
-        palette: a key of :data:`PALETTES`; in the page also a class.
         ticks: ticks of the color bar: percent from its left end, and text.
-        low, high: the values at the ends of the color bar.
         axis: ticks of both rows and columns: percent from the top left, and text.
     """
 
     image: str
     fine: bool
-    palette: str
     ticks: tuple[tuple[float, str], ...]
-    low: float
-    high: float
     axis: tuple[tuple[float, str], ...]
 
     @property
     def gradient(self) -> str:
         """The palette as a CSS gradient, from left to right."""
-        colors = PALETTES[self.palette](np.linspace(0, 1, 9))
+        colors = PALETTES["diverging"](np.linspace(0, 1, 9))
         return f"linear-gradient(to right, {', '.join(map(to_hex, colors))})"
 
 
@@ -80,36 +75,24 @@ def limits(values: NDArray[np.float64], center: float | None = None) -> tuple[fl
     return low, high
 
 
-def heatmap(
-    matrix: Tensor,
-    *,
-    pixels: int,
-    center: float | None = None,
-    ends: tuple[float, float] | None = None,
-    first: int = 0,
-) -> Heatmap:
-    """Draw a square matrix.
+def heatmap(matrix: Tensor, *, pixels: int, center: float, first: int = 0) -> Heatmap:
+    """Draw a square matrix with the diverging palette.
 
     Args:
         matrix: (n, n), finite.
         pixels: the most pixels that a side may have.
-        center: the value in the middle of the diverging palette; None uses the sequential palette.
-        ends: the ends of the scale, if several heatmaps share it; by default those of the values.
+        center: the value in the middle of the palette.
         first: the position of row and column 0.
     """
     values = averaged(matrix, pixels)
-    low, high = ends or limits(values, center)
-    palette = "sequential" if center is None else "diverging"
+    low, high = limits(values, center)
     shades = np.clip((values - low) / (high - low) * COLORS, 0, COLORS - 1).astype(np.uint8)
     end = first + len(matrix)
     ticks, marks = round_values(low, high), round_values(first, end - 1, integer=True)
     return Heatmap(
-        image=_png(shades, palette),
+        image=_png(shades),
         fine=len(shades) >= FINE,
-        palette=palette,
         ticks=tuple((_percent(tick, low, high), plain(tick)) for tick in ticks),
-        low=low,
-        high=high,
         axis=tuple((_percent(mark + 0.5, first, end), plain(mark)) for mark in marks),
     )
 
@@ -124,9 +107,9 @@ def _percent(value: float, low: float, high: float) -> float:
     return round(100 * (value - low) / (high - low), 1)
 
 
-def _png(shades: NDArray[np.uint8], palette: str) -> str:
+def _png(shades: NDArray[np.uint8]) -> str:
     image = Image.frombytes("P", shades.shape[::-1], shades.tobytes())
-    colors = PALETTES[palette](np.linspace(0, 1, COLORS), bytes=True)[:, :3]
+    colors = PALETTES["diverging"](np.linspace(0, 1, COLORS), bytes=True)[:, :3]
     image.putpalette(np.ascontiguousarray(colors).tobytes())
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)

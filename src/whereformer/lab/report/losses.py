@@ -1,57 +1,100 @@
-"""Plots of loss: over training steps, and over the length of the text."""
+"""Losses and other scores in reports: in words, as a table, and as curves over steps or over the length of the text."""
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Canvas
 
+from ..sheet import Sheet
 from . import figures
 from .figures import Series
+from .report import Figure
 
-Paint = Callable[[Figure], None]
+Paint = Callable[[Canvas], None]
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Steps and their losses."""
 POINTS = 200
+"""The most points of a curve."""
 
 
-def smoothed(losses: Sequence[float]) -> tuple[list[int], list[float]]:
+def means(losses: Sequence[float]) -> list[Any]:
+    """Return means of the losses of a few steps each, with the last of these steps."""
+    window = math.ceil(len(losses) / POINTS)
+    return [[end, fmean(losses[end - window : end])] for end in range(window, len(losses) + 1, window)]
+
+
+def smoothed(losses: Sequence[float]) -> Curve:
     """Return steps and losses to draw. Each loss is a mean over a window of a twenty-fifth of the training."""
     window = max(1, len(losses) // 25)
     stride = max(1, len(losses) // POINTS)
     ends = range(len(losses), window - 1, -stride)[::-1]
-    return list(ends), [statistics.fmean(losses[end - window : end]) for end in ends]
+    return list(ends), [fmean(losses[end - window : end]) for end in ends]
+
+
+def in_words(scores: Mapping[str, float]) -> str:
+    """Return scores for people to read."""
+    return ", ".join(f"{name.replace('_', ' ')} {number(name, score)}" for name, score in scores.items())
+
+
+def number(name: str, score: float) -> str:
+    """Format a score: accuracy and recall in percent."""
+    return f"{score:.1%}" if name.endswith(("accuracy", "recall")) else f"{score:.3f}"
+
+
+def course(
+    losses: Sequence[Any], scores: Sequence[Any], last: Mapping[str, Mapping[str, float]] | None = None
+) -> list[Sheet | Figure]:
+    """Return a table of all scores, and a figure with the losses in training and on held-out text.
+
+    Args:
+        losses: steps with their training losses, see :func:`means`.
+        scores: steps with their held-out scores by name, "loss" among them.
+        last: scores for more rows of the table, by the names of these rows.
+    """
+    names = [name.replace("_", " ") for name in scores[-1][1]]
+    named = [(f"{step:,}", each) for step, each in scores] + [*(last or {}).items()]
+    rows = [[name, *map(number, each, each.values())] for name, each in named]
+    held_out = [step for step, _ in scores], [each["loss"] for _, each in scores]
+    training = [step for step, _ in losses], [loss for _, loss in losses]
+    paint = over_steps({"training": training, "held-out": held_out})
+    caption = "The training loss is a mean over a few steps."
+    return [Sheet.of("Held-out scores", ["step", *names], rows), Figure("Loss over steps", paint, caption)]
 
 
 def over_steps(
-    losses: Mapping[str, Sequence[float]],
-    looks: Mapping[str, Series],
-    guessing: float,
-    fits: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    curves: Mapping[str, Curve],
+    looks: Mapping[str, Series] | None = None,
+    guessing: float | None = None,
 ) -> Paint:
-    """Return what paints the training loss of each method over steps, and the loss of guessing by token frequency.
+    """Return what paints losses over steps.
 
     Args:
-        losses: the loss of each step, for each method.
-        looks: the look of each method.
-        guessing: the loss of guessing.
-        fits: steps and losses of a fitted curve, for the methods that have one. It is dotted.
+        curves: the losses by name.
+        looks: the look of each.
+        guessing: the loss of guessing by token frequency, if it is shown.
     """
-    curves = {name: smoothed(values) for name, values in losses.items()}
+    looks = looks or dict(zip(curves, figures.series(len(curves)), strict=True))
 
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
+    def paint(canvas: Canvas) -> None:
+        axes = canvas.add_subplot(xlabel="training step", ylabel="loss")
         for name, (steps, values) in curves.items():
-            axes.plot(steps, values, label=name, **looks[name].line)
-        figure.legend(loc="outside right upper")
-        for name, (shown, fitted) in fits.items():
-            axes.plot(shown, fitted, **{**looks[name].line, "linestyle": (0, (1, 1.5)), "linewidth": 1})
-        lowest = min(guessing, *(min(values) for _, values in (*curves.values(), *fits.values())))
-        ends = [values[-1] for _, values in curves.values()]
+            axes.plot(steps, values, label=name, marker="o" if len(steps) == 1 else "", **looks[name].line)
+        if len(curves) > 1:
+            canvas.legend(loc="outside right upper")
         # The loss falls so far in the first steps that they would press the rest flat.
-        highest = max(guessing, *(max(values[len(values) // 10 :]) for _, values in curves.values()))
-        room = 0.05 * (highest - lowest) or 0.1
-        axes.set(ylim=(lowest - 2 * room, highest + 2 * room), xlim=(0, None), xlabel="training step", ylabel="loss")
-        below = min(ends) > guessing
+        first = max(steps[-1] for steps, _ in curves.values()) / 10
+        seen = [] if guessing is None else [guessing]
+        for steps, values in curves.values():
+            seen += [loss for step, loss in zip(steps, values, strict=True) if step > first]
+        room = 0.1 * (max(seen) - min(seen)) or 0.1
+        axes.set(ylim=(min(seen) - room, max(seen) + room), xlim=(0, None))
+        if guessing is None:
+            return
+        below = min(values[-1] for _, values in curves.values()) > guessing
         axes.axhline(guessing, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2)))
         axes.annotate(
             "guessing by frequency",
@@ -77,8 +120,8 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], 
     gap = min(0.05, 0.5 / len(losses))
     lengths = sorted({length for values in losses.values() for length in values})
 
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
+    def paint(canvas: Canvas) -> None:
+        axes = canvas.add_subplot()
         for number, (name, values) in enumerate(losses.items()):
             # Side by side, so that equal losses don't hide each other.
             places = [lengths.index(length) + gap * (number - (len(losses) - 1) / 2) for length in values]
@@ -87,7 +130,7 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], 
             axes.plot(places, median, label=name, marker=look.marker, markersize=5, **look.line)
             if high != low:
                 axes.vlines(places, low, high, color=look.color, linewidth=1.2, gid=look.group)
-        figure.legend(loc="outside right upper")
+        canvas.legend(loc="outside right upper")
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
         axes.set_xticks(range(len(lengths)), [f"{trained}\ntrained", *times])

@@ -11,7 +11,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ... import __version__
-from ...errors import listed
 
 if TYPE_CHECKING:
     from ..sheet import Sheet
@@ -40,23 +39,10 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["version"] = __version__
-    environment.filters.update(breakable=breakable, code=code, count=count, listed=listed)
+    environment.filters["breakable"] = breakable
     return environment
-
-
-def count(number: int) -> str:
-    """Format a whole number with commas between thousands."""
-    return f"{number:,}"
 
 
 def breakable(name: str) -> Markup:
     """Turn the name of a method into HTML that may start a new line after each "/" and "+"."""
     return escape(name).replace("/", Markup("/<wbr>")).replace("+", Markup("+<wbr>"))
-
-
-def code(text: str) -> Markup:
-    """Turn text with code in ``double backticks``, as in docstrings, into HTML."""
-    parts = (
-        Markup("<code>{}</code>").format(part) if odd % 2 else escape(part) for odd, part in enumerate(text.split("``"))
-    )
-    return Markup("").join(parts)

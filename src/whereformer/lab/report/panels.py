@@ -14,10 +14,10 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from ..sheet import plain, signed
 from . import page
 from .figures import Series
 from .heatmaps import Heatmap, round_values
-from .numbers import plain, signed
 
 Floats = NDArray[np.float64]
 
@@ -101,7 +101,6 @@ class Panel:
     """The panel of one head.
 
     Args:
-        place: the layer, such as "layer 0".
         head: the head, such as "head 3".
         look: the head's color; a legend entry with this look hides and shows the head.
         name: what kind of head it is, or "".
@@ -112,7 +111,6 @@ class Panel:
         more: further content of the large picture.
     """
 
-    place: str
     head: str
     look: Series
     name: str

@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
+from ..checkpoints.sources import KINDS, OURS
 from ..devices import check_devices
 from . import proof
 from .found import AttentionCall, around, by_stack, find_calls, parts_of, parts_with, record_calls, set_implementation
@@ -86,7 +87,10 @@ def attach(
         )
     calls, masks = proof.prove(model, keep_absolute) if prove else (find_calls(model), None)
     if not calls:
-        raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
+        loads = model.config.model_type in set(KINDS) - set(OURS)
+        instead = "; whereformer.load_pretrained makes an encoder of it that takes any method" if loads else ""
+        kind = type(model).__name__
+        raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
     undo = Undo()
     try:
         serve(model, undo, parts_with(model, calls))

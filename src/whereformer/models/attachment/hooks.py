@@ -6,6 +6,7 @@ for its gradient sees what it saw before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError
 from ...kernels import PositionsLike
 from ...positions import Position, Site
+from ..packed import offsets_suffice, packed_texts
 from .implementations import NAME, is_ours
 from .masks import RequestedMask
 
@@ -37,24 +39,34 @@ class StackForward:
         self.placed = placed
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
-        self.kept: tuple[PositionsLike, PositionsLike, Tensor | None, Any] | None = None
+        self.kept: tuple[PositionsLike, PositionsLike, Tensor | None, Tensor | None, Any] | None = None
+        self.texts: tuple[Tensor | None, Tensor | None] = None, None
+
+    def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
+        """Return what :func:`.packed_texts` does; layers that get the same ends get the same tensor."""
+        ends = options.get("cu_seq_lens_q")
+        if ends is None or self.texts[0] is not ends or n_q != n_k:
+            self.texts = ends, packed_texts(options, query, n_q, n_k)
+        return self.texts[1]
 
     def prepare_for(self, asked: RequestedMask, site: Site) -> Site:
         """Return the site with what the method computes once for all layers; the first layer that asks computes it.
 
-        A method that counts from the start of a row counts the real tokens, as ``position_ids`` do in generation.
+        A method that counts from the start of a row counts the real tokens, as ``position_ids`` do in generation, and
+        from 0 in each packed text.
         """
-        key = site.queries, site.keys, asked.real
-        site = site if self.position.shift_invariant else asked.counted(site)
+        key = site.queries, site.keys, asked.real, asked.documents
+        site = site if offsets_suffice(self.position) else asked.counted(site)
         if not self.share:
             return site
         # Reentrant checkpointing runs layers without gradients first, and later again with gradients.
         with_gradients = torch.is_grad_enabled()
         if self.prepared is None or self.prepared[0] != with_gradients:
             self.prepared, self.kept = (with_gradients, self.position.prepare()), None
-        if self.kept is None or self.kept[:2] != key[:2] or self.kept[2] is not asked.real:
-            self.kept = *key, self.position.prepare_for(site, self.prepared[1])
-        return replace(site, shared=self.kept[-1])
+        kept = self.kept
+        if kept is None or kept[:2] != key[:2] or kept[2] is not asked.real or kept[3] is not asked.documents:
+            self.kept = kept = (*key, self.position.prepare_for(site, self.prepared[1]))
+        return replace(site, shared=kept[-1])
 
 
 @dataclass(frozen=True)
@@ -97,12 +109,16 @@ class LayerInput:
         if asked.first is None and n_q < n_k:
             raise InputError("cache", f"{name}, which the model's own mask does not tell; give use_cache=False")
         # Compiled code cannot look at a matrix.
-        if torch.compiler.is_compiling() and asked.matrix is not None and asked.real is None and self.forward.placed:
+        hidden = asked.matrix is not None and asked.real is None and asked.documents is None
+        if torch.compiler.is_compiling() and hidden and self.forward.placed:
             raise InputError(
                 "position_ids", f"{name}, and compiled code cannot see whether they pack texts; leave them out"
             )
         if asked.is_packed():
-            raise InputError("position", f"{name}, so it takes no packed texts; give each text a row of its own")
+            raise InputError(
+                "position",
+                f"{name}, and a mask matrix does not tell where texts begin; give each text a row of its own",
+            )
 
 
 class Start:

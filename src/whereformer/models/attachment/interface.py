@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
-from ...kernels.tracing import can_look
+from .. import packed
 from ..devices import fetched
 from .hooks import LayerInput
 from .implementations import NAME, register
@@ -131,25 +131,9 @@ def requested(
         asked = RequestedMask(n_k, first=None, real=mask[:, 0, 0])
     else:
         asked = RequestedMask(n_k, first=None, matrix=mask)
-    documents = _documents(query, key, options)
+    layer: LayerInput | None = options.get("whereformer")
+    documents = (layer.forward if layer else packed).packed_texts(options, query, query.shape[2], n_k)
     return asked if documents is None else asked._replace(documents=documents)
-
-
-def _documents(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor | None:
-    """Return the texts of packed rows, (batch, n), by what transformers' collators say of them; None without any."""
-    (batch, _, n_k, _), n_q = key.shape, query.shape[2]
-    ends, of_keys, texts = (options.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"))
-    if ends is not None:
-        if of_keys is not None and can_look(ends) and not torch.equal(ends, of_keys):
-            raise InputError("cu_seq_lens_k", f"expected those of the queries, got {shown(of_keys)}")
-        # Tokens after the last end are padding, and get a text of their own.
-        texts = torch.searchsorted(ends[1:], torch.arange(n_k, device=ends.device), right=True)[None]
-    elif of_keys is not None:
-        raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
-    if texts is not None and (n_q != n_k or texts.shape != (batch, n_k)):
-        name, rows = ("seq_idx", "(batch, n)") if ends is None else ("cu_seq_lens_q", "one row")
-        raise InputError(name, f"it needs {rows} and no cache, got {batch} rows, {n_q} queries and {n_k} keys")
-    return texts
 
 
 def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:

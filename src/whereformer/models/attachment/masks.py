@@ -26,7 +26,7 @@ from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...positions import Site
-from ...positions.counting import places_of
+from ...positions.counting import places_in, places_of
 
 
 class RequestedMask(NamedTuple):
@@ -85,7 +85,10 @@ class RequestedMask(NamedTuple):
         )
 
     def counted(self, site: Site) -> Site:
-        """Return the site at positions that count real tokens alone."""
+        """Return the site at positions that count real tokens alone, from 0 in each text."""
+        if self.documents is not None:
+            at, end = places_in(self.documents, self.key_mask(len(self.documents)))
+            return replace(site, queries=at, keys=at, end=end)
         places = None if self.real is None else places_of(self.real)
         if places is None:
             return site
@@ -101,9 +104,9 @@ class RequestedMask(NamedTuple):
         return not bool(seen.expand(*seen.shape[:2], n_q, -1).triu(1 + seen.shape[3] - n_q).any())
 
     def is_packed(self) -> bool:
-        """Whether rows hold several texts. A matrix tells it by its blocks, but not in compiled code."""
+        """Whether the blocks of a matrix alone tell that rows hold several texts; not known in compiled code."""
         if self.documents is not None or self.matrix is None or torch.compiler.is_compiling():
-            return self.documents is not None
+            return False
         return self.matrix.shape[2] == self.matrix.shape[3] and _has_blocks(_seen(self.matrix).any(1))
 
 

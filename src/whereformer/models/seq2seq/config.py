@@ -83,6 +83,7 @@ class Seq2SeqConfig(StrictConfig):
     segments = "embedding"
     feed_forward = "plain"
     query_bias = biases = first_norm = True
+    sinks = False
     attention_scale = None
 
     vocab_size: int = 32000

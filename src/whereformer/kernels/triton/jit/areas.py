@@ -33,8 +33,9 @@ def _between(block, first, last):
 
 
 @triton.jit
-def _in_documents(firsts, lasts, batch, first, n, start, end, BLOCK: tl.constexpr, BLOCK_OTHER: tl.constexpr):
-    """Shorten the blocks from ``start`` to ``end`` to those that share a document with the rows from ``first`` on."""
+def _in_documents(firsts, lasts, batch, first, n, end, BLOCK: tl.constexpr, BLOCK_OTHER: tl.constexpr):
+    """Return the first and the last of ``end`` blocks that share a document with the rows from ``first`` on."""
+    start = end * 0
     if firsts is not None:
         index = first + tl.arange(0, BLOCK)
         at = tl.cast(batch, tl.int64) * n + index
@@ -46,46 +47,59 @@ def _in_documents(firsts, lasts, batch, first, n, start, end, BLOCK: tl.constexp
 
 
 @triton.jit
-def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the key blocks at which a query block changes area, and the first and the last of those in a table.
+def _areas(low, high, stride, least, most, first, last, start, end, whole, all_any, BLOCK: tl.constexpr):
+    """Return the blocks from ``start`` to ``end`` at which a row of tiles changes area, and the first and the last in a
+    table.
 
-    The areas begin at (start, any_end, left_end, inside_end, right_end, end). ANY is between the first two; LEFT,
-    INSIDE, RIGHT and ANY follow.
+    The areas begin at (start, any_end, before, after, full, end). ANY is between the first two. Beyond the table's
+    first end, INSIDE, beyond its last end, and ANY follow.
+
+    Args:
+        low, high: the smallest and the largest offset of the row and the first index, which grow with ``stride``.
+        least, most: the offsets that are allowed; None without a limit.
+        first, last: those at which tables end; None if no pair reads beyond.
+        whole: the number of blocks without an index that must be masked; None if none must.
+    """
+    any_end, full = end * 0, end
+    if whole is not None:
+        full = whole
+    if most is not None:
+        end = tl.minimum(end, _first_block_from(most + 1 - low, stride, BLOCK))
+        full = tl.minimum(full, _blocks_up_to(most - high, stride, BLOCK))
+    if least is not None:
+        start = tl.maximum(start, _blocks_up_to(least - 1 - high, stride, BLOCK))
+        any_end = _first_block_from(least - low, stride, BLOCK)
+    any_end = tl.where(all_any, end, _between(any_end, start, end))
+    if whole is not None or most is not None:
+        full = _between(full, any_end, end)
+    before, after, band_start, band_end = any_end, full, start, end
+    if first is not None:
+        before, after = _blocks_up_to(first - high, stride, BLOCK), _first_block_from(last - low, stride, BLOCK)
+        band_start = _between(before, start, end)
+        band_end = _between(after, band_start, end)
+        before = _between(before, any_end, full)
+        after = _between(after, before, full)
+    return (start, any_end, before, after, full, end), (band_start, band_end)
+
+
+@triton.jit
+def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the key blocks at which a query block changes area, and the first and the last of those in a table; see
+    :func:`_areas`.
+
+    ANY is between the first two; LEFT, INSIDE, RIGHT and ANY follow.
     """
     end = tl.cdiv(pairs.n_k, BLOCK_N)
     if pairs.key_end is not None:
         end = tl.minimum(end, tl.cdiv(tl.load(pairs.key_end + batch), BLOCK_N))
-    start = end * 0
+    start, end = _in_documents(pairs.first_keys, pairs.last_keys, batch, first_row, pairs.n_q, end, BLOCK_M, BLOCK_N)
     if pairs.query_positions is None:
-        # A key block's smallest and largest offset: its first key from the last row, its last key from the first row.
         low = pairs.start - (first_row + BLOCK_M - 1) * pairs.query_stride
         high = pairs.start - first_row * pairs.query_stride
-        full = pairs.n_k // BLOCK_N
-        any_end = end * 0
-        if pairs.max_offset is not None:
-            end = tl.minimum(end, _first_block_from(pairs.max_offset + 1 - low, pairs.key_stride, BLOCK_N))
-            full = tl.minimum(full, _blocks_up_to(pairs.max_offset - high, pairs.key_stride, BLOCK_N))
-        if pairs.min_offset is not None:
-            start = tl.minimum(_blocks_up_to(pairs.min_offset - 1 - high, pairs.key_stride, BLOCK_N), end)
-            any_end = _first_block_from(pairs.min_offset - low, pairs.key_stride, BLOCK_N)
-        start, end = _in_documents(
-            pairs.first_keys, pairs.last_keys, batch, first_row, pairs.n_q, start, end, BLOCK_M, BLOCK_N
-        )
-        any_end = _between(any_end, start, end)
-        full = _between(full, any_end, end)
-        left_end, inside_end, band_start, band_end = any_end, full, start, end
-        if terms.span.first is not None:
-            before = _blocks_up_to(terms.span.first - high, pairs.key_stride, BLOCK_N)
-            after = _first_block_from(terms.span.last - low, pairs.key_stride, BLOCK_N)
-            left_end = _between(before, any_end, full)
-            inside_end = _between(after, left_end, full)
-            band_start = _between(before, start, end)
-            band_end = _between(after, band_start, end)
-        return (start, any_end, left_end, inside_end, full, end), (band_start, band_end)
+        least, most, first, last = pairs.min_offset, pairs.max_offset, terms.span.first, terms.span.last
+        whole = pairs.n_k // BLOCK_N
+        return _areas(low, high, pairs.key_stride, least, most, first, last, start, end, whole, False, BLOCK_N)
     else:
-        start, end = _in_documents(
-            pairs.first_keys, pairs.last_keys, batch, first_row, pairs.n_q, start, end, BLOCK_M, BLOCK_N
-        )
         return (start, start, start, start, start, end), (start, end)
 
 
@@ -93,38 +107,25 @@ def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl
 def query_areas(terms, pairs, batch, first_key, all_any, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return the query blocks at which a key block changes area; if ``all_any``, all are ANY.
 
-    This is :func:`key_areas` with rows and columns exchanged: the areas begin at (start, any_end, right_end,
-    inside_end, left_end, end), first ANY, then RIGHT, INSIDE, LEFT and ANY.
+    Offsets fall with the queries, so first comes ANY, then RIGHT, INSIDE, LEFT and ANY.
     """
     end = tl.cdiv(pairs.n_q, BLOCK_M)
     if pairs.key_end is not None:
         end = tl.where(first_key < tl.load(pairs.key_end + batch), end, 0)
-    start = end * 0
+    firsts, lasts = pairs.first_queries, pairs.last_queries
+    start, end = _in_documents(firsts, lasts, batch, first_key, pairs.n_k, end, BLOCK_N, BLOCK_M)
     if pairs.query_positions is None:
-        low = pairs.start + first_key * pairs.key_stride
-        high = low + (BLOCK_N - 1) * pairs.key_stride
-        any_end = end * 0
-        if pairs.min_offset is not None:
-            end = tl.minimum(end, _first_block_from(high + 1 - pairs.min_offset, pairs.query_stride, BLOCK_M))
-        if pairs.max_offset is not None:
-            start = tl.minimum(_blocks_up_to(low - pairs.max_offset - 1, pairs.query_stride, BLOCK_M), end)
-            any_end = _first_block_from(high - pairs.max_offset, pairs.query_stride, BLOCK_M)
-        start, end = _in_documents(
-            pairs.first_queries, pairs.last_queries, batch, first_key, pairs.n_k, start, end, BLOCK_N, BLOCK_M
-        )
-        any_end = tl.where(all_any, end, _between(any_end, start, end))
-        left_end = end
-        if pairs.min_offset is not None:
-            left_end = _between(_blocks_up_to(low - pairs.min_offset, pairs.query_stride, BLOCK_M), any_end, end)
-        right_end, inside_end = any_end, left_end
-        if terms.span.first is not None:
-            right_end = _blocks_up_to(low - terms.span.last, pairs.query_stride, BLOCK_M)
-            right_end = _between(right_end, any_end, left_end)
-            inside_end = _first_block_from(high - terms.span.first, pairs.query_stride, BLOCK_M)
-            inside_end = _between(inside_end, right_end, left_end)
-        return start, any_end, right_end, inside_end, left_end, end
+        # With the other sign, they grow.
+        high = -pairs.start - first_key * pairs.key_stride
+        low = high - (BLOCK_N - 1) * pairs.key_stride
+        least, most, first, last = pairs.max_offset, pairs.min_offset, terms.span.last, terms.span.first
+        if least is not None:
+            least = -least
+        if most is not None:
+            most = -most
+        if first is not None:
+            first, last = -first, -last
+        bounds, _ = _areas(low, high, pairs.query_stride, least, most, first, last, start, end, None, all_any, BLOCK_M)
+        return bounds
     else:
-        start, end = _in_documents(
-            pairs.first_queries, pairs.last_queries, batch, first_key, pairs.n_k, start, end, BLOCK_N, BLOCK_M
-        )
-        return start, end, end, end, end, end
+        return start, start, start, start, start, end

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, key_areas
-from .offsets import SUMS_WIDTH, Ends, add_at_offsets, add_ends, no_ends, row_of_sums
+from .offsets import Ends, add_at_offsets, add_ends, add_vectors, no_ends
 from .scores import kept, scores_of, weights_of
-from .tiles import QueryBlock, ScoreTile, load, load_keys, load_queries, place_of, row_index, store
+from .tiles import QueryBlock, ScoreTile, head_index, load, load_side, place_of, store
 
 
 class Softmax(NamedTuple):
@@ -31,7 +31,7 @@ def _attend_blocks(softmax, queries, inputs, terms, pairs, start, end, AREA: tl.
         first = block * BLOCK_N
         columns = (first + tl.arange(0, BLOCK_N))[None, :]
         tile = ScoreTile(place, queries.first_row, first, queries.rows, columns)
-        keys = load_keys(inputs, pairs, place, first, BLOCK_N)
+        keys = load_side(inputs.key, inputs.key_factors, place, first, pairs.n_k, BLOCK_N)
         scores, _ = scores_of(queries.side, keys, tile, terms, pairs, AREA)
         largest = tl.max(scores, 1)
         if terms.products.last:
@@ -54,8 +54,10 @@ def _attend_blocks(softmax, queries, inputs, terms, pairs, start, end, AREA: tl.
 
 
 @triton.jit
-def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Compute the output and the norm of one block of queries of one head.
+def forward(
+    inputs, out, rounded_off, norm, values, at_offset, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Compute the output, what rounding took from it, and the norm of one block of queries of one head.
 
     ``at_offset`` receives the share of a row's attention at each offset between the ends of the table ``values``,
     (batch, heads, T, value_dim), like the rows of ``TableSums``.
@@ -67,7 +69,7 @@ def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.cons
     first_row = (blocks - 1 - program % blocks) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     rows = row[:, None]
-    side = load_queries(inputs, pairs, place, first_row, BLOCK_M)
+    side = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK_M)
     queries = QueryBlock(place, first_row, rows, side, None, None)
     softmax = Softmax(
         tl.zeros([BLOCK_M, inputs.value.padded], tl.float32),
@@ -86,7 +88,7 @@ def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.cons
     empty = total == 0.0
     shift = tl.where(empty, float("inf"), peak)
     log_sum = tl.log2(tl.where(empty, 1.0, total))
-    at_row = row_index(pairs, place, row)
+    at_row = head_index(pairs, place) * pairs.n_q + row
     if norm.log_sum is None:
         tl.store(norm.shift + at_row, shift + log_sum, mask=row < pairs.n_q)
     else:
@@ -97,28 +99,22 @@ def forward(inputs, out, norm, values, at_offset, terms, pairs, BLOCK_M: tl.cons
         normalizer *= pairs.dropout_scale
     acc *= normalizer[:, None]
     if at_offset is not None:
-        length = terms.value_table.length
         for block in range(band[0], band[1]):
             first = block * BLOCK_N
             tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
-            keys = load_keys(inputs, pairs, place, first, BLOCK_N)
+            keys = load_side(inputs.key, inputs.key_factors, place, first, pairs.n_k, BLOCK_N)
             scores, _ = scores_of(side, keys, tile, terms, pairs, ANY)
             weights = weights_of(scores, shift[:, None], log_sum[:, None], terms)
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
             add_at_offsets(at_offset, weights, terms.value_table, tile, pairs)
         # Weights and vectors are rounded to the values' dtype, so that tensor cores multiply them.
-        first_vector = load(values, place, 0, length, 1).to(inputs.value.data.dtype.element_ty)
-        last_vector = load(values, place, length - 1, length, 1).to(inputs.value.data.dtype.element_ty)
-        acc += (ends.left * normalizer)[:, None] * first_vector.to(tl.float32)
-        acc += (ends.right * normalizer)[:, None] * last_vector.to(tl.float32)
-        # Threads read what other threads have stored.
-        tl.debug_barrier()
-        for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
-            at = at_offset + row_of_sums(terms.value_table, pairs, place, piece, first_row, pairs.n_q) * SUMS_WIDTH
-            weights = tl.load(at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
-            vectors = load(values, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH)
-            vectors = vectors.to(inputs.value.data.dtype.element_ty)
-            weights = tl.reshape(weights, [BLOCK_M, SUMS_WIDTH]).to(vectors.dtype)
-            acc = tl.dot(weights, vectors, acc, input_precision=terms.products.precision)
+        ends = Ends(ends.left * normalizer, ends.right * normalizer)
+        dtype = inputs.value.data.dtype.element_ty
+        acc = add_vectors(
+            acc, ends, at_offset, values, terms.value_table, terms, pairs, place, first_row, dtype, BLOCK_M
+        )
     store(out, acc, place, first_row, pairs.n_q, BLOCK_M)
+    if rounded_off.data is not None:
+        rounded = acc.to(out.data.dtype.element_ty).to(tl.float32)
+        store(rounded_off, acc - rounded, place, first_row, pairs.n_q, BLOCK_M)

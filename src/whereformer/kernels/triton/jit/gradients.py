@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .scores import from_products, kept, level_differences, products_index, scores_of, weights_of
-from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries
+from .tiles import load_numbers
 
 
 class RowState(NamedTuple):
@@ -76,18 +76,3 @@ def add_level_slopes(sums, d_scores, tile, terms, pairs):
         here = tl.arange(0, sums.shape[1])[None, :] == column
         sums += tl.where(here, tl.sum(slopes, 1)[:, None], 0.0)
     return sums
-
-
-@triton.jit
-def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AREA: tl.constexpr, BLOCK: tl.constexpr):
-    """Load everything for a tile and return the gradient of its scores."""
-    rows = (first_row + tl.arange(0, BLOCK))[:, None]
-    columns = (first_key + tl.arange(0, BLOCK))[None, :]
-    queries = load_queries(inputs, pairs, place, first_row, BLOCK)
-    do = load(known.d_out, place, first_row, pairs.n_q, BLOCK)
-    keys = load_keys(inputs, pairs, place, first_key, BLOCK)
-    v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
-    row_state = load_rows(known, pairs, place, rows)
-    tile = ScoreTile(place, first_row, first_key, rows, columns)
-    _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
-    return d_scores

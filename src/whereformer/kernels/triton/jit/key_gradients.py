@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .areas import ANY, INSIDE, LEFT, RIGHT, query_areas
+from .areas import ANY, LEFT, RIGHT, query_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
 from .offset_sums import WholeSums, add_by_offset
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .prepare import unit_of
-from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
+from .tiles import BatchHead, ScoreTile, Side, load, load_side, store
 
 
 class KeyBlock(NamedTuple):
@@ -47,13 +47,11 @@ def _key_blocks(
         first = block * BLOCK_M
         rows = (first + tl.arange(0, BLOCK_M))[None, :]
         tile = ScoreTile(place, first, keys.first_key, rows, keys.columns)
-        q = load(inputs.query, place, first, pairs.n_q, BLOCK_M)
+        side = load_side(inputs.query, inputs.query_factors, place, first, pairs.n_q, BLOCK_M)
+        q, fq = side
         do = load(known.d_out, place, first, pairs.n_q, BLOCK_M)
-        fq = load(inputs.query_factors, place, first, pairs.n_q, BLOCK_M)
         row_state = load_rows(known, pairs, place, rows)
-        weights, d_scores, slope = gradients_of(
-            keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
-        )
+        weights, d_scores, slope = gradients_of(keys.side, side, keys.value, do, row_state, tile, terms, pairs, AREA)
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
         if whole.data is not None:
             add_by_offset(whole, d_scores, tile, terms, pairs, AREA)
@@ -83,10 +81,10 @@ def _key_areas(
     beyond = offsets.data is not None and keys.first_key + BLOCK_N > pairs.n_k
     bounds = query_areas(terms, pairs, place.batch, keys.first_key, beyond, BLOCK_M, BLOCK_N)
     for area in tl.static_range(ANY, LEFT - 1, -1):
-        if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
+        if pairs.query_positions is None and (terms.span.first is not None or (area != LEFT and area != RIGHT)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
             sums = _key_blocks(sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, area, BLOCK_M)
-    if pairs.query_positions is None and pairs.min_offset is not None:
+    if pairs.query_positions is not None or pairs.min_offset is not None:
         start, end = bounds[4], bounds[5]
         sums = _key_blocks(sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, ANY, BLOCK_M)
     return sums
@@ -104,7 +102,7 @@ def key_gradients(inputs, known, gradients, offsets, terms, pairs, BLOCK_M: tl.c
     key_heads = pairs.heads // SHARED
     place = BatchHead(program // blocks // key_heads, program // blocks % key_heads * SHARED)
     first_key = program % blocks * BLOCK_N
-    side = load_keys(inputs, pairs, place, first_key, BLOCK_N)
+    side = load_side(inputs.key, inputs.key_factors, place, first_key, pairs.n_k, BLOCK_N)
     v = load(inputs.value, place, first_key, pairs.n_k, BLOCK_N)
     keys = KeyBlock(first_key, (first_key + tl.arange(0, BLOCK_N))[:, None], side, v)
     sums = KeySums(

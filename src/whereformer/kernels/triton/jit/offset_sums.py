@@ -10,6 +10,7 @@ import triton.language as tl
 from .. import arguments
 from .areas import LEFT, RIGHT
 from .scores import offsets_of
+from .tiles import head_index
 
 MARGIN = tl.constexpr(arguments.LARGEST_BLOCK)
 
@@ -43,7 +44,7 @@ def _add_diagonals(sums, d_scores, tile, pairs, AREA: tl.constexpr):
     """
     N: tl.constexpr = d_scores.shape[0]
     M: tl.constexpr = d_scores.shape[1]
-    head = tl.cast(tile.place.batch, tl.int64) * pairs.heads + tile.place.head
+    head = head_index(pairs, tile.place)
     # The margins take what is beyond the first and the last diagonal.
     length = pairs.n_q + pairs.n_k - 1 + 2 * MARGIN
     main = pairs.n_q - 1 + tile.first_key - tile.first_row + MARGIN
@@ -81,7 +82,7 @@ def _add_pairs(sums, d_scores, tile, terms, pairs, AREA: tl.constexpr):
     N: tl.constexpr = d_scores.shape[0]
     table, columns = terms.bias, tile.columns
     last = table.length - 1
-    head = tl.cast(tile.place.batch, tl.int64) * pairs.heads + tile.place.head
+    head = head_index(pairs, tile.place)
     left = sums.data + head * (table.length + 2 * pairs.n_k) + tile.first_key + tl.arange(0, N)
     right = left + pairs.n_k + table.length
     here = tile.first_key + tl.arange(0, N) < pairs.n_k

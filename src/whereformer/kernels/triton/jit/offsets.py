@@ -10,6 +10,7 @@ import triton.language as tl
 from .. import arguments
 from .areas import LEFT, RIGHT
 from .scores import columns_of, offsets_of
+from .tiles import head_index, load
 
 SUMS_WIDTH, SUMS_ROWS = tl.constexpr(arguments.SUMS_WIDTH), tl.constexpr(arguments.SUMS_ROWS)
 
@@ -45,9 +46,28 @@ def add_ends(ends, numbers, table, tile, pairs, AREA: tl.constexpr):
 @triton.jit
 def store_ends(buffer, ends, pairs, place, rows, n):
     """Store the ends of some of n rows in a (batch, heads, 2, n) buffer."""
-    at = buffer + (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * 2 * n + rows
+    at = buffer + head_index(pairs, place) * 2 * n + rows
     tl.store(at, ends.left, mask=rows < n)
     tl.store(at + n, ends.right, mask=rows < n)
+
+
+@triton.jit
+def add_vectors(acc, ends, sums, vectors, table, terms, pairs, place, first_row, dtype, BLOCK_M: tl.constexpr):
+    """Add to some queries' rows the vectors of a table times the queries' sums by offset, in a dtype.
+
+    ``vectors`` is (batch, heads, T, dim), and ``sums`` the rows of ``TableSums``.
+    """
+    length = table.length
+    acc += ends.left[:, None] * load(vectors, place, 0, length, 1).to(dtype).to(tl.float32)
+    acc += ends.right[:, None] * load(vectors, place, length - 1, length, 1).to(dtype).to(tl.float32)
+    # Threads read what other threads have stored.
+    tl.debug_barrier()
+    for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
+        at = sums + row_of_sums(table, pairs, place, piece, first_row, pairs.n_q) * SUMS_WIDTH
+        found = tl.reshape(tl.load(at + tl.arange(0, BLOCK_M * SUMS_WIDTH)), [BLOCK_M, SUMS_WIDTH]).to(dtype)
+        some = load(vectors, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH).to(dtype)
+        acc = tl.dot(found, some, acc, input_precision=terms.products.precision)
+    return acc
 
 
 @triton.jit
@@ -55,7 +75,7 @@ def row_of_sums(table, pairs, place, piece, rows, n):
     """Return the index of a row, of n, of SUMS_WIDTH columns of a table between its ends; see ``TableSums``."""
     pieces = tl.cdiv(table.length - 2, SUMS_WIDTH)
     in_all = tl.cdiv(n, SUMS_ROWS) * SUMS_ROWS
-    return ((tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pieces + piece) * in_all + rows
+    return (head_index(pairs, place) * pieces + piece) * in_all + rows
 
 
 @triton.jit

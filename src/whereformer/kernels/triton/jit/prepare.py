@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .. import arguments
-from .tiles import load, place_of, row_index
+from .tiles import head_index, load, place_of
 
 ROWS = tl.constexpr(arguments.PREPARED_ROWS)
 SPAN = tl.constexpr(1024)  # numbers that a program fills, or reads, at once
@@ -14,7 +14,7 @@ SHORT_SPAN = tl.constexpr(64)
 
 
 @triton.jit(do_not_specialize=["table_length", "sums_length"])
-def prepare(out, d_out, value, value_table, to_fill, pairs, table_length, sums_length):
+def prepare(out, rounded_off, d_out, value, value_table, to_fill, pairs, table_length, sums_length):
     """Fill what is not None in ``to_fill``, and what of ``pairs`` is made of the mask and of dropout's seed.
 
     Each program works on ROWS queries of one head.
@@ -26,11 +26,13 @@ def prepare(out, d_out, value, value_table, to_fill, pairs, table_length, sums_l
     block = program % blocks
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
-    at_row = row_index(pairs, place, row)
-    head = tl.cast(place.batch, tl.int64) * pairs.heads + place.head
+    head = head_index(pairs, place)
+    at_row = head * n_q + row
     if to_fill.delta is not None:
         do = load(d_out, place, first_row, n_q, ROWS).to(tl.float32)  # [ROWS, value_dim]
-        delta = tl.sum(load(out, place, first_row, n_q, ROWS).to(tl.float32) * do, 1)  # [ROWS]
+        o = load(out, place, first_row, n_q, ROWS).to(tl.float32)
+        o += load(rounded_off, place, first_row, n_q, ROWS).to(tl.float32)
+        delta = tl.sum(o * do, 1)  # [ROWS]
         if to_fill.d_lse is not None:
             # The derivatives of a row's log of its sum of exponentials are its weights.
             delta -= tl.load(to_fill.d_lse + at_row, mask=row < n_q, other=0.0)

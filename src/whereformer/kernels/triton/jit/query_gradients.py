@@ -9,8 +9,8 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
-from .offsets import SUMS_WIDTH, Ends, add_at_offsets, add_ends, no_ends, row_of_sums, store_ends
-from .tiles import QueryBlock, ScoreTile, load, load_keys, load_queries, place_of, store
+from .offsets import Ends, add_at_offsets, add_ends, add_vectors, no_ends, store_ends
+from .tiles import QueryBlock, ScoreTile, load, load_side, place_of, store
 
 
 class QuerySums(NamedTuple):
@@ -33,7 +33,7 @@ def _query_blocks(
         first = block * BLOCK_N
         columns = (first + tl.arange(0, BLOCK_N))[None, :]
         tile = ScoreTile(queries.place, queries.first_row, first, queries.rows, columns)
-        keys = load_keys(inputs, pairs, tile.place, first, BLOCK_N)
+        keys = load_side(inputs.key, inputs.key_factors, tile.place, first, pairs.n_k, BLOCK_N)
         v = load(inputs.value, tile.place, first, pairs.n_k, BLOCK_N)
         weights, d_scores, slope = gradients_of(
             queries.side, keys, queries.d_out, v, queries.row_state, tile, terms, pairs, AREA
@@ -71,7 +71,7 @@ def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M
     first_row = (blocks - 1 - program % blocks) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     rows = row[:, None]
-    side = load_queries(inputs, pairs, place, first_row, BLOCK_M)
+    side = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK_M)
     do = load(known.d_out, place, first_row, pairs.n_q, BLOCK_M)
     queries = QueryBlock(place, first_row, rows, side, do, load_rows(known, pairs, place, rows))
     sums = QuerySums(
@@ -90,17 +90,10 @@ def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M
             sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, start, end, area, BLOCK_N)
     d_q = sums.query  # [BLOCK_M, head_dim]
     if key_vectors.data is not None:
-        length = terms.key_table.length
-        d_q += sums.key_table.left[:, None] * load(key_vectors, place, 0, length, 1).to(tl.float32)
-        d_q += sums.key_table.right[:, None] * load(key_vectors, place, length - 1, length, 1).to(tl.float32)
-        # Threads read what other threads have stored.
-        tl.debug_barrier()
-        for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
-            at = row_of_sums(terms.key_table, pairs, place, piece, first_row, pairs.n_q) * SUMS_WIDTH
-            found = tl.load(gradients.key_table.rows + at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
-            vectors = load(key_vectors, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH).to(tl.float32)
-            found = tl.reshape(found, [BLOCK_M, SUMS_WIDTH])
-            d_q = tl.dot(found, vectors, d_q, input_precision=terms.products.precision)
+        ends, rows = sums.key_table, gradients.key_table.rows
+        d_q = add_vectors(
+            d_q, ends, rows, key_vectors, terms.key_table, terms, pairs, place, first_row, tl.float32, BLOCK_M
+        )
     store(gradients.query, d_q * terms.products.scale, place, first_row, pairs.n_q, BLOCK_M)
     store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)
     # Distances are subtracted.

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, LEFT, RIGHT
-from .tiles import beside_products, key_index, load_column, load_numbers, row_index
+from .tiles import beside_products, head_index, load_column, load_numbers
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
@@ -67,12 +67,12 @@ def products_index(table, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr 
 def from_products(table, index, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
     """Return what the products with a table of vectors give for each pair of a tile; see :func:`products_index`."""
     if BY_KEY:
-        at = table.products + key_index(pairs, tile.place, tile.first_key) * table.length
+        at = table.products + (head_index(pairs, tile.place) * pairs.n_k + tile.first_key) * table.length
         there = tile.columns < pairs.n_k
         left = pairs.n_k - tile.first_key
         ROWS: tl.constexpr = tile.columns.numel
     else:
-        at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
+        at = table.products + (head_index(pairs, tile.place) * pairs.n_q + tile.first_row) * table.length
         there = tile.rows < pairs.n_q
         left = pairs.n_q - tile.first_row
         ROWS: tl.constexpr = tile.rows.numel

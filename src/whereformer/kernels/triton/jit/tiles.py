@@ -93,19 +93,9 @@ def load_column(matrix, place, rows, n, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
-    """Load the side of a block of queries."""
-    return Side(
-        load(inputs.query, place, first, pairs.n_q, BLOCK), load(inputs.query_factors, place, first, pairs.n_q, BLOCK)
-    )
-
-
-@triton.jit
-def load_keys(inputs, pairs, place, first, BLOCK: tl.constexpr):
-    """Load the side of a block of keys."""
-    return Side(
-        load(inputs.key, place, first, pairs.n_k, BLOCK), load(inputs.key_factors, place, first, pairs.n_k, BLOCK)
-    )
+def load_side(vectors, factors, place, first, n, BLOCK: tl.constexpr):
+    """Load the side of a block of n queries or keys."""
+    return Side(load(vectors, place, first, n, BLOCK), load(factors, place, first, n, BLOCK))
 
 
 @triton.jit
@@ -121,18 +111,12 @@ def beside_products(numbers):
 
 
 @triton.jit
-def row_index(pairs, place, rows):
-    """Return the index of rows in a (batch, heads, n_q) tensor."""
-    return (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pairs.n_q + rows
-
-
-@triton.jit
-def key_index(pairs, place, columns):
-    """Return the index of keys in a (batch, heads, n_k) tensor, with as many heads as queries have."""
-    return (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pairs.n_k + columns
+def head_index(pairs, place):
+    """Return the index of a head in a (batch, heads) tensor, with as many heads as queries have."""
+    return tl.cast(place.batch, tl.int64) * pairs.heads + place.head
 
 
 @triton.jit
 def load_numbers(data, pairs, place, rows, other):
     """Load one number per row; ``other`` for rows beyond the last."""
-    return tl.load(data + row_index(pairs, place, rows), mask=rows < pairs.n_q, other=other)
+    return tl.load(data + head_index(pairs, place) * pairs.n_q + rows, mask=rows < pairs.n_q, other=other)

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetKeys, OffsetQueries, Term
+from ...packed import PACKED
 from ..served import Served
 from .heads import project_heads, split_heads
-
-PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""Arguments that say where the texts of packed rows begin."""
 
 
 def deberta(

@@ -1,0 +1,202 @@
+"""The optimizers and learning rate schedules of all trainings, and means of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..positions import Position
+
+BETAS = (0.9, 0.98)
+"""Decay rates of Adam's two means, in all its variants."""
+
+
+def build_optimizer(
+    model: nn.Module,
+    learning_rate: float,
+    kernel_learning_rate: float | None = None,
+    *,
+    name: str = "adamw",
+    weight_decay: float = 0.01,
+    eps: float = 1e-8,
+) -> Optimizer:
+    """Build an optimizer with decay of the backbone's matrices.
+
+    Position methods have none: it pulls parameters towards zero, where some methods add nothing and others still do.
+
+    Args:
+        model: the model to train.
+        learning_rate: the learning rate.
+        kernel_learning_rate: a learning rate for ``kernel_parameters`` of position methods (such as TISA's kernels);
+            None uses ``learning_rate``.
+        name: "adamw", "stable_adamw", or "muon", which trains the matrices of layers with Muon and the rest with AdamW.
+        weight_decay: the decay of the parameters with weight decay.
+        eps: Adam's epsilon.
+    """
+    positions = [module for module in model.modules() if isinstance(module, Position)]
+    positional = {id(parameter) for position in positions for parameter in position.parameters()}
+    backbone = {
+        key: parameter
+        for key, parameter in model.named_parameters()
+        if parameter.dim() > 1 and id(parameter) not in positional
+    }
+    hidden = {key: backbone.pop(key) for key in list(backbone) if name == "muon" and ".layers." in f".{key}"}
+    groups: list[dict[str, Any]] = [{"params": [*backbone.values()], "weight_decay": weight_decay}]
+    if kernel_learning_rate is not None:
+        kernels = [parameter for position in positions for parameter in position.kernel_parameters()]
+        groups.append({"params": kernels, "weight_decay": 0.0, "lr": kernel_learning_rate})
+    chosen = {id(parameter) for group in groups for parameter in group["params"]} | set(map(id, hidden.values()))
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    groups.append({"params": others, "weight_decay": 0.0})
+    if name == "stable_adamw":
+        return StableAdamW(groups, lr=learning_rate, betas=BETAS, eps=eps)
+    adamw = AdamW(groups, lr=learning_rate, betas=BETAS, eps=eps, fused=True)
+    if name == "adamw":
+        return adamw
+    # Updates as large as AdamW's, so that its learning rates and decay serve here (Liu et al., 2025).
+    adjust = "match_rms_adamw"
+    muon = Muon(hidden.values(), lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn=adjust)
+    return MuonWithAdamW(muon, adamw)
+
+
+class StableAdamW(Optimizer):
+    """AdamW that takes a smaller step for a tensor whose gradients are larger than their running mean foretells.
+
+    The learning rate of a tensor is divided by the root mean square of g / sqrt(v), where g is its gradient and v the
+    running mean of its square, unless that is below 1. Source: Wortsman et al. (2023), algorithm 2.
+
+    Args:
+        groups: parameters in groups, each with its ``weight_decay`` and perhaps an ``lr`` of its own.
+        lr: the learning rate.
+        betas: decay rates of the running means of the gradient and its square.
+        eps: what is added to the root of v.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take one step. There is no ``closure``."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        (beta1, beta2), eps, state = group["betas"], group["eps"], self.state[parameter]
+        if not state:
+            state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+        state["step"] += 1
+        mean = state["exp_avg"].lerp_(gradient, 1 - beta1) / (1 - beta1 ** state["step"])
+        square = state["exp_avg_sq"].lerp_(gradient * gradient, 1 - beta2) / (1 - beta2 ** state["step"])
+        surprise = (gradient * gradient / square.clamp(min=eps**2)).mean().sqrt()
+        rate = group["lr"] / surprise.clamp(min=1)
+        parameter.mul_(1 - rate * group["weight_decay"]).sub_(rate * mean / (square.sqrt() + eps))
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon and AdamW, each for its parameters, as one optimizer: one list of groups and one state, Muon's first."""
+
+    def __init__(self, *parts: Optimizer) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take one step. There is no ``closure``."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            # A state that was loaded comes in new groups.
+            part.state, part.param_groups = self.state, [next(groups) for _ in part.param_groups]
+            part.step()
+
+
+def build_schedule(optimizer: Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:
+    """Return a schedule that rises to the optimizer's learning rate, and then goes on as its name says.
+
+    Args:
+        optimizer: the optimizer.
+        name: a name in :data:`SCHEDULES`.
+        warmup: steps in which the rate rises; 0 is as 1.
+        steps: steps in all.
+    """
+    warmup, after = max(1, warmup), SCHEDULES[name]
+    return LambdaLR(optimizer, lambda step: min((step + 1) / warmup, after(step, warmup, steps)))
+
+
+def _linear(step: int, warmup: int, steps: int) -> float:
+    """Fall to zero in a line."""
+    return (steps - step) / max(1, steps - warmup)
+
+
+def _cosine(step: int, warmup: int, steps: int) -> float:
+    """Fall to zero along half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
+
+
+def _wsd(step: int, warmup: int, steps: int) -> float:
+    """Stay at the peak, then fall to zero with the root of the step in the last fifth (Hägele et al., 2024)."""
+    decay = max(1, steps // 5)
+    return 1 - math.sqrt(max(0, step - (steps - decay)) / decay)
+
+
+def _inverse_sqrt(step: int, warmup: int, steps: int) -> float:
+    """Fall with the inverse root of the step (Vaswani et al., 2017, section 5.3)."""
+    return (warmup / (step + 1)) ** 0.5
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
+    "linear": _linear,
+    "cosine": _cosine,
+    "wsd": _wsd,
+    "inverse_sqrt": _inverse_sqrt,
+}
+"""The share of the peak at a step after the warm-up. Arguments: step, steps of the warm-up, steps in all."""
+
+
+class Averaged(nn.Module):
+    """A model, with the sum of its weights at some steps of its training, which are in its state.
+
+    So a checkpoint has all that the mean needs, and a training that continues ends with the same one.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.count = 0
+        self.sums: dict[str, Tensor] = {}
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return what the model returns."""
+        return self.model(**inputs)
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the weights of this step."""
+        self.count += 1
+        for name, weight in self.model.named_parameters():
+            self.sums[name] = weight.double() + self.sums.get(name, 0)
+
+    @torch.no_grad()
+    def take_mean(self) -> None:
+        """Give the model the mean of the weights that were added."""
+        for name, weight in self.model.named_parameters():
+            weight.copy_(self.sums[name] / self.count)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps besides the weights."""
+        return {"count": self.count, "sums": self.sums}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue from what a checkpoint kept."""
+        self.count, self.sums = state["count"], state["sums"]

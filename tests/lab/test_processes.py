@@ -1,0 +1,237 @@
+"""Training in two processes that use gloo: each step is the one that one process takes, up to rounding."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.every import EVERY
+from tests.failing import fails
+from tests.processes import recorded, together
+from tests.recipes.conftest import text  # noqa: F401 - a fixture
+from tests.recipes.finetuning import save_glue, save_model
+from tests.recipes.trainings import TINY_ENCODER, same, weights
+from whereformer.cli.ending import ending
+from whereformer.cli.main import main
+from whereformer.lab import ranks
+from whereformer.lab.run import read_records
+from whereformer.positions import position_names
+
+ENCODER = ["--device=cpu", *TINY_ENCODER, "--steps=4", "--every=2", "--learning-rate=0.01"]
+ELECTRA = ["--objective=electra", "--generator-size=0.5"]
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+ENCODERS = {
+    "encoder": ["--accumulate=2"],
+    "hidden masks": ["--hide-masked", "--position=rope"],
+    "funnel": ["--blocks=1-1", "--position=transformer_xl"],
+    "truncating funnel": ["--blocks=1-1-1", "--accumulate=2"],
+    "electra": [*ELECTRA, "--accumulate=2"],
+    "electra funnel": [*ELECTRA, "--blocks=1-1"],
+    "bfloat16": ["--dtype=bfloat16", "--accumulate=2"],
+}
+USUAL_ENCODERS = ("encoder", "electra funnel", "bfloat16")
+USUAL_METHODS = ("floater", "tupe")
+"""They have parameters that several layers use, and solve an equation or add factors."""
+
+# The last batch of an epoch has 5 rows, and one row of the longer ones may be all that a batch has.
+TUNING = ["--seeds=1", "--jobs=1", "--epochs=2", "--batch-size=4", "--kernels=0,2", "--device=cpu"]
+TUNING += ["--learning-rate=1e-3"]
+
+
+def check(alone, processes, atol):
+    """Compare the losses and parameters of two processes with those of one; processes have the same to the bit."""
+    (losses, weights), first, second = alone, *processes
+    assert first[0] == second[0]
+    assert first[1].keys() == second[1].keys() == weights.keys()
+    for name, weight in first[1].items():
+        assert torch.equal(weight, second[1][name]), name
+    assert len(losses) == len(first[0])
+    for found, expected in zip(first[0], losses, strict=True):
+        assert len(expected) > 1
+        torch.testing.assert_close(found, expected, rtol=2e-7, atol=atol)
+
+
+def results(folder):
+    """The values of a run's records, by their names."""
+    return {name: record["value"] for name, record in read_records(folder / "records.jsonl")[1].items()}
+
+
+def compared(folder, commands):
+    """Run commands, by name, alone and in two processes; return the folders and what was recorded."""
+    outs = {name: (folder / f"{name}-alone", folder / f"{name}-two") for name in commands}
+    alone = {
+        name: recorded([*command, "--out", str(outs[name][0])], folder / f"{name}.safetensors")
+        for name, command in commands.items()
+    }
+    both = together(folder, [[*command, "--out", str(outs[name][1])] for name, command in commands.items()])
+    return {
+        name: (alone[name], processes, [results(out) for out in outs[name]])
+        for name, processes in zip(commands, both, strict=True)
+    }
+
+
+# Each of these tests starts its processes once, since their imports take most of the time.
+
+
+@pytest.mark.slow
+def test_every_training_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
+    encoder = ["pretrain", "--data", text, *ENCODER]
+    commands = {
+        **{name: [*encoder, *more] for name, more in ENCODERS.items() if EVERY or name in USUAL_ENCODERS},
+        **{
+            name: [*encoder, "--steps=2", f"--position={name}"]
+            for name in (position_names(for_text=True) if EVERY else USUAL_METHODS)
+        },
+    }
+    for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
+        with subtests.test(name):
+            # bfloat16 rounds each batch's gradients, and the batches are others.
+            check(alone, processes, atol=5e-3 if name == "bfloat16" else 2e-6)
+            scores = (each['["train"]']["scores"] for each in (found, expected))
+            for (_, score), (_, other) in zip(*scores, strict=True):
+                assert score == pytest.approx(other, abs=5e-3 if name == "bfloat16" else 1.1e-4)
+
+
+@pytest.mark.slow
+def test_fine_tuning_takes_the_steps_of_one_process(tmp_path, subtests):
+    model = save_model(tmp_path / "model", **NO_DROPOUT)
+    glue = str(save_glue(tmp_path / "glue", "cola", "stsb", rows=21))
+    tune = ["finetune", "--model", model, "--data", glue, "--task", "cola,stsb", *TUNING]
+    commands = {"packed": [*tune, "--packed"], **({"padded": tune} if EVERY else {})}
+    for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
+        with subtests.test(name):
+            check(alone, processes, atol=1e-5)
+            check_scores(found, expected)
+
+
+def check_scores(found, expected):
+    assert found.keys() == expected.keys()
+    for key, run in ((key, run) for key, run in expected.items() if "tune" in key):
+        for judged, by_metric in run["scores"].items():
+            assert found[key]["scores"][judged].keys() == by_metric.keys()
+            for metric, score in by_metric.items():
+                # Two rows whose predictions are equal up to rounding may change ranks, and rows are few here.
+                told = found[key]["scores"][judged][metric]
+                assert told == pytest.approx(score, abs=0.05 if metric == "spearman" else 1e-3)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    line = fails(capsys, "pretrain", "--batch-size=8", "--out", str(tmp_path))
+    assert line == "whereformer: --batch-size: expected a multiple of 3, the number of processes, got 8"
+    line = fails(capsys, "finetune", "--model=none", "--task=cola", "--jobs=2")
+    assert line == "whereformer: --jobs: expected 1 in 3 processes, which share each run, got 2"
+    line = fails(capsys, "positions")
+    assert line == "whereformer: this command runs in one process, got 3; start it without a launcher"
+
+
+def test_only_one_process_of_a_machine_says_what_is_wrong(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as stop:
+        main(["pretrain", "--batch-size=7"])
+    assert stop.value.code == 2
+    assert capsys.readouterr() == ("", "")
+
+
+AT_STEP_3 = """
+import os, signal
+from whereformer.__main__ import main
+from whereformer.errors import InputError
+from whereformer.lab.train import _State
+
+real, taken = _State.step, []
+
+def step(self, *arguments):
+    taken.append(0)
+    if len(taken) >= 3 and os.environ["RANK"] == "1":
+        {happens}
+    return real(self, *arguments)
+
+_State.step = step
+main()
+"""
+
+
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+# "GPU" only means that it starts as many processes as it is told to.
+ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+
+
+def launched(script, *arguments, launcher=TORCHRUN):
+    """Run a command in two processes."""
+    launcher = [sys.executable, "-m", *launcher]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [*launcher, *script, *arguments], capture_output=True, text=True, check=False, env=environment, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_processes(text, tmp_path):  # noqa: F811
+    options = ["pretrain", "--data", text, *ENCODER, "--dropout=0.1", "--out"]
+    script = tmp_path / "killed.py"
+    script.write_text(AT_STEP_3.format(happens="os.kill(os.getpid(), signal.SIGKILL)"))
+    command = [str(Path(sys.executable).with_name("whereformer"))]
+    whole = launched(command, *options, str(tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stdout.count("wrote ") == 1
+    assert launched([str(script)], *options, str(tmp_path / "two")).returncode != 0
+    assert [path.name for path in (tmp_path / "two" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    shutil.copytree(tmp_path / "two", tmp_path / "one")
+    continued = launched(command, *options, str(tmp_path / "two"), launcher=ACCELERATE)
+    assert "continuing after step 2 of 4" in continued.stdout
+    assert same(weights(tmp_path / "two"), weights(tmp_path / "whole"))
+    main([*options, str(tmp_path / "one")])
+    assert len(results(tmp_path / "one")['["train"]']["losses"]) == 4
+
+
+@pytest.mark.slow
+def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(tmp_path):
+    glue = save_glue(tmp_path / "glue", "cola", rows=21)
+    command = ["finetune", f"--model={save_model(tmp_path / 'model')}", f"--data={glue}", "--task=cola", *TUNING]
+    command += ["--out", str(tmp_path / "out")]
+    file = str(tmp_path / "out" / "records.jsonl")
+    script = tmp_path / "killed.py"
+    # Of fine-tunings, the first one is complete then.
+    script.write_text(
+        AT_STEP_3.format(happens=f"open({file!r}).read().count('seconds') > 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    )
+    ended = launched([str(script)], *command)
+    assert ended.returncode != 0
+    # torchrun may end the process before it says anything.
+    said = [line for line in ended.stderr.splitlines() if "whereformer:" in line]
+    line = "whereformer: another process of this run ended; the same command continues"
+    assert said in ([], [line])
+    continued = launched([str(Path(sys.executable).with_name("whereformer"))], *command)
+    assert continued.returncode == 0, continued.stderr
+    assert "1 of 2 runs are already done" in continued.stdout
+
+
+def test_the_error_of_a_lost_connection_is_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(ranks, "_joined", {"group": None})
+    with pytest.raises(SystemExit) as stop, ending():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:21726: Connection reset by peer")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "whereformer: another process of this run ended; the same command continues\n"
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all(text, tmp_path):  # noqa: F811
+    script = tmp_path / "refused.py"
+    script.write_text(AT_STEP_3.format(happens='raise InputError("steps", "too many for this process")'))
+    ended = launched([str(script)], "pretrain", "--data", text, *ENCODER, "--out", str(tmp_path / "out"))
+    assert ended.returncode != 0
+    said = [line for line in ended.stderr.splitlines() if "whereformer:" in line]
+    assert "whereformer: --steps: too many for this process" in said
+    # torchrun ends with one of its own.
+    assert ended.stderr.count("Traceback") == 1

@@ -1,0 +1,249 @@
+"""Several texts in one row without padding, as transformers' collators give them: each is as if it were alone."""
+
+import re
+
+import pytest
+import torch
+import transformers
+from transformers import DataCollatorWithFlattening
+
+from whereformer import (
+    Electra,
+    ElectraPretrainingConfig,
+    Encoder,
+    EncoderConfig,
+    EncoderForCausalLM,
+    EncoderForMaskedLM,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    attach,
+    position_names,
+)
+from whereformer.errors import InputError
+from whereformer.models import packed as packed_module
+from whereformer.positions import counting
+
+LENGTHS = 11, 3, 7, 1, 2, 9
+SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+FUNNEL = {"blocks": "1-1-1", "decoder_layers": "1"}
+ENDS = torch.tensor((0, *LENGTHS), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+SEQ = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))[None]
+METHODS = [name for name in position_names() if name != "rope2d"]
+
+
+def randomized(kind, config_class=EncoderConfig, **options):
+    """A model in double precision without dropout, whose parameters are all random."""
+    options = {"blocks": "2", "max_position_embeddings": 12, **options}
+    config = config_class(**SIZES, **options, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = kind(config).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def texts_and_row(**options):
+    """Texts, and what a collator makes of them."""
+    texts = [torch.randint(1, 50, (1, n)) for n in LENGTHS]
+    row = DataCollatorWithFlattening(**{"return_flash_attn_kwargs": True, **options})(
+        [{"input_ids": t[0]} for t in texts]
+    )
+    del row["labels"]
+    return texts, row
+
+
+def equal(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def compare(model, texts, row, types=None):
+    """The states of all tokens and the gradients of all parameters."""
+    kinds = [None] * len(texts) if types is None else types
+    alone = [model(text, token_type_ids=kind).last_hidden_state for text, kind in zip(texts, kinds, strict=True)]
+    whole = model(**row, token_type_ids=None if types is None else torch.cat(types, 1)).last_hidden_state
+    alone = torch.cat(alone, 1)
+    equal(whole, alone)
+    weight = torch.randn_like(alone)
+    each = [
+        torch.autograd.grad((states * weight).sum(), [*model.parameters()], allow_unused=True, materialize_grads=True)
+        for states in (whole, alone)
+    ]
+    for (name, _), ours, theirs in zip(model.named_parameters(), *each, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("position", [*METHODS, "learned+tisa", "tupe+t5", "fire+kerple", "rope+logn"])
+def test_every_method_keeps_texts_apart(position):
+    compare(randomized(Encoder, position=position), *texts_and_row())
+
+
+WAYS = {
+    "cu_seq_lens_q": {},
+    "no positions": {"return_position_ids": False},
+    "both": {"return_seq_idx": True},
+    "seq_idx": {"return_seq_idx": True, "return_flash_attn_kwargs": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("blocks", [{"blocks": "1x2"}, FUNNEL])
+def test_every_way_to_tell_texts(way, blocks):
+    texts, row = texts_and_row(**WAYS[way])
+    model = randomized(Encoder, position="learned+fire", **blocks)
+    compare(model, texts, row)
+    ours = model(row["input_ids"], document_ids=SEQ + 3).last_hidden_state
+    equal(ours, model(**row).last_hidden_state)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("position", ["floater", "fire+tisa"])
+def test_where_looking_would_stall_the_device(position, looks, monkeypatch):
+    for module in (packed_module, counting):
+        monkeypatch.setattr(module, "can_look", lambda _: looks)
+    compare(randomized(Encoder, position=position), *texts_and_row())
+
+
+def test_padding_is_not_counted_in_a_document():
+    model = randomized(Encoder, position="learned+rope", count_padding=False)
+    ids = torch.randint(1, 50, (1, 8))
+    padded, real = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1), torch.arange(11)[None] >= 3
+    found = model(padded, real, document_ids=torch.zeros_like(padded)).last_hidden_state[:, 3:]
+    equal(found, model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("blocks", [{"blocks": "1"}, FUNNEL])
+def test_rows_without_texts(blocks):
+    model = randomized(Encoder, position="learned+tisa", **blocks)
+    ids = torch.zeros(1, 0, dtype=torch.long)
+    assert model(ids, cu_seq_lens_q=torch.tensor([0])).last_hidden_state.shape == (1, 0, 16)
+
+
+def test_an_attached_mpnet_finds_the_texts_of_a_row():
+    sizes = {**SIZES, "vocab_size": 51, "num_hidden_layers": 2, "max_position_embeddings": 40}
+    model = transformers.MPNetForMaskedLM(transformers.MPNetConfig(**sizes)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    attach(model, "fire+tisa")
+    texts, row = texts_and_row()
+    row["input_ids"], row["position_ids"] = row["input_ids"] + 1, row["position_ids"] + 2  # 1 is padding
+    equal(model(**row).logits, torch.cat([model(text + 1).logits for text in texts], 1))
+
+
+def test_one_text():
+    model = randomized(Encoder, position="tisa", **FUNNEL)
+    ids = torch.randint(1, 50, (1, 9))
+    for ends in ((0, 9), (0, 0, 9, 9)):  # and texts without a token
+        given = torch.tensor(ends)
+        equal(model(ids, cu_seq_lens_q=given).last_hidden_state, model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("position", [*METHODS, "tupe+t5"])
+def test_funnels_pool_each_text(position):
+    types = [torch.cat([torch.full((1, 1), 2), torch.randint(0, 2, (1, n - 1))], 1) for n in LENGTHS]
+    options = {"segments": "attention", "type_vocab_size": 3} if position != "synthesizer" else {}
+    compare(randomized(Encoder, position=position, **FUNNEL, **options), *texts_and_row(), types if options else None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"truncate_seq": False},
+        {"separate_cls": False},
+        {"pool_query_only": False, "pooling": "max"},
+        {"separate_cls": False, "truncate_seq": False, "pooling": "min", "blocks": "1-1"},
+        {"norm": "pre", "windows": "4"},
+    ],
+)
+def test_every_pooling(options):
+    compare(randomized(Encoder, position="tisa", **{**FUNNEL, **options}), *texts_and_row())
+
+
+def test_given_positions_are_pooled():
+    model = randomized(Encoder, position="fire", **FUNNEL)
+    texts, _ = texts_and_row()
+    at = [torch.randint(0, 100, (1, n)).sort().values for n in LENGTHS]
+    alone = [model(text, position_ids=places).last_hidden_state for text, places in zip(texts, at, strict=True)]
+    whole = model(torch.cat(texts, 1), position_ids=torch.cat(at, 1), document_ids=SEQ)
+    equal(whole.last_hidden_state, torch.cat(alone, 1))
+
+
+@pytest.mark.parametrize("blocks", [{}, FUNNEL])
+def test_heads_of_tokens(blocks):
+    texts, row = texts_and_row()
+    labels = [torch.where(text % 2 == 0, text % 5, -100) for text in texts]
+    labels[0][0, 1] = 3
+    for kind in (EncoderForMaskedLM, EncoderForTokenClassification):
+        model = randomized(kind, position="tisa", num_labels=5, **blocks)
+        whole = model(**row, labels=torch.cat(labels, 1))
+        alone = [model(text).logits for text in texts]
+        equal(whole.logits, torch.cat(alone, 1))
+        known = torch.cat(labels, 1).flatten()
+        equal(whole.loss.double(), torch.nn.functional.cross_entropy(torch.cat(alone, 1)[0].float(), known).double())
+
+
+def test_next_tokens_are_those_of_the_same_text():
+    texts, row = texts_and_row()
+    model = randomized(EncoderForCausalLM, position="alibi", causal=True)
+    whole = model(**row, labels=row["input_ids"])
+    alone = [model(text, labels=text) for text in texts if text.shape[1] > 1]
+    counts = torch.tensor([text.shape[1] - 1 for text in texts if text.shape[1] > 1])
+    mean = (torch.stack([each.loss for each in alone]) * counts).sum() / counts.sum()
+    torch.testing.assert_close(whole.loss, mean)
+
+
+@pytest.mark.parametrize("blocks", [{}, FUNNEL, {"classifier_pooling": "mean"}])
+def test_every_text_has_a_class(blocks):
+    texts, row = texts_and_row()
+    model = randomized(EncoderForSequenceClassification, position="tisa", num_labels=3, **blocks)
+    labels = torch.randint(0, 3, (len(texts),))
+    whole = model(**row, labels=labels)
+    alone = torch.cat([model(text).logits for text in texts])
+    equal(whole.logits, alone)
+    torch.testing.assert_close(whole.loss, torch.nn.functional.cross_entropy(alone.float(), labels))
+
+
+def test_electra():
+    texts, row = texts_and_row()
+    model = randomized(Electra, ElectraPretrainingConfig, position="transformer_xl", lm_head="bert", **FUNNEL)
+    labels = [torch.where(torch.arange(n) % 2 == 0, 7, -100)[None] for n in LENGTHS]
+    sampled = [(text + 1) % 50 for text in texts]
+    whole = model(**row, labels=torch.cat(labels, 1), sampled_ids=torch.cat(sampled, 1))
+    parts = zip(texts, labels, sampled, strict=True)
+    alone = [model(text, labels=known, sampled_ids=drawn) for text, known, drawn in parts]
+    equal(whole.generator_logits, torch.cat([each.generator_logits for each in alone]))
+    equal(whole.discriminator_logits, torch.cat([each.discriminator_logits for each in alone], 1))
+    shares = torch.tensor(LENGTHS) / sum(LENGTHS)
+    losses = torch.stack([each.discriminator_loss for each in alone])
+    torch.testing.assert_close(whole.discriminator_loss, (losses * shares).sum().float())
+
+
+IDS = torch.ones_like(SEQ)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected 33, the number of rows of input_ids, as its last"),
+        ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected 0 as its first number"),
+        ({"cu_seq_lens_q": ENDS.float()}, "cu_seq_lens_q: expected whole numbers"),
+        ({"cu_seq_lens_q": ENDS, "input_ids": IDS.repeat(2, 1)}, "cu_seq_lens_q: it needs one row and no cache, got 2"),
+        ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[1:]}, "cu_seq_lens_k: expected those of the queries"),
+        ({"cu_seq_lens_k": ENDS}, "cu_seq_lens_k: expected cu_seq_lens_q too, got None"),
+        ({"cu_seq_lens_q": ENDS, "seq_idx": SEQ // 2}, "seq_idx: expected the texts of cu_seq_lens_q, got others"),
+        ({"seq_idx": SEQ[:, 1:]}, "seq_idx: it needs (batch, n) and no cache, got 1 rows"),
+        ({"seq_idx": SEQ, "document_ids": SEQ}, "document_ids: expected None beside cu_seq_lens_q"),
+        ({"seq_idx": SEQ, "position_ids": SEQ}, "position_ids: expected 0, 1, ... in each text, got others"),
+        ({"seq_idx": SEQ, "attention_mask": IDS}, "attention_mask: a model that pools takes packed texts in one row"),
+        ({"seq_idx": SEQ.repeat(2, 1), "input_ids": IDS.repeat(2, 1)}, "document_ids: a model that pools takes packed"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, message):
+    model = randomized(Encoder, position="tisa", **FUNNEL)
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+        model(**{"input_ids": IDS, **given})
+
+
+def test_answers_of_packed_texts_are_refused():
+    model, place = randomized(EncoderForQuestionAnswering, position="tisa"), torch.tensor([0])
+    with pytest.raises(InputError, match=r"^start_positions: a packed row has an answer in each text"):
+        model(IDS, seq_idx=SEQ, start_positions=place, end_positions=place)
