@@ -122,6 +122,8 @@ PAGE = (
     ("90", "256", "bfloat16,float32", "bias,shaw"),
     ("80", "128", "bfloat16", "plain,bias"),
     ("90", "64", "float16", "bias"),
+    ("89,120", "64", "bfloat16", "plain,bias"),
+    ("120", "128", "bfloat16", "plain,bias"),
 )
 """The cases of docs/results/gpu.md, as values of the options ``gpus``, ``dims``, ``dtypes`` and ``terms``."""
 
