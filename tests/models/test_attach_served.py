@@ -106,7 +106,7 @@ def test_no_tensor_has_a_number_for_every_pair(name):
 def test_layers_can_run_again_for_their_gradients(name, reentrant):
     kind = SERVED[name]
     model = attach(kind.make(), "none")
-    if reentrant and not kind.reentrant:
+    if (reentrant and not kind.reentrant) or not model.supports_gradient_checkpointing:
         pytest.skip("transformers cannot checkpoint it so")
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = run(model, inputs)
@@ -189,7 +189,8 @@ def test_weights_are_real(name):
     inputs = kind.inputs(model, 13, padded=kind.masked)
     which = "encoder_attentions" if model.config.is_encoder_decoder else "attentions"
     expected = model(**inputs, output_attentions=True)[which]
-    found = attach(model, "none")(**inputs, output_attentions=True)[which]
+    # The proof has padding, with which the eager attention of some does something else than the other ones.
+    found = attach(model, "none", prove=False)(**inputs, output_attentions=True)[which]
     assert len(found) == len(expected)
     real = slice(None) if "attention_mask" not in inputs else slice(0, 1)
     for one, other in zip(found, expected, strict=True):
