@@ -1,9 +1,10 @@
-"""Check the GPU kernels on a GPU, in four parts of less than eight minutes each.
+"""Check the GPU kernels on a GPU, in five parts of less than eight minutes each.
 
     python benchmarks/gpu_check.py --part first --out first.json     # whether it is right; a minute says most
     python benchmarks/gpu_check.py --part speed --out speed.json     # times beside those of other kernels
     python benchmarks/gpu_check.py --part models --out models.json   # training steps of encoders
     python benchmarks/gpu_check.py --part tests --out tests.json     # the tests of the kernels
+    python benchmarks/gpu_check.py --part lab --out lab.json         # commands: compare and pretrain
 
 They need torch, Triton, NumPy and pytest, and the source of this project, which need not be installed. What was found
 is printed and written as it comes; if a step fails, its error is written and the others still run.
@@ -17,6 +18,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -556,11 +558,64 @@ def run_tests(file: str, seconds: float) -> Report:
     return {"tests": len(names), "passed": passed, "processes that ran out of time": unfinished, "failures": failures}
 
 
+# --- part "lab"
+
+
+def lab() -> Iterator[tuple[str, Step]]:
+    medium = ("--size=medium", "--positions=none,tisa", "--rate-factors=1", "--steps=300")
+    yield "compare small", partial(study, "compare", "--size=small", "--quick")
+    yield "compare medium", partial(study, "compare", *medium)
+    for more in ((), ("--compile",)):
+        yield " ".join(["pretrain", *more]), partial(study, "pretrain", *PRETRAINED, *more)
+    yield "pretrain, interrupted", interrupted_study
+
+
+PRETRAINED = ("--blocks=10", "--hidden-size=512", "--num-heads=8", "--length=256", "--batch-size=64", "--steps=300")
+
+
+def study(*words: str, out: Path | None = None, interrupt: float | None = None) -> Report:
+    """Run a command, perhaps interrupted after some seconds. Return its time, and how busy the GPU was."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = out or Path(scratch)
+        command = [sys.executable, "-m", "whereformer", *words, f"--out={folder}"]
+        look = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        with subprocess.Popen(look, stdout=subprocess.PIPE, text=True) as looks:
+            begun = time.monotonic()
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+                try:
+                    process.wait(interrupt)
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGINT)
+                said = process.communicate(timeout=200)[0]
+            seconds = time.monotonic() - begun
+            looks.terminate()
+            busy = [int(line) for line in looks.communicate()[0].split()]
+        records = folder / "records.jsonl"
+        lines = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
+        taken = {line["key"]: line["seconds"] for line in lines if line.get("seconds")}
+    found = {"rc": process.returncode, "seconds": round(seconds, 1), "GPU busy %": round(statistics.fmean(busy))}
+    return {**found, "seconds of each": taken, "said": said[-1500:]}
+
+
+def interrupted_study() -> Report:
+    """Pretrain once in one go, and once with an interruption. Return both, and whether the weights are the same."""
+    with tempfile.TemporaryDirectory() as scratch:
+        whole, parts = Path(scratch) / "whole", Path(scratch) / "parts"
+        words = ("pretrain", "--steps=600", "--every=100")
+        found = {"whole": study(*words, out=whole)}
+        found["interrupted"] = study(*words, out=parts, interrupt=0.6 * found["whole"]["seconds"])
+        found["continued"] = study(*words, out=parts)
+        weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (whole, parts)]
+    return {**found, "same bits": weights[0] == weights[1]}
+
+
 PARTS: dict[str, Callable[[], Iterator[tuple[str, Step]]]] = {
     "first": first,
     "speed": speed,
     "models": models,
     "tests": tests,
+    "lab": lab,
 }
 ISOLATED = ("speed", "models")
 """Parts whose steps run in processes of their own."""

@@ -146,7 +146,7 @@ def test_a_value_of_another_version_is_done_again(tmp_path, monkeypatch, capsys)
     assert "doing draw 0 again: its record is not of this version" in capsys.readouterr().out
 
 
-def test_processes_give_the_same_records_in_the_same_order(tmp_path):
+def test_processes_give_the_same_records_in_the_same_order(tmp_path, monkeypatch):
     one, two = (toy(out=tmp_path / str(jobs), jobs=jobs, quiet=True) for jobs in (1, 2))
     assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
     assert list(values(tmp_path / "1")) == list(values(tmp_path / "2"))
@@ -155,6 +155,8 @@ def test_processes_give_the_same_records_in_the_same_order(tmp_path):
     assert {each.threads for each in two.values.values()} == {1}
     assert 1 <= usual_jobs("cpu", small=True) <= 8
     assert usual_jobs("cpu", small=False) == 1
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [usual_jobs("cuda", small=small) for small in (True, False)] == [8, 2]
 
 
 def test_a_process_that_dies_is_a_line(tmp_path):

@@ -82,6 +82,21 @@ def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_p
     assert same(weights(again), weights(whole))
 
 
+@pytest.mark.slow
+def test_a_compiled_model_trains_alike():
+    def masked(step):
+        inputs, labels = Batches(STREAM, 8, 16, 0.4, 64, 0)[step]
+        return {"input_ids": inputs, "labels": labels}
+
+    found, expected = model(dropout=0.0), model(dropout=0.0)
+    found.config.label_share = expected.config.label_share = 0.4
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert train(found, masked, plan(compiled=True)).losses == pytest.approx(train(expected, masked, plan()).losses)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1  # the whole model, for all steps
+    for name, weight in weights(found).items():
+        torch.testing.assert_close(weight, weights(expected)[name], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops(number, tmp_path):
     to, handlers = Checkpoints(tmp_path, 100), signal.getsignal(number)

@@ -29,7 +29,7 @@ class Toy(ManyRuns):
     """How large is noise?"""
 
     NAME = "toy"
-    SMALL = True
+    small = True
     QUICK: ClassVar = {"seeds": 1, "out": Path("runs/quick")}
     seeds: Annotated[int, Range(1, 100), Free] = 3
     """How many numbers."""

@@ -405,6 +405,26 @@ def test_a_quick_comparison_reads_the_beginning_of_the_text(text, tmp_path, caps
     assert "--quick --characters 30000" in (tmp_path / "report.html").read_text()
 
 
+def test_a_size_has_other_defaults(monkeypatch):
+    def sizes(*words):
+        main(["compare", *words])
+        recipe = found.pop()
+        return recipe, (recipe.hidden_size, recipe.length, recipe.out.name, recipe.small)
+
+    found = []
+    monkeypatch.setattr("whereformer.cli.main.execute", found.append)
+    assert sizes()[1] == (64, 64, "compare", True)
+    recipe, medium = sizes("--size", "medium", "--length", "128")
+    assert medium == (512, 128, "compare-medium", False)
+    assert recipe.command() == "whereformer compare --length 128 --size medium"
+    config = recipe.config("none", recipe.vocab_size)
+    assert 24e6 < sum(p.numel() for p in encoders.build(config, 0).parameters()) < 27e6
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert sizes()[0] == Compare(**Compare.usual({}))
+    assert sizes()[1] == (512, 256, "compare-medium", False)
+    assert sizes("--device", "cpu")[1] == sizes("--size=small")[1] == (64, 64, "compare", True)
+
+
 def test_a_budget_chooses_steps_and_seeds_once(text, tmp_path, monkeypatch, capsys):
     from whereformer.recipes import budget
 

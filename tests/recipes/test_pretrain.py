@@ -538,6 +538,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --steps 0 => --steps: expected at least 1, got 0
         --batch-size 0 => --batch-size: expected at least 1, got 0
         --accumulate 0 => --accumulate: expected at least 1, got 0
+        --compile --accumulate 2 => --compile: only in one process and without --accumulate; leave it out
         --every 0 => --every: expected at least 1, got 0
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
         --seed -1 => --seed: expected 0 to 4294967295, got -1

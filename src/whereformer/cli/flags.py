@@ -8,6 +8,7 @@ import inspect
 import itertools
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import UnionType
@@ -51,16 +52,16 @@ SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 """Placeholders by type, for all other fields."""
 
 
-def registry(*, quick: bool = False) -> ConstructorRegistry:
+def registry(usual: Mapping[str, Any] | None = None) -> ConstructorRegistry:
     """Return the rules by which tyro shows our dataclasses, which know nothing of tyro.
 
     A recipe becomes a dictionary of its options, since tyro would hide what a recipe says of a bad one.
 
     Args:
-        quick: whether recipes have the defaults of a quick look.
+        usual: defaults of a recipe that are not those of its fields.
     """
     found = ConstructorRegistry()
-    found.struct_rule(partial(_dataclass_rule, quick))
+    found.struct_rule(partial(_dataclass_rule, usual or {}))
     found.primitive_rule(_optional_rule)
     return found
 
@@ -86,13 +87,12 @@ def _replace_names(text: str, flags: dict[str, str]) -> str:
     return re.sub("``?([a-z_]+)``?", lambda found: flags.get(found[1], found[0]), text)
 
 
-def _dataclass_rule(quick: bool, info: StructTypeInfo) -> StructConstructorSpec | None:
+def _dataclass_rule(usual: Mapping[str, Any], info: StructTypeInfo) -> StructConstructorSpec | None:
     """Describe a dataclass of ours as tyro's own rule does, but with our help texts and placeholders."""
     kind: Any = info.type
     recipe = _is_recipe(kind)
     if not recipe and (not dataclasses.is_dataclass(kind) or kind.__module__.partition(".")[0] != PACKAGE):
         return None  # tyro's own dataclasses
-    usual = kind.QUICK if recipe and quick else {}
     hints, documentation = get_type_hints(kind, include_extras=True), _documentation(kind)
     flags = {name: flag(name) for name in hints} | getattr(kind, "FLAGS", {})
     metavars = METAVARS | getattr(kind, "METAVARS", {})

@@ -104,7 +104,7 @@ def _parse(given: Sequence[str]) -> tuple[Any, Any]:
         hint = f"; did you mean {close[0]!r}?" if close else ";"
         raise InputError(None, f"unknown command {name!r}{hint} known: {', '.join(COMMANDS)}")
     rules: Any = {
-        "registry": registry(quick="--quick" in options),
+        "registry": registry(),
         "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     }
     if name in COMMANDS:
@@ -112,6 +112,8 @@ def _parse(given: Sequence[str]) -> tuple[Any, Any]:
         if name == "run" and options and not options[0].startswith("-"):
             kind, name, options = kind.recipe(options[0]), f"run {options[0]}", options[1:]
         description = inspect.getdoc(kind) if issubclass(kind, Recipe) else None
+        if issubclass(kind, Recipe):
+            rules["registry"] = registry(kind.usual(_as_typed(options)))
         found = tyro.cli(kind, description=description, prog=f"whereformer {name}", args=options, **rules)
         found = getattr(found, "command", found)  # of those of translate, the one that was chosen
         if not isinstance(found, dict):
@@ -130,6 +132,16 @@ def _parse(given: Sequence[str]) -> tuple[Any, Any]:
         **rules,
     )
     return found, found
+
+
+def _as_typed(words: Sequence[str]) -> dict[str, Any]:
+    """Return the options among words, unchecked, each with the word that follows it; True if there is none."""
+    found: dict[str, Any] = {}
+    for word, after in itertools.pairwise([*words, "--"]):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            found[name.replace("-", "_")] = value if equals else after.startswith("--") or after
+    return found
 
 
 def command_class(name: str) -> type[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,15 +19,14 @@ Value = TypeVar("Value")
 
 BASELINE = "none"
 """The method without positions, whose weights all models start from."""
-INITIALIZER_RANGE = 0.06
-"""Larger than BERT's 0.02, which suits a width of 768, because narrow layers then start to learn sooner."""
 
 
-def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
+def small_config(preset: str | None = None, *, hidden_size: int, **fields: Any) -> EncoderConfig:
     """Return the configuration of a small encoder, for training too short to need dropout.
 
     Args:
         preset: the architecture; None is BERT with pre-layer normalization.
+        hidden_size: the width.
         fields: more fields of the configuration.
 
     Raises:
@@ -40,7 +40,9 @@ def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
         # A row is one stretch of text, without token types.
         type_vocab_size=0,
         layer_norm_eps=1e-6,
-        initializer_range=INITIALIZER_RANGE,
+        hidden_size=hidden_size,
+        # BERT's 0.02 suits a width of 768. Narrow layers start to learn sooner with a larger range.
+        initializer_range=min(0.06, 0.02 * math.sqrt(768 / hidden_size)),
         sparse_prediction=True,
         **fields,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from difflib import get_close_matches
@@ -131,8 +131,6 @@ class Recipe:
     """Options whose flag does not follow from their name, such as a word without a flag."""
     MANY: ClassVar[bool] = False
     """Whether several processes of a launcher, such as torchrun, can do it together."""
-    SMALL: ClassVar[bool] = False
-    """Whether its models are so small that a second thread hardly helps: then each is trained with one."""
     MAKES_FILES: ClassVar[bool] = False
     """Whether its files are what it is for, such as a model, so that the Python function needs the argument ``out``."""
 
@@ -150,6 +148,16 @@ class Recipe:
             object.__setattr__(self, name, value)
         check_markers(self)
         self.check()
+
+    @classmethod
+    def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults that some options, not checked yet, bring with them, such as those of ``quick``."""
+        return cls.QUICK if options.get("quick") else {}
+
+    @property
+    def small(self) -> bool:
+        """Whether its models are so small that one keeps neither a second thread nor a GPU busy."""
+        return False
 
     def check(self) -> None:
         """Check what concerns several options. It imports no torch.
@@ -178,7 +186,7 @@ class Recipe:
 
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
-        usual = self.QUICK if getattr(self, "quick", False) else {}
+        usual = self.usual({field.name: getattr(self, field.name) for field in fields(self)})
         words = ["whereformer", *self.NAME.split()]
         for field in own_first(type(self)):
             value = getattr(self, field.name)
@@ -203,7 +211,7 @@ class Recipe:
         recipe = self.resolved()
         options = {"recipe": self.NAME, **recipe.record()}
         jobs = getattr(recipe, "jobs", None)
-        with Run(recipe.out, options, device=recipe.device, jobs=jobs, small=self.SMALL, quiet=quiet) as run:
+        with Run(recipe.out, options, device=recipe.device, jobs=jobs, small=recipe.small, quiet=quiet) as run:
             facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
             report = replace(recipe.run(run), command=recipe.command(), facts=facts)
             if run.is_main:
@@ -216,17 +224,17 @@ class ManyRuns(Recipe):
     """Base class of recipes whose runs are independent of one another."""
 
     jobs: Annotated[int | None, Range(1, MOST_JOBS), Free] = None
-    """How many runs at a time, each in a process of its own. Default: one for each GPU; of small models on the CPU, one
-    for each core, but at most 8."""
+    """How many runs at a time, each in a process of its own. Default: one for each GPU, or of small models four; on the
+    CPU one, or of small models one for each core, but at most 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trains(Recipe):
     """Base class of recipes that let people choose how a model is trained."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
-    float32."""
+    float32. "auto" is bfloat16 on a GPU."""
     optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
     """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
     muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
@@ -234,6 +242,10 @@ class Trains(Recipe):
     """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
     stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
     inverse square root of the step."""
+
+    def bfloat16(self, device: str) -> bool:
+        """Return whether to compute in bfloat16."""
+        return self.dtype == "bfloat16" or (self.dtype == "auto" and device == "cuda")
 
 
 def function(kind: type[Recipe]) -> Callable[..., Report]:
@@ -254,7 +266,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
                 raise InputError(field.name, f"{kind.NAME} needs it, got none")
         if out is None and kind.MAKES_FILES:
             raise InputError("out", "expected a folder for the model, got None")
-        usual = kind.QUICK if options.get("quick") is True else {}
+        usual = kind.usual(options)
         with TemporaryDirectory() as scratch:
             return kind(**{**usual, **options, "out": scratch if out is None else out}).start(quiet=quiet)
 

@@ -35,6 +35,8 @@ RECORDS = "records.jsonl"
 """The file of records in a run's folder."""
 MOST_JOBS = 8
 """The most runs at a time, unless somebody asks for more. Each process needs about half a GiB."""
+SMALL_JOBS = 4
+"""The runs of small models at a time on one GPU."""
 Key = tuple[Any, ...]
 Value = TypeVar("Value")
 
@@ -51,7 +53,7 @@ class Run:
         options: what decides the values, as JSON has it. A folder with other options is refused.
         device: "auto", "cpu" or "cuda".
         jobs: the number of runs at a time; None is the usual one.
-        small: whether models are so small that a second thread hardly helps. Then each is trained with one.
+        small: whether models are so small that one keeps neither a second thread nor a GPU busy.
         quiet: whether to show no progress.
 
     Raises:
@@ -327,10 +329,11 @@ def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
 def usual_jobs(device: str, *, small: bool) -> int:
     """Return how many runs to do at a time, unless somebody says: one for each GPU, or one on the CPU.
 
-    Small models hardly gain from a second thread. On the CPU there is one of them for each core, but at most MOST_JOBS.
+    Small models hardly gain from a second thread, and leave a GPU waiting. On the CPU there is one of them for each
+    core, but at most MOST_JOBS, and on each GPU there are SMALL_JOBS.
     """
     if device == "cuda":
-        return torch.cuda.device_count()
+        return torch.cuda.device_count() * (SMALL_JOBS if small else 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MOST_JOBS) if small else 1
 

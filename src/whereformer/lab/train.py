@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ class Training:
         accumulate: parts of a batch that are computed one after another, in less memory.
         bfloat16: whether to compute in it; None is on a GPU.
         log_every: steps between looks at the losses.
+        compiled: whether to compile the model, for each shape of batches, with CUDA graphs on a GPU; in one process,
+            and without ``accumulate``.
     """
 
     steps: int
@@ -59,6 +61,7 @@ class Training:
     accumulate: int = 1
     bfloat16: bool | None = None
     log_every: int = 20
+    compiled: bool = False
 
     def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
         """Return the optimizer of a name, and its schedule."""
@@ -196,6 +199,9 @@ class _State:
         model.to(device)
         optimizer, scheduler = (training.optimizer if callable(training.optimizer) else training.build)(model)
         wrapped = model
+        if training.compiled:
+            graphs = "reduce-overhead" if device.type == "cuda" else None
+            wrapped = cast(nn.Module, torch.compile(model, mode=graphs, dynamic=False))
         if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         return cls(model, wrapped, optimizer, scheduler, device)

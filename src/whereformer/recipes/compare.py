@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
 
@@ -36,6 +36,30 @@ with lazily(__name__):
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
 SAVE_EVERY = 500  # steps between the checkpoints of a training, which are there until it is done
+
+SIZES: dict[str, dict[str, Any]] = {
+    "medium": {
+        "hidden_size": 512,
+        "num_heads": 8,
+        "blocks": "10",
+        "vocab_size": 8192,
+        "length": 256,
+        "batch_size": 64,
+        "learning_rate": 1e-3,
+        "out": Path("runs/compare-medium"),
+    },
+    "large": {
+        "hidden_size": 768,
+        "num_heads": 12,
+        "blocks": "12",
+        "vocab_size": 16384,
+        "length": 512,
+        "batch_size": 64,
+        "learning_rate": 5e-4,
+        "out": Path("runs/compare-large"),
+    },
+}
+"""The defaults of each size of models; those of "small" are the options' own."""
 
 SEARCH_SHARE = 0.15
 """Steps of a short training, which tries a learning rate, as a share of all. Its windows grow as in a whole one."""
@@ -93,7 +117,6 @@ class Compare(ManyRuns):
     """
 
     NAME = "compare"
-    SMALL = True
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
     QUICK: ClassVar = {
         "positions": ("none", "learned", "rope", "tisa"),
@@ -158,6 +181,23 @@ class Compare(ManyRuns):
     rate_factors: Annotated[Numbers, Between(0, MOST_RATE)] = (0.5, 1.0, 2.0)
     """Multiples of the learning rate to try for each method, in short runs. A method keeps the usual rate unless
     another is clearly better. "1" skips this search."""
+
+    size: Annotated[Literal["auto", "small", "medium", "large"], Free] = "auto"
+    """Defaults for width, layers, vocabulary, windows, batches and learning rate. small is for a CPU, medium has 25
+    million parameters and windows of 256 tokens, and large has 70 million and windows of 512. "auto" is medium on a
+    GPU, otherwise small."""
+
+    @classmethod
+    def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        size = options.get("size", "auto")
+        # Help need not wait for torch.
+        if size != "auto" or "help" in options or options.get("device") == "cpu" or find_device("auto").type == "cpu":
+            return {**SIZES.get(size, {}), **super().usual(options)}
+        return {"size": "medium", **SIZES["medium"], **super().usual(options)}
+
+    @property
+    def small(self) -> bool:
+        return self.hidden_size < SIZES["medium"]["hidden_size"]
 
     def check(self) -> None:
         if self.causal and self.mask_rate != Compare.mask_rate:

@@ -297,7 +297,7 @@ class Finetune(ManyRuns, Trains):
             kernel_rate=self.kernel_learning_rate,
             optimizer=self.optimizer,
             schedule=self.schedule,
-            bfloat16=self.dtype == "bfloat16",
+            bfloat16=self.bfloat16(run.device),
         )
         torch.manual_seed(seed)  # of dropout, whatever the model has drawn
         file, step = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}"), 0
@@ -336,7 +336,10 @@ class Finetune(ManyRuns, Trains):
         model.eval()
         drawn = list(ranks.share(batches.by_length(split.lengths, self.batch_size)))
         found = []
-        with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+        with (
+            torch.no_grad(),
+            torch.autocast(model.device.type, torch.bfloat16, enabled=self.bfloat16(model.device.type)),
+        ):
             for numbers in drawn:
                 batch = split.padded(numbers)
                 inputs = labeled.packed(batch) if self.packed else batch

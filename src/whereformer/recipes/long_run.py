@@ -59,7 +59,7 @@ class LongRun(Trains):
     def begin(self, run: Run) -> None:
         """Set the threads, and say so if the processor has no instructions for the arithmetic."""
         run.threads = self.threads or run.threads
-        if self.dtype == "bfloat16" and run.device == "cpu" and not torch_private.multiplies_bfloat16():
+        if self.bfloat16(run.device) and run.device == "cpu" and not torch_private.multiplies_bfloat16():
             run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
 
     def fit(

@@ -131,6 +131,9 @@ class Pretrain(LongRun):
     """Number of windows that go through the model at a time; with `lengths`, of the first length."""
     accumulate: Annotated[int, Range(1, options.MOST_SIZE)] = 1
     """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
+    compile: bool = False
+    """Compile the model, with CUDA graphs on a GPU. That takes about a minute for each length of windows, and may pay
+    in long trainings. It needs one process, and no `accumulate`."""
     learning_rate: Annotated[float, Between(0, options.MOST_RATE)] = 2e-3
     """Peak learning rate. Large models need a lower one (BERT: 1e-4)."""
     warmup: int | None = None
@@ -163,6 +166,8 @@ class Pretrain(LongRun):
         options.canonical_options(self.position_options)
         super().check()
         count = ranks.size()
+        if self.compile and (count > 1 or self.accumulate > 1):
+            raise InputError("compile", "only in one process and without `accumulate`; leave it out")
         if self.batch_size % count:
             raise InputError(
                 "batch_size", f"expected a multiple of {count}, the number of processes, got {self.batch_size}"
@@ -325,7 +330,7 @@ class Pretrain(LongRun):
     def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> Outcome:
         """Train from the newest checkpoint that counts, or from the start, and save the model."""
         torch.manual_seed(self.seed)
-        model, bfloat16 = build(work.config), self.dtype == "bfloat16"
+        model, bfloat16 = build(work.config), self.bfloat16(run.device)
         plan = training.Training(
             steps=self.steps,
             rate=self.learning_rate,
@@ -334,6 +339,7 @@ class Pretrain(LongRun):
             warmup=self.warmup,
             accumulate=self.accumulate,
             bfloat16=bfloat16,
+            compiled=self.compile,
         )
 
         def score(step: int) -> dict[str, float]:

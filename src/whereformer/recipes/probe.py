@@ -264,7 +264,6 @@ class Probe(ManyRuns):
     """
 
     NAME = "probe"
-    SMALL = True
     QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 100, "out": Path("runs/probe-quick")}
 
     positions: Annotated[Names, Free] = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")
@@ -283,6 +282,8 @@ class Probe(ManyRuns):
     """How many seeds to repeat everything with. With several, the tables show medians and ranges."""
     seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
     """The first seed."""
+
+    small = True
 
     def check(self) -> None:
         if self.length % 2:

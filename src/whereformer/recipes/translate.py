@@ -327,7 +327,7 @@ class Translate(LongRun):
             rate=self.learning_rate,
             optimizer=optimizer,
             accumulate=self.accumulate,
-            bfloat16=self.dtype == "bfloat16",
+            bfloat16=self.bfloat16(run.device),
         )
 
         def batch(step: int) -> dict[str, Any]:
@@ -361,7 +361,7 @@ class Translate(LongRun):
         found: list[tuple[str, float, int]] = []
         for chosen in ranks.share(drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)):
             batch = {name: each.to(device) for name, each in parallel.collate([rows[row] for row in chosen]).items()}
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16(device.type)):
                 out = model(**batch)
             asked = batch["labels"] >= 0
             count, right = int(asked.sum()), float((out.logits.argmax(-1) == batch["labels"])[asked].sum())
