@@ -29,7 +29,7 @@ SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "interme
 FUNNEL = {"blocks": "1-1-1", "decoder_layers": "1"}
 ENDS = torch.tensor((0, *LENGTHS), dtype=torch.int32).cumsum(0, dtype=torch.int32)
 SEQ = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))[None]
-METHODS = [name for name in position_names() if name != "rope2d"]
+METHODS = position_names()
 
 
 def randomized(kind, config_class=EncoderConfig, **options):

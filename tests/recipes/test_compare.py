@@ -309,9 +309,9 @@ def test_every_method_can_be_compared(text, tmp_path):
     from whereformer import position_names
 
     runs = run(text, tmp_path, positions="all")
-    assert list(runs) == position_names(for_text=True)
+    assert list(runs) == position_names()
     fixed = {name for name, each in runs.items() if isinstance(each[0].scores[1], str)}
-    assert fixed == {*position_names(extrapolates=False, for_text=True)}
+    assert fixed == {*position_names(extrapolates=False)}
     assert all(each[0].flops for each in runs.values())
 
 

@@ -23,12 +23,12 @@ _SOURCES: dict[str, str] = {}
 
 
 def known_methods(named: str) -> list[str]:
-    """Return the distinct methods of a comma-separated list; "all" stands for every method for text.
+    """Return the distinct methods of a comma-separated list; "all" stands for every method.
 
     Raises:
         InputError: for ``positions``, if there are none, or one is unknown.
     """
-    names = position_names(for_text=True) if named.strip() == "all" else named.split(",")
+    names = position_names() if named.strip() == "all" else named.split(",")
     try:
         chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
         for name in chosen:
