@@ -84,7 +84,7 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     recipe = Compare(out="x", blocks="1x2", length=16, hidden_size=16)
-    models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tisa", "tupe+t5", "floater")}
+    models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tisa", "tupe+t5", "none+sinks")}
     backbone = models["none"].state_dict()
     for model in models.values():
         state = model.state_dict()
@@ -273,7 +273,9 @@ def test_other_lengths_are_judged(text, tmp_path):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
     recipe, expected = Compare(out="x", preset=preset, length=16, hidden_size=16), EncoderConfig.preset(preset)
-    configs = [recipe.config(name, 64) for name in ("none", "rope")]
+    *configs, hybrid = (recipe.config(name, 64) for name in ("none", "rope", "hybrid"))
+    of_hybrid = EncoderConfig.preset("hybrid", blocks=hybrid.blocks, decoder_layers=hybrid.decoder_layers)
+    assert (hybrid.position, hybrid.windows) == (of_hybrid.position, of_hybrid.windows)
     for field in ("norm", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
         assert {getattr(config, field) for config in configs} == {getattr(expected, field)}, field
     assert [config.position for config in configs] == ["none", "rope"]

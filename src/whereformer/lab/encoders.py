@@ -11,7 +11,7 @@ import torch
 from ..files import new_folder
 from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ..positions import PositionRangeError
-from . import manifest
+from . import manifest, methods
 from .loading import quiet_transformers
 
 Value = TypeVar("Value")
@@ -22,11 +22,13 @@ INITIALIZER_RANGE = 0.06
 """Larger than BERT's 0.02, which suits a width of 768, because narrow layers then start to learn sooner."""
 
 
-def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
+def small_config(preset: str | None = None, *, position: str, blocks: str, **fields: Any) -> EncoderConfig:
     """Return the configuration of a small encoder, for training too short to need dropout.
 
     Args:
         preset: the architecture; None is BERT with pre-layer normalization.
+        position: the name of a row (:func:`~whereformer.lab.methods.fields_of_row`).
+        blocks: the layers.
         fields: more fields of the configuration.
 
     Raises:
@@ -42,6 +44,8 @@ def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
         layer_norm_eps=1e-6,
         initializer_range=INITIALIZER_RANGE,
         sparse_prediction=True,
+        blocks=blocks,
+        **methods.fields_of_row(position, blocks, fields.get("decoder_layers", "0")),
         **fields,
     )
 
@@ -52,11 +56,12 @@ def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCa
     # The names of an encoder's labels are for two of them.
     fields = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
     torch.manual_seed(seed)
-    backbone = kind(EncoderConfig.from_dict({**fields, "position": BASELINE, "position_options": {}})).state_dict()
+    plain = {"position": BASELINE, "position_options": {}, "sinks": False}
+    backbone = kind(EncoderConfig.from_dict({**fields, **plain})).state_dict()
     torch.manual_seed(seed)
     model = kind(config)
     missing = model.load_state_dict(backbone, strict=False).missing_keys
-    assert all(name.startswith("encoder.position.") for name in missing), missing
+    assert all(name.startswith("encoder.position.") or name.endswith(".sinks") for name in missing), missing
     return model
 
 

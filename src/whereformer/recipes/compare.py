@@ -108,7 +108,8 @@ class Compare(ManyRuns):
     column: str | None = None
     """The column of tables that holds the text. Default: "text", or the only column of text."""
     positions: Annotated[Names, Free] = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
-    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text."""
+    """Methods to compare, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too,
+    and "hybrid" has the positions and windows of this preset; "all" means every method."""
     out: Annotated[Path, Free] = Path("runs/compare")
     """Folder for the results."""
     plugin: Annotated[Path | None, Free] = None
