@@ -245,5 +245,6 @@ def test_what_does_not_fit_is_refused(given, message):
 
 def test_answers_of_packed_texts_are_refused():
     model, place = randomized(EncoderForQuestionAnswering, position="tisa"), torch.tensor([0])
-    with pytest.raises(InputError, match=r"^start_positions: a packed row has an answer in each text"):
-        model(IDS, seq_idx=SEQ, start_positions=place, end_positions=place)
+    for packed in ({"seq_idx": SEQ}, {"document_ids": SEQ}):
+        with pytest.raises(InputError, match=r"^start_positions: a packed row has an answer in each text"):
+            model(IDS, **packed, start_positions=place, end_positions=place)
