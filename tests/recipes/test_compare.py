@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 import whereformer
 from tests.failing import fails, refusals
@@ -51,6 +52,8 @@ def test_it_writes_records_models_and_report_and_prints_a_ranking(text, tmp_path
     assert tisa.flops >= runs["none"][0].flops > 0
     model = EncoderForMaskedLM.from_pretrained(tmp_path / "models" / "tisa-0")
     assert not model.config.sparse_prediction
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "models" / "tisa-0")
+    assert (len(tokenizer), tokenizer.model_max_length) == (model.config.vocab_size, 16)
     assert not (tmp_path / "checkpoints" / "tisa-0").exists()
     page = (tmp_path / "report.html").read_text()
     Page(page).check_self_contained()

@@ -65,11 +65,13 @@ def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCa
     return model
 
 
-def keep(model: Any, folder: Path, facts: dict[str, Any]) -> None:
-    """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest of ``facts``."""
+def keep(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
+    """Save a trained model, set to give logits at every token, and its tokenizer, with a manifest of ``facts``."""
     model.config.sparse_prediction = False
+    tokenizer.model_max_length = model.config.max_position_embeddings
     with quiet_transformers(), new_folder(folder) as partial:
         model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
         manifest.write(partial, facts)
 
 

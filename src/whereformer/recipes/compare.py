@@ -75,6 +75,7 @@ class Material:
     training: Stream
     held_out: masks.HeldOut
     vocabulary: int
+    tokenizer: Any
     guessing: float
     """The held-out loss of guessing by token frequency."""
 
@@ -87,9 +88,9 @@ class Compare(ManyRuns):
     methods start from the same weights and see the same batches and masks, so the models differ only in their position
     method.
 
-    Writes report.html (open it in a browser), records.jsonl and the trained models (models/METHOD-SEED, for
-    EncoderForMaskedLM.from_pretrained, or with --causal for EncoderForCausalLM). After an interruption, the same
-    command continues with the missing runs.
+    Writes report.html (open it in a browser), records.jsonl and the trained models with their tokenizer
+    (models/METHOD-SEED, for EncoderForMaskedLM.from_pretrained, or with --causal for EncoderForCausalLM). After an
+    interruption, the same command continues with the missing runs.
     """
 
     NAME = "compare"
@@ -229,7 +230,7 @@ class Compare(ManyRuns):
         run.say(f"{tokens} from {source}; guessing by frequency: loss {guessing:.2f}")
         vocabulary = encoded.vocabulary.size
         held_out_text = masks.HeldOut(encoded.held_out, rate, vocabulary)
-        return Material(source, encoded.training, held_out_text, vocabulary, guessing)
+        return Material(source, encoded.training, held_out_text, vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
         """Return one method's encoder configuration. Every method has its own default options, also in a preset.
@@ -332,7 +333,7 @@ class Compare(ManyRuns):
         scores = encoders.at_lengths(self.judged, score)
         if isinstance(scores[0], str):
             return Outcome(rate, [], [], [], 0, None, scores[0])
-        encoders.keep(model, self.model_folder(position, seed), facts)
+        encoders.keep(model, material.tokenizer, self.model_folder(position, seed), facts)
         shutil.rmtree(checkpoints, ignore_errors=True)
         run.say(f"{about}: held-out loss {scores[0][0]:.3f}, accuracy of tokens {scores[0][1]:.1%}")
         return Outcome(
