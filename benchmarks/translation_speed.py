@@ -66,7 +66,7 @@ class Speed:
 
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)
-        known = [*VARIANTS, *(name for name in position_names(for_text=True) if name not in VARIANTS)]
+        known = [*VARIANTS, *(name for name in position_names() if name not in VARIANTS)]
         names = known if self.methods == "all" else listed("methods", self.methods, known)
         names = [BASELINE, *(name for name in names if name != BASELINE)]
         lengths, written = (listed_numbers(name, getattr(self, name), 1, 2**20) for name in ("lengths", "written"))

@@ -81,7 +81,7 @@ print(*sys.modules)
 sys.modules["triton"] = None
 whereformer.attention
 print(*sys.modules)
-for name in whereformer.position_names(for_text=True):
+for name in whereformer.position_names():
     whereformer.build_position(name, hidden_size=8, num_heads=2)
 import torch
 inputs = torch.randn(3, 1, 2, 5, 4, requires_grad=True)

@@ -20,7 +20,7 @@ from whereformer.testing import spread
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-METHODS = whereformer.position_names(for_text=True)
+METHODS = whereformer.position_names()
 WITHOUT_ORDER = {"none", "logn"}
 """Methods that do not tell one order of tokens from another."""
 

@@ -239,7 +239,7 @@ def test_a_claim_that_does_not_hold_is_found():
 def test_what_is_not_claimed_is_not_so(name):
     claims = type(name, (method_class(name),), {"shift_invariant": True})
     with pytest.raises(AssertionError, match="The same number added"):
-        check_position(claims, **(METHODS[name][1] if name == "rope2d" else {}))
+        check_position(claims)
 
 
 @pytest.mark.slow

@@ -45,7 +45,6 @@ def encoder(name, length=LENGTH):
         num_attention_heads=HEADS,
         blocks="1",
         position=name,
-        position_options={} if method_class(name).for_text else {"rows": 8, "columns": 8},
         max_position_embeddings=LENGTH,
         type_vocab_size=0,
         hidden_dropout_prob=0.0,

@@ -140,7 +140,7 @@ def exports(name):
         intermediate_size=32,
         blocks="2",
         position=name,
-        position_options=QUICK.get(name, {} if method_class(name).for_text else {"rows": 5, "columns": 8}),
+        position_options=QUICK.get(name, {}),
         max_position_embeddings=40,
         type_vocab_size=0,
     )
@@ -171,8 +171,7 @@ def longer(name):
 def row(name):
     """A method's row of the table."""
     torch.manual_seed(0)
-    sides = {} if method_class(name).for_text else {"rows": 32, "columns": 16}
-    position = build_position(name, **SIZES, **QUICK.get(name, {}), **sides)
+    position = build_position(name, **SIZES, **QUICK.get(name, {}))
     marks = {True: "yes", False: "no"}
     linear = [is_linear(position, explicit) for explicit in (False, True)]
     memory = "yes" if all(linear) else "no" if not linear[0] else "not with tensors"

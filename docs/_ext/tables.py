@@ -25,9 +25,8 @@ def as_table(header, rows):
 
 def parameters(name):
     """The number of a method's parameters at BERT-base's sizes."""
-    options = {} if method_class(name).for_text else {"rows": 16, "columns": 32}
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_position(name, **BERT_BASE, **options).parameters())
+        return sum(parameter.numel() for parameter in build_position(name, **BERT_BASE).parameters())
 
 
 def facts():
@@ -38,11 +37,8 @@ def facts():
         aliases = "".join(f" or `{alias}`" for alias, other in ALIASES.items() if other == name)
         link = f"`{name}`" if name == "none" else f"[`{name}`](docs/methods/{name}.md)"
         acts_on = ", ".join(on for on in ACTS_ON if on in method.acts_on) or "nothing"
-        images = "" if method.for_text else " (of images)"
         beyond = "yes" if method.extrapolates else "no"
-        rows.append(
-            [link + aliases, acts_on + images, f"{parameters(name):,}", beyond, f"{method.paper} {method.year}"]
-        )
+        rows.append([link + aliases, acts_on, f"{parameters(name):,}", beyond, f"{method.paper} {method.year}"])
     header = ["name", "acts on", "parameters in BERT-base", "beyond max_length", "paper"]
     return [f"There are {len(rows)} of them:", "", *as_table(header, rows)]
 

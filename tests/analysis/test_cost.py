@@ -85,7 +85,7 @@ def counted(config, length=40, types=2, **options):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"position": name} for name in whereformer.position_names(for_text=True)),
+        *({"position": name} for name in whereformer.position_names()),
         {"position": "learned+tisa"},
         {"position": "tupe+t5"},
         *(
@@ -103,7 +103,7 @@ def counted(config, length=40, types=2, **options):
         {"position": "transformer_xl", "position_options": {"form": "factorized"}},
         *(
             pytest.param({"blocks": "2-1x2-1", "position": name}, marks=pytest.mark.slow)
-            for name in whereformer.position_names(for_text=True)
+            for name in whereformer.position_names()
         ),
         *({"blocks": "1x2-2-1", "decoder_layers": "1x2", "position": name} for name in ("tisa", "tupe", "floater")),
         *(
@@ -211,7 +211,7 @@ def test_a_users_method_is_counted_as_it_is(changes, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"position": name} for name in whereformer.position_names(for_text=True)),
+        *({"position": name} for name in whereformer.position_names()),
         {"blocks": "1x12"},
         {"blocks": "2x3", "embedding_size": 8, "norm": "pre", "type_vocab_size": 0},
         {"blocks": "2-1x2-1", "decoder_layers": "1x2", "position": "tisa"},

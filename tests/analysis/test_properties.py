@@ -222,4 +222,4 @@ def test_floater_alone_walks():
         short, long = (longest_chain(build_position(name, max_length=n, **sizes), n) for n in (8, 32))
         return long > 1.1 * short
 
-    assert [name for name in position_names(for_text=True) if grows(name)] == ["floater"]
+    assert [name for name in position_names() if grows(name)] == ["floater"]

@@ -33,7 +33,7 @@ def test_golden_plain_scores(case):
     check(plain_scores(stored["E"] + stored["e_mean"], query, key), stored["F_avg"], 1e-12)
 
 
-METHODS = [name for name in position_names(for_text=True) if name != "none"]
+METHODS = [name for name in position_names() if name != "none"]
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": "pre"}, {"embedding_size": 4}])

@@ -86,7 +86,7 @@ def test_every_training_takes_the_steps_of_one_process(text, tmp_path, subtests)
         **{name: [*encoder, *more] for name, more in ENCODERS.items() if EVERY or name in USUAL_ENCODERS},
         **{
             name: [*encoder, "--steps=2", f"--position={name}"]
-            for name in (position_names(for_text=True) if EVERY else USUAL_METHODS)
+            for name in (position_names() if EVERY else USUAL_METHODS)
         },
     }
     for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():

@@ -17,7 +17,7 @@ from tests.lab.toy import Toy
 from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.recipe import function
-from whereformer.lab.run import open_folder, read_records, usual_jobs
+from whereformer.lab.run import as_line, open_folder, read_records, usual_jobs
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -113,7 +113,7 @@ def test_folders_of_other_versions_and_pipes_are_refused(tmp_path):
         toy(out=tmp_path)
 
 
-@pytest.mark.parametrize("change", ["cut", "edited", "line lost", "emptied", "strange"])
+@pytest.mark.parametrize("change", ["cut", "edited", "line lost", "emptied", "strange", "of no call", "the first"])
 def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
     toy(out=tmp_path, jobs=1)
     path, before = tmp_path / "records.jsonl", numbers(tmp_path)
@@ -124,6 +124,8 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
         "line lost": b"",
         "emptied": b"\n",
         "strange": b"[" * 5000 + b"\n",
+        "of no call": as_line({"key": "7", "value": 1}),
+        "the first": first,
     }
     assert changed[change] != lines[1]
     path.write_bytes(first + lines[0] + changed[change] + lines[2])

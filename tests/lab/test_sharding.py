@@ -68,7 +68,7 @@ def test_every_method_trains_sharded(tmp_path, subtests):
     with socket.socket() as chosen:
         chosen.bind(("localhost", 0))
         port = chosen.getsockname()[1]
-    positions = position_names(for_text=True) if EVERY else ("floater", "shaw", "tupe")
+    positions = position_names() if EVERY else ("floater", "shaw", "tupe")
     multiprocessing.spawn(_sharded, (port, tmp_path, positions), nprocs=2)
     for position in positions:
         with subtests.test(position):

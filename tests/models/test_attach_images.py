@@ -1,4 +1,4 @@
-"""``rope2d``, attached to image models of transformers."""
+"""rope over rows and columns, attached to image models of transformers."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import transformers
 
 from whereformer import attach, detach, load_attached
 from whereformer.errors import InputError
+from whereformer.positions.rope import Rope
 
 from .test_attach import close, make
 
@@ -16,6 +17,7 @@ IMAGES = {
     "beit": lambda: transformers.BeitModel(transformers.BeitConfig(**SIZES, image_size=(20, 12), use_mask_token=False)),
 }
 PREFIX = {"vit": 1, "deit": 2, "beit": 1}
+ROPE = {"sections": [2, 2], "arrangement": "axial"}
 
 
 def image_model(name):
@@ -28,41 +30,41 @@ def hidden(model):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_the_grid_is_the_models(name):
+def test_the_grid_is_the_models(name, monkeypatch):
     model = image_model(name)
     expected = hidden(model)
-    position = attach(model, "rope2d").whereformer
-    assert (position.rows, position.columns, position.prefix) == (5, 3, PREFIX[name])
-    assert (hidden(model) - expected).abs().max() > 1e-3
+    seen, turns = [], Rope._turns
+    monkeypatch.setattr(Rope, "_turns", lambda self, positions: seen.append(positions) or turns(self, positions))
+    attach(model, "rope", **ROPE)
+    found = hidden(model)
+    assert (found - expected).abs().max() > 1e-3
+    cells = torch.cartesian_prod(torch.arange(5), torch.arange(3))
+    assert torch.equal(seen[0], torch.cat((cells.new_zeros(PREFIX[name], 2), cells))[None])
     close(hidden(detach(model)), expected)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_saves_and_loads(keep, tmp_path):
-    model = attach(image_model("vit"), "rope2d", keep_absolute=keep)
+    model = attach(image_model("vit"), "rope", keep_absolute=keep, **ROPE)
     model.save_pretrained(tmp_path)
     loaded = load_attached(tmp_path, transformers.AutoModel)
-    assert loaded.config.whereformer == {"position": "rope2d", "keep_absolute": keep, "options": {}}
+    assert loaded.config.whereformer == {"position": "rope", "keep_absolute": keep, "options": ROPE}
     torch.testing.assert_close(hidden(loaded), hidden(model), rtol=0, atol=0)
 
 
-def test_a_grid_that_is_not_the_models_is_refused():
-    message = r"^rows: expected a prefix and rows x columns of 16 tokens, got 1 and 4 x 3, which are 13$"
-    with pytest.raises(InputError, match=message):
-        attach(image_model("vit"), "rope2d", rows=4)
-    model = attach(image_model("vit"), "rope2d", rows=3, columns=5)
-    assert (model.whereformer.rows, model.whereformer.columns, model.whereformer.prefix) == (3, 5, 1)
+def test_methods_of_one_axis_beside_it_are_refused():
+    with pytest.raises(InputError, match=r"^position: Tisa takes positions \(n,\) or \(batch, n\), got \(1, 16, 2\)"):
+        attach(image_model("vit"), "rope+tisa", **ROPE)
 
 
 def test_windows_and_layers_of_other_heads_are_refused():
-    config = transformers.SwinConfig(image_size=56, patch_size=4, embed_dim=6, depths=[1, 1], num_heads=[1, 2])
-    message = (
-        r"^position: 'rope2d' needs all patches of an image in one sequence; this model has 14 x 14 patches and seq"
-    )
-    with pytest.raises(InputError, match=message):
-        attach(transformers.SwinModel(config), "rope2d")
+    sizes = {"image_size": 56, "patch_size": 4, "embed_dim": 8}
+    model = transformers.SwinModel(transformers.SwinConfig(**sizes, depths=[1], num_heads=[1]))
+    with pytest.raises(InputError, match=r"^position: rope with sections needs all patches .* has 14 x 14 patches and"):
+        attach(model, "rope", **ROPE)
+    model = transformers.SwinModel(transformers.SwinConfig(**sizes, depths=[1, 1], num_heads=[1, 2]))
     with pytest.raises(InputError, match=r"^position: the layers of \w+ differ in their heads; expected 'none', got"):
-        attach(transformers.SwinModel(config), "tisa")
+        attach(model, "tisa")
 
 
 @pytest.mark.parametrize("size", [(40, 40), (8, 8), (8, 32)], ids=str)
@@ -70,7 +72,7 @@ def test_windows_and_layers_of_other_heads_are_refused():
 def test_an_image_of_another_size_is_refused(kind, size):
     """Fewer patches, or as many in other rows, would fit the grid and have wrong offsets."""
     config = getattr(transformers, f"{kind}Config")(**SIZES, image_size=16)
-    model = attach(getattr(transformers, f"{kind}Model")(config), "rope2d")
+    model = attach(getattr(transformers, f"{kind}Model")(config), "rope", **ROPE)
     options = {"interpolate_pos_encoding": True} if kind == "ViT" else {}
     image = torch.randn(1, 3, *size)
     for call in (lambda: model(image, **options), lambda: model(pixel_values=image, **options)):
@@ -84,6 +86,6 @@ def test_an_image_of_another_size_is_refused(kind, size):
 def test_a_model_inside_refuses_an_image_of_another_size_too():
     """The stack of Dinov2 is an encoder, which gets no images."""
     config = transformers.Dinov2Config(**SIZES, image_size=16)
-    model = attach(transformers.Dinov2ForImageClassification(config), "rope2d")
+    model = attach(transformers.Dinov2ForImageClassification(config), "rope", **ROPE)
     with pytest.raises(InputError, match=r"^pixel_values: expected images of 16 x 16, .*, got 8 x 8$"):
         model.dinov2(torch.randn(1, 3, 8, 8))

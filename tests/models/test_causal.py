@@ -29,10 +29,7 @@ SYNTHESIZERS = [
     for content in ("none", "mix")
 ]
 METHODS = [
-    *(
-        {"position": name}
-        for name in [*whereformer.position_names(for_text=True), "learned+tisa", "tupe+t5", "rope+alibi"]
-    ),
+    *({"position": name} for name in [*whereformer.position_names(), "learned+tisa", "tupe+t5", "rope+alibi"]),
     *SYNTHESIZERS,
     {"position": "transformer_xl", "separate_cls": False},
     {**PRESETS["modernbert"], "windows": "0,3", "position_options": {"base": [100.0, 10.0]}},

@@ -8,7 +8,7 @@ import whereformer
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, PositionRangeError
 from whereformer.models import Block, parse_blocks
 
-POSITIONS = [*whereformer.position_names(for_text=True), "learned+tisa", "tupe+t5"]
+POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 12}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

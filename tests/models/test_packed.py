@@ -29,7 +29,7 @@ SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "interme
 FUNNEL = {"blocks": "1-1-1", "decoder_layers": "1"}
 ENDS = torch.tensor((0, *LENGTHS), dtype=torch.int32).cumsum(0, dtype=torch.int32)
 SEQ = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))[None]
-METHODS = [name for name in position_names() if name != "rope2d"]
+METHODS = position_names()
 
 
 def randomized(kind, config_class=EncoderConfig, **options):
@@ -245,5 +245,6 @@ def test_what_does_not_fit_is_refused(given, message):
 
 def test_answers_of_packed_texts_are_refused():
     model, place = randomized(EncoderForQuestionAnswering, position="tisa"), torch.tensor([0])
-    with pytest.raises(InputError, match=r"^start_positions: a packed row has an answer in each text"):
-        model(IDS, seq_idx=SEQ, start_positions=place, end_positions=place)
+    for packed in ({"seq_idx": SEQ}, {"document_ids": SEQ}):
+        with pytest.raises(InputError, match=r"^start_positions: a packed row has an answer in each text"):
+            model(IDS, **packed, start_positions=place, end_positions=place)

@@ -25,7 +25,7 @@ from whereformer.models.layers import Attention
 from .checkpointing import checkpoint_activations
 from .peers import of_both_stacks
 
-METHODS = [*position_names(for_text=True), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+fox", "deberta+rope"]
+METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+fox", "deberta+rope"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
 

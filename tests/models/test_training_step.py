@@ -67,10 +67,7 @@ QUICK = ("floater", "shaw", "rope", "transformer_xl", "deberta", "fox", "synthes
 
 @pytest.mark.parametrize(
     "position",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in [*position_names(for_text=True), "tupe+t5"]
-    ],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in [*position_names(), "tupe+t5"]],
 )
 def test_reentrant_checkpointing_gives_the_same_gradients(position):
     for model in (encoder(position), encoder(position, blocks="1x2-2", decoder_layers="1")):

@@ -91,7 +91,7 @@ QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "fox", "learn
     "position",
     [
         name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in (*position_names(for_text=True), "learned+t5")
+        for name in (*position_names(), "learned+t5")
     ],
 )
 def test_a_window_is_a_mask(position, shape, backend, monkeypatch):

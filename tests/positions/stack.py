@@ -12,7 +12,6 @@ QUICK = {
     "fire": {"initial_threshold": 8.0},
     "deberta": {"num_buckets": 8, "max_distance": 12},
     "inkling": {"rank": 2, "extent": 6},
-    "rope2d": {"rows": 4, "columns": 6},
 }
 
 METHODS = {
@@ -55,17 +54,7 @@ METHODS = {
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),
     "transformer_xl factorized without [CLS]": ("transformer_xl", {"form": "factorized", "reset_cls": True}),
-    "rope2d after a prefix": (
-        "rope2d",
-        {
-            "rows": 11,
-            "columns": 2,
-            "prefix": 2,
-            "frequencies": "alternate",
-            "normalize": False,
-            "layout": "interleaved",
-        },
-    ),
+    "rope of axes": ("rope", {"sections": [2, 2], "arrangement": "axial"}),
     "enformer near": ("enformer", {"length": 4, "num_features": 12}),
     "inkling causal": ("inkling", {"causal": True, "rank": 3, "extent": 5, "log_scaling": 3}),
     "inkling far": ("inkling", {"rank": 1, "extent": 3}),

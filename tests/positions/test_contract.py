@@ -333,7 +333,7 @@ def test_t5_has_no_curve_between_whole_offsets():
 
 
 def test_methods_are_listed_by_pattern_and_property():
-    assert position_names("rope*") == ["rope", "rope2d"]
+    assert position_names("s*") == ["sinusoidal", "shaw", "synthesizer", "sandwich"]
     assert position_names(acts_on="embeddings") == ["sinusoidal", "learned"]
     assert position_names("t*", acts_on="scores", extrapolates=True) == ["t5", "tisa", "transformer_xl"]
     assert "learned" not in position_names(shift_invariant=True)
@@ -352,7 +352,14 @@ def test_every_method_has_a_source(name):
 # --- building
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "max_length": 24}
-GRID = {"rows": 3, "columns": 4}
+LENGTH = "original_max_position_embeddings"
+YARN = {"factor": 2, LENGTH: 512}
+LONG = {"long_factor": [1.0] * 4, LENGTH: 512}
+
+
+def scaled(kind, message, **numbers):
+    return "rope", {"scaling": {"rope_type": kind, **numbers}}, f"scaling: {message}"
+
 
 WRONG_OPTIONS = [
     ("sinusoidal", {"layout": "half"}, r"layout: expected one of interleaved, blocks, got 'half'"),
@@ -386,49 +393,35 @@ WRONG_OPTIONS = [
     ("rope", {"rotary_dim": 10}, r"rotary_dim: expected an even number up to head_dim 8, got 10"),
     ("rope", {"rotary_dim": 0}, r"rotary_dim: expected an even number up to head_dim 8, got 0"),
     ("rope", {"head_dim": 5}, r"rotary_dim: expected an even number up to head_dim 5, got 5"),
-    (
-        "rope",
-        {"scaling": {}},
-        r"scaling: expected a rope_type of default, linear, ntk, yarn, llama3, longrope, proportional, got None",
-    ),
+    ("rope", {"scaling": {}}, r"scaling: expected a rope_type of default, linear, ntk, .*, proportional, got None"),
     ("rope", {"scaling": "yarn"}, r"scaling: expected numbers by their names, such as rope_type, got 'yarn'"),
-    ("rope", {"scaling": {"rope_type": "dynamic"}}, r"scaling: 'dynamic' has other frequencies at every length, .*ntk"),
-    ("rope", {"scaling": {"rope_type": "linear"}}, r"scaling: 'linear' needs factor"),
-    ("rope", {"scaling": {"rope_type": "linear", "factor": 0.5}}, r"scaling: expected a factor of at least 1, got 0.5"),
-    ("rope", {"scaling": {"rope_type": "linear", "factor": "2"}}, r"scaling: factor: expected a number, got '2'"),
-    ("rope", {"scaling": {"rope_type": "ntk", "factor": 2, "beta": 1}}, r"scaling: 'ntk' has no 'beta'; it has factor"),
-    (
-        "rope",
-        {"scaling": {"type": "ntk", "factor": 2}},
-        r"scaling: expected rope_type, got its old name type \('ntk'\)",
-    ),
-    (
-        "rope",
-        {"scaling": {"rope_type": "linear", "factor": 2, "rope_theta": 5e5}},
-        r"scaling: 'linear' has no 'rope_theta'; it has factor; for rope_theta use the option base",
-    ),
+    ("rope", {"scaling": {"type": "ntk"}}, r"scaling: expected rope_type, got its old name type \('ntk'\)"),
     ("rope", {"scaling": {"rope_type": "ntk", "factor": 2}, "rotary_dim": 2}, r"scaling: 'ntk' needs a rotary_dim of"),
-    (
-        "rope",
-        {"scaling": {"rope_type": "yarn", "factor": 2}},
-        r"scaling: 'yarn' needs original_max_position_embeddings",
-    ),
-    (
-        "rope",
-        {"scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": -1}},
-        r"scaling: expected a positive original_max_position_embeddings, got -1",
-    ),
     ("rope", {"scaling": [None, None]}, r"scaling: expected 1 to 1, one per layer, got 2"),
-    (
-        "rope",
-        {"scaling": {"rope_type": "proportional", "partial_rotary_factor": 1.5}},
-        r"scaling: expected a partial_rotary_factor of at most 1, got 1.5",
+    scaled("dynamic", r"'dynamic' has other frequencies at every length, .*ntk"),
+    scaled("linear", r"'linear' needs factor"),
+    scaled("linear", r"expected a factor of at least 1, got 0.5", factor=0.5),
+    scaled("linear", r"factor: expected a number, got '2'", factor="2"),
+    scaled("ntk", r"'ntk' has no 'beta'; it has factor", factor=2, beta=1),
+    scaled(
+        "linear", r"'linear' has no 'rope_theta'; it has .* rope_theta use the option base", factor=2, rope_theta=5e5
     ),
-    ("rope2d", {**GRID, "head_dim": 6}, r"head_dim: rope2d needs a multiple of 4, got 6"),
-    ("rope2d", {**GRID, "base": -1.0}, r"base: expected a positive number, got -1.0"),
-    ("rope2d", {**GRID, "frequencies": "mixed"}, r"frequencies: expected one of axial, alternate, got 'mixed'"),
-    ("rope2d", {**GRID, "layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
-    ("rope2d", {**GRID, "prefix": -1}, r"prefix: expected at least 0, got -1"),
+    scaled("yarn", r"'yarn' needs original_max_position_embeddings", factor=2),
+    scaled("yarn", r"expected a positive original_max_position_embeddings, got -1", factor=2, **{LENGTH: -1}),
+    # Bounds in the wrong order would scale the short waves and keep the long ones.
+    scaled("yarn", r"expected beta_slow < beta_fast, got 32 and 1", beta_fast=1, beta_slow=32, **YARN),
+    scaled("yarn", r"expected beta_slow < beta_fast, got 1.0 and 0.5", beta_fast=0.5, **YARN),
+    scaled("llama3", r"expected low_freq_factor < high_freq_factor, got 4.0 and 4.0", low_freq_factor=4.0, **YARN),
+    scaled("proportional", r"expected a partial_rotary_factor of at most 1, got 1.5", partial_rotary_factor=1.5),
+    scaled("longrope", r"expected short_factor as 4 numbers, one per pair, got \[1\]", short_factor=[1], **LONG),
+    scaled("longrope", r"expected a positive short_factor, got 0", short_factor=[1, 1, 1, 0], **LONG),
+    scaled("longrope", r"'longrope' needs short_factor", **LONG),
+    ("rope", {"arrangement": "mixed"}, r"arrangement: expected one of blocks, interleaved, axial, got 'mixed'"),
+    ("rope", {"sections": 4}, r"sections: expected a list of whole numbers from 1 on, got 4"),
+    ("rope", {"sections": [5, -1]}, r"sections: expected a list of whole numbers from 1 on, got \[5, -1\]"),
+    ("rope", {"sections": [2, 1]}, r"sections: expected 4 pairs together, half of rotary_dim, got \[2, 1\]"),
+    ("rope", {"sections": [3, 1], "arrangement": "axial"}, r"sections: expected equal ones with 'axial', got \[3, 1\]"),
+    ("rope", {"sections": [1, 3], "arrangement": "interleaved"}, r"sections: expected none above the first with 'int"),
     ("deberta", {"max_distance": 0, "num_buckets": None}, r"max_distance: expected at least 1, got 0"),
     ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
     ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),

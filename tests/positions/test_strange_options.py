@@ -59,7 +59,7 @@ def builds(make, *fields):
 def test_options_of_any_kind(chosen, value):
     name, option = chosen
     own = describe(name)[1].keys() | {"layout"}  # which may not fit the sizes
-    options = {**({"rows": 2, "columns": 3} if name == "rope2d" else {}), option: value}
+    options = {option: value}
     builds(lambda: build_position(name, **SIZES, **options), *own)
     config = {"hidden_size": 16, "num_attention_heads": 2, "blocks": "1", "position": name}
     builds(lambda: Encoder(EncoderConfig(**config, position_options=options)), "position_options", *own)

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 import whereformer
 from tests.failing import fails, refusals
@@ -51,6 +52,8 @@ def test_it_writes_records_models_and_report_and_prints_a_ranking(text, tmp_path
     assert tisa.flops >= runs["none"][0].flops > 0
     model = EncoderForMaskedLM.from_pretrained(tmp_path / "models" / "tisa-0")
     assert not model.config.sparse_prediction
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "models" / "tisa-0")
+    assert (len(tokenizer), tokenizer.model_max_length) == (model.config.vocab_size, 16)
     assert not (tmp_path / "checkpoints" / "tisa-0").exists()
     page = (tmp_path / "report.html").read_text()
     Page(page).check_self_contained()
@@ -84,7 +87,7 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     recipe = Compare(out="x", blocks="1x2", length=16, hidden_size=16)
-    models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tisa", "tupe+t5", "floater")}
+    models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tisa", "tupe+t5", "none+sinks")}
     backbone = models["none"].state_dict()
     for model in models.values():
         state = model.state_dict()
@@ -273,7 +276,9 @@ def test_other_lengths_are_judged(text, tmp_path):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
     recipe, expected = Compare(out="x", preset=preset, length=16, hidden_size=16), EncoderConfig.preset(preset)
-    configs = [recipe.config(name, 64) for name in ("none", "rope")]
+    *configs, hybrid = (recipe.config(name, 64) for name in ("none", "rope", "hybrid"))
+    of_hybrid = EncoderConfig.preset("hybrid", blocks=hybrid.blocks, decoder_layers=hybrid.decoder_layers)
+    assert (hybrid.position, hybrid.windows) == (of_hybrid.position, of_hybrid.windows)
     for field in ("norm", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
         assert {getattr(config, field) for config in configs} == {getattr(expected, field)}, field
     assert [config.position for config in configs] == ["none", "rope"]
@@ -309,9 +314,9 @@ def test_every_method_can_be_compared(text, tmp_path):
     from whereformer import position_names
 
     runs = run(text, tmp_path, positions="all")
-    assert list(runs) == position_names(for_text=True)
+    assert list(runs) == position_names()
     fixed = {name for name, each in runs.items() if isinstance(each[0].scores[1], str)}
-    assert fixed == {*position_names(extrapolates=False, for_text=True)}
+    assert fixed == {*position_names(extrapolates=False)}
     assert all(each[0].flops for each in runs.values())
 
 

@@ -76,8 +76,10 @@ def test_the_function_does_what_the_command_does(tmp_path):
 def test_methods_start_from_the_same_backbone():
     recipe = Probe(length=8, steps=1)
     backbone = recipe.build("none", 5).state_dict()
-    for name in ("learned", "tisa", "tupe+t5"):
-        state = recipe.build(name, 5).state_dict()
+    for name in ("learned", "tisa", "tupe+t5", "rope+sinks", "hybrid"):
+        model = recipe.build(name, 5)
+        state, config = model.state_dict(), model.config
+        assert (config.sinks, config.windows) == (name == "rope+sinks", "0,64" if name == "hybrid" else None)
         assert all(torch.equal(state[key], weight) for key, weight in backbone.items())
     other = recipe.build("none", 6).state_dict()
     assert any(not torch.equal(other[key], weight) for key, weight in backbone.items())

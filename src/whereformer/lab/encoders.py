@@ -12,7 +12,7 @@ import torch
 from ..files import new_folder
 from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ..positions import PositionRangeError
-from . import manifest
+from . import manifest, methods
 from .loading import quiet_transformers
 
 Value = TypeVar("Value")
@@ -21,11 +21,15 @@ BASELINE = "none"
 """The method without positions, whose weights all models start from."""
 
 
-def small_config(preset: str | None = None, *, hidden_size: int, **fields: Any) -> EncoderConfig:
+def small_config(
+    preset: str | None = None, *, position: str, blocks: str, hidden_size: int, **fields: Any
+) -> EncoderConfig:
     """Return the configuration of a small encoder, for training too short to need dropout.
 
     Args:
         preset: the architecture; None is BERT with pre-layer normalization.
+        position: the name of a row (:func:`~whereformer.lab.methods.fields_of_row`).
+        blocks: the layers.
         hidden_size: the width.
         fields: more fields of the configuration.
 
@@ -44,6 +48,8 @@ def small_config(preset: str | None = None, *, hidden_size: int, **fields: Any) 
         # BERT's 0.02 suits a width of 768. Narrow layers start to learn sooner with a larger range.
         initializer_range=min(0.06, 0.02 * math.sqrt(768 / hidden_size)),
         sparse_prediction=True,
+        blocks=blocks,
+        **methods.fields_of_row(position, blocks, fields.get("decoder_layers", "0")),
         **fields,
     )
 
@@ -54,19 +60,22 @@ def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCa
     # The names of an encoder's labels are for two of them.
     fields = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
     torch.manual_seed(seed)
-    backbone = kind(EncoderConfig.from_dict({**fields, "position": BASELINE, "position_options": {}})).state_dict()
+    plain = {"position": BASELINE, "position_options": {}, "sinks": False}
+    backbone = kind(EncoderConfig.from_dict({**fields, **plain})).state_dict()
     torch.manual_seed(seed)
     model = kind(config)
     missing = model.load_state_dict(backbone, strict=False).missing_keys
-    assert all(name.startswith("encoder.position.") for name in missing), missing
+    assert all(name.startswith("encoder.position.") or name.endswith(".sinks") for name in missing), missing
     return model
 
 
-def keep(model: Any, folder: Path, facts: dict[str, Any]) -> None:
-    """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest of ``facts``."""
+def keep(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
+    """Save a trained model, set to give logits at every token, and its tokenizer, with a manifest of ``facts``."""
     model.config.sparse_prediction = False
+    tokenizer.model_max_length = model.config.max_position_embeddings
     with quiet_transformers(), new_folder(folder) as partial:
         model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
         manifest.write(partial, facts)
 
 

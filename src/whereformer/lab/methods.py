@@ -9,6 +9,7 @@ import sys
 from collections.abc import Container, Iterable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,22 +24,38 @@ _SOURCES: dict[str, str] = {}
 
 
 def known_methods(named: str) -> list[str]:
-    """Return the distinct methods of a comma-separated list; "all" stands for every method for text.
+    """Return the distinct methods of a comma-separated list, which :func:`fields_of_row` knows; "all": every method.
 
     Raises:
         InputError: for ``positions``, if there are none, or one is unknown.
     """
-    names = position_names(for_text=True) if named.strip() == "all" else named.split(",")
+    names = position_names() if named.strip() == "all" else named.split(",")
     try:
         chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
         for name in chosen:
-            for part in method_names(name):
+            for part in method_names(fields_of_row(name)["position"]):
                 method_class(part)
     except InputError as error:
         raise about_method(error, "positions") from None
     if not chosen:
         raise InputError("positions", "expected at least one method, got none")
     return chosen
+
+
+def fields_of_row(name: str, blocks: str = "4", decoder_layers: str = "0") -> dict[str, Any]:
+    """Return what an encoder of these layers has of its own in the row of this name, as fields of its configuration.
+
+    Besides the name of a position method, it may be "rope+sinks", which has sinks too, or "hybrid", which has the
+    positions and windows of this preset.
+    """
+    position = name if "sinks" in METHODS else name.removesuffix("+sinks")
+    fields: dict[str, Any] = {"position": position}
+    if position == "hybrid" and position not in METHODS:
+        from ..models.presets import preset_fields
+
+        preset = preset_fields(position, {"blocks": blocks, "decoder_layers": decoder_layers})
+        fields = {field: preset[field] for field in ("position", "windows")}
+    return fields if position == name else {**fields, "sinks": True}
 
 
 def check_methods(names: Iterable[str], **sizes: int) -> None:
@@ -50,7 +67,7 @@ def check_methods(names: Iterable[str], **sizes: int) -> None:
     for name in names:
         try:
             with torch.device("meta"):
-                build_position(name, **sizes)
+                build_position(fields_of_row(name, str(sizes.get("num_layers", 1)))["position"], **sizes)
         except (ValueError, TypeError) as error:
             problem = about_method(error, "positions")
             known = problem.reason if name in problem.reason else f"{name!r} does not fit: {problem.reason}"

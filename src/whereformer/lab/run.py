@@ -348,15 +348,16 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     """
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
     content = _content(first)
-    if content is None or "options" not in content:
+    if content is None or not isinstance(content.get("options"), dict):
         raise InputError("out", f"{path} is not the record of a run; move it away or choose another folder")
     found, damaged = {}, []
     for number, line in enumerate(rest, 2):
-        record = _content(line)
-        if record is None:
+        record = _content(line) or {}
+        try:
+            _, *_ = json.loads(record["key"])
+            found[record["key"]] = {"value": record["value"], **record}
+        except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
-        else:
-            found[record["key"]] = record
     return content["options"], found, damaged
 
 

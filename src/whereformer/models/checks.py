@@ -36,15 +36,15 @@ def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
 
 
 def check_positions(name: str, positions: Tensor, batch: int, length: int) -> None:
-    """Raise an InputError that names the argument unless there is a position for every token, of at most MOST_IDS.
+    """Raise an InputError that names the argument unless every token has a position, of at most MOST_IDS on each axis.
 
     Numbers are looked at on the CPU only; elsewhere, and in compiled code, that would stall the device.
     """
     check_tensor(name, positions)
     shape = positions.shape
     # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
-    rows = shape[0] == batch or shape[0] == 1 if positions.dim() == 2 else positions.dim() == 1
-    if not rows or shape[-1] != length:
+    rows = shape[0] == batch or shape[0] == 1 if positions.dim() in (2, 3) else positions.dim() == 1
+    if not rows or shape[min(positions.dim(), 2) - 1] != length:
         raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
     if positions.is_complex() or not can_look(positions) or not positions.numel():
         return

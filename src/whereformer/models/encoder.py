@@ -177,11 +177,11 @@ class Encoder(EncoderPreTrainedModel):
             input_ids: (batch, n) token ids; or give ``inputs_embeds`` (batch, n, embedding_size).
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
             token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
-            position_ids: (n,) or (batch, n), whole or (if the method allows it) fractional, up to 2 ** 31 - 1, which is
-                checked on the CPU; by default 0 .. n - 1, or without padding (``config.count_padding``). In every
-                pooling, given positions become those of the first token, and [CLS] keeps its own. By default, [CLS]
-                moves so that all neighbors are equally far apart; methods with a score for that distance (shaw, t5,
-                rope, tisa, alibi, fire) tell the two apart.
+            position_ids: (n,) or (batch, n), or for rope with sections (batch, n, axes); whole or (if the method allows
+                it) fractional, up to 2 ** 31 - 1, which is checked on the CPU; by default 0 .. n - 1, or without
+                padding (``config.count_padding``). In every pooling, given positions become those of the first token,
+                and [CLS] keeps its own. By default, [CLS] moves so that all neighbors are equally far apart; methods
+                with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document, whose ids stand side
                 by side. Positions start again with each run of equal ids by default. In a causal model, position_ids
                 that do so are enough, if there is no attention_mask. A model that pools takes one row without padding,
@@ -258,6 +258,7 @@ class Encoder(EncoderPreTrainedModel):
                 check_shape(name, ids, shape)
         if positions is not None:
             check_positions("position_ids", positions, batch, length)
+            self.position.check_axes("position_ids", positions)
         documents = self.documents(words, attention_mask, inputs)
         texts = self._texts(documents, attention_mask)
         # Pooled documents are numbered, whatever their ids were.
@@ -299,7 +300,7 @@ class Encoder(EncoderPreTrainedModel):
             raise InputError("document_ids", "expected None beside cu_seq_lens_q or seq_idx, which say the same")
         if documents is not None or texts is not None:
             return texts if documents is None else whole_numbers("document_ids", documents)
-        if positions is None or attention_mask is not None or not self.config.causal:
+        if positions is None or positions.dim() == 3 or attention_mask is not None or not self.config.causal:
             return None
         at = positions if positions.is_floating_point() else positions.long()
         begins = at[..., 1:] <= at[..., :-1]

@@ -25,6 +25,7 @@ from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, returns, takes
 from .layers import layer_norm
+from .packed import PACKED
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -443,13 +444,13 @@ class EncoderForQuestionAnswering(EncoderWithHead):
             and the end's mean cross-entropy in nats.
 
         Raises:
-            ValueError: for one of the positions without the other, or shapes that do not fit.
+            ValueError: for one of the positions without the other, shapes that do not fit, or packed rows.
         """
         if (start_positions is None) != (end_positions is None):
             raise ValueError("start_positions and end_positions: give both or neither")
         labels = None
         if start_positions is not None and end_positions is not None:
-            if inputs.get("cu_seq_lens_q") is not None or inputs.get("seq_idx") is not None:
+            if any(inputs.get(name) is not None for name in ("document_ids", *PACKED)):
                 reason = "a packed row has an answer in each text, and no loss of them; give each text a row of its own"
                 raise InputError("start_positions", reason)
             words = inputs.get("inputs_embeds") if input_ids is None else input_ids

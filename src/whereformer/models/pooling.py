@@ -100,7 +100,7 @@ class Pooling:
             return Positions(start, stride, self.length(positions.length))
         rows = torch.atleast_2d(positions)
         pooled = self._with_cls(rows, self._pairs(rows)[0])
-        return pooled if positions.dim() == 2 else pooled[0]
+        return pooled[0] if positions.dim() == 1 else pooled
 
     def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first and the second of every pair in (batch, n, ...); a token left alone is its own second."""

@@ -53,7 +53,6 @@ METHODS: dict[str, str | type[Position]] = {
     "fire": "fire:Fire",
     "deberta": "deberta:Deberta",
     "transformer_xl": "transformer_xl:TransformerXL",
-    "rope2d": "rope2d:Rope2d",
     "sandwich": "sandwich:Sandwich",
     "enformer": "enformer:Enformer",
     "inkling": "inkling:Inkling",
@@ -75,7 +74,6 @@ def position_names(
     acts_on: str | None = None,
     extrapolates: bool | None = None,
     shift_invariant: bool | None = None,
-    for_text: bool | None = None,
 ) -> list[str]:
     """The names of all methods, or of those with some properties, in the order of the registry.
 
@@ -87,7 +85,6 @@ def position_names(
         extrapolates: only methods that take positions of ``max_length`` and above (True), or that refuse them (False).
         shift_invariant: only methods for which the same number added to all positions changes nothing (True), or may
             change something (False).
-        for_text: only methods for text and sound (True), or for images (False), which need options.
 
     The properties are those of a method with its default options, as attributes of its class
     (:class:`~whereformer.positions.Position`).
@@ -97,8 +94,7 @@ def position_names(
     if not isinstance(pattern, str | None):
         raise InputError("pattern", f"expected a text such as 'rope*', got {shown(pattern)}")
     names = [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
-    filters = {"extrapolates": extrapolates, "shift_invariant": shift_invariant, "for_text": for_text}
-    for attribute, wanted in filters.items():
+    for attribute, wanted in {"extrapolates": extrapolates, "shift_invariant": shift_invariant}.items():
         if not isinstance(wanted, bool | None):
             raise InputError(attribute, f"expected True, False or None, got {shown(wanted)}")
         if wanted is not None:

@@ -228,9 +228,8 @@ class Position(nn.Module):
     shift_invariant: bool = False
     """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
 
-    for_text: bool = True
-    """Whether positions count the tokens of a text or a sound. If not, they are the cells of an image, and the method
-    needs ``rows`` and ``columns`` as options."""
+    axes: int | None = None
+    """The axes of positions (batch, n, axes) that the method takes besides (n,) and (batch, n); None: it takes none."""
 
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
@@ -357,6 +356,8 @@ class Position(nn.Module):
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
         _check_kinds(hidden, site)
+        self.check_axes("site.queries", site.queries)
+        self.check_axes("site.keys", site.keys)
         self.check_layer(site.layer, "site.layer")
         if query is None and self.content and self.needs_content:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
@@ -417,6 +418,16 @@ class Position(nn.Module):
                 f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0; "
                 "give build_position num_layers",
             )
+
+    def check_axes(self, name: str, positions: PositionsLike) -> None:
+        """Raise an InputError that names the argument for positions (batch, n, axes) that the method does not take."""
+        if isinstance(positions, Positions) or positions.dim() != 3:
+            return
+        for method in self.methods():
+            if method.acts_on and method.axes != positions.shape[2]:
+                takes = "takes positions (n,) or (batch, n)" + (f" or (batch, n, {method.axes})" if method.axes else "")
+                hint = "; rope takes several axes with its option sections"
+                raise InputError(name, f"{type(method).__name__} {takes}, got {tuple(positions.shape)}{hint}")
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Raise an InputError for a layer's input of another width, for methods that read it."""
@@ -548,6 +559,7 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def noted(self: Position, hidden: Tensor, positions: PositionsLike) -> Tensor:
         if not torch.compiler.is_compiling():
             self._embedded = True
+        self.check_axes("positions", positions)
         return embed(self, hidden, positions)
 
     return noted

@@ -16,6 +16,7 @@ from .rope_scaling import Scaling
 from .site import Site
 
 LAYOUTS = ("half", "interleaved")
+ARRANGEMENTS = ("blocks", "interleaved", "axial")
 
 Kind: TypeAlias = tuple[float, int]
 """How a layer turns: its base, and the number of its scaling."""
@@ -44,6 +45,10 @@ class Rope(Position):
     Pair m turns by ``position * base ** (-2 m / rotary_dim)``, so that query . key depends on the offset alone. Only
     the first ``rotary_dim`` features of a head turn; the rest pass through.
 
+    With ``sections``, positions may have several axes, such as the time, row and column of a patch: (batch, n, axes).
+    Each pair then turns with one of them. A token of text has the same number on all axes, as positions (n,) and
+    (batch, n) have; in ``blocks`` and ``interleaved`` it turns as without sections.
+
     Args:
         layout: the features that form pair m: "half", (m, m + rotary_dim / 2), as in GPT-NeoX and Llama; "interleaved",
             (2 m, 2 m + 1), as in RoFormer and GPT-J.
@@ -54,8 +59,13 @@ class Rope(Position):
             "longrope", "llama3" or "proportional") and its numbers, such as ``factor``, with the names of transformers'
             ``rope_parameters`` (:class:`~whereformer.positions.rope_scaling.Scaling`). A list has one for each layer,
             or None, repeated over the layers in turn.
+        sections: the number of pairs that turn with each axis; together ``rotary_dim / 2``. None: one axis.
+        arrangement: which pairs these are. "blocks": the first ones turn with axis 0, the next with axis 1 (Qwen2-VL).
+            "interleaved": the axes take turns until each has its number, and axis 0 has the rest (Qwen3-VL, NeoMME).
+            "axial": blocks, each of which has all wavelengths, ``base ** (-2 m / (rotary_dim / axes))``; sections are
+            equal (DINOv3, EVA-02, the image encoder of Qwen2-VL).
     Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
-    Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
+    Source: Su et al. (2021), arXiv 2104.09864, eq. 34; several axes: Wang et al. (2024), arXiv 2409.12191 (Qwen2-VL).
     """
 
     paper, year = "Su et al.", 2021
@@ -70,10 +80,13 @@ class Rope(Position):
         base: Sequence[float] | float = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Sequence[Mapping[str, Any] | None] | Mapping[str, Any] | None = None,
+        sections: Sequence[int] | None = None,
+        arrangement: str = "blocks",
     ) -> None:
         super().__init__(model)
-        if layout not in LAYOUTS:
-            raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+        for field, given, known in (("layout", layout, LAYOUTS), ("arrangement", arrangement, ARRANGEMENTS)):
+            if given not in known:
+                raise InputError(field, f"expected one of {', '.join(known)}, got {given!r}")
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
             raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
@@ -85,13 +98,16 @@ class Rope(Position):
             if number <= 0:
                 raise InputError("base", f"expected a positive number, got {number}")
         self.layout = layout
-        given: Sequence[Any] = scaling if isinstance(scaling, list | tuple) else [scaling]
-        if not 0 < len(given) <= model.num_layers:
-            raise InputError("scaling", f"expected 1 to {model.num_layers}, one per layer, got {len(given)}")
+        scalings: Sequence[Any] = scaling if isinstance(scaling, list | tuple) else [scaling]
+        if not 0 < len(scalings) <= model.num_layers:
+            raise InputError("scaling", f"expected 1 to {model.num_layers}, one per layer, got {len(scalings)}")
         self.bases = tuple(map(float, bases))
-        self.rotary_dim = rotary_dim
+        self.rotary_dim, self.arrangement = rotary_dim, arrangement
+        self.axis_of_pair = [] if sections is None else _axis_of_pair(sections, arrangement, rotary_dim // 2)
+        self.sections, self.axes = sections, None if sections is None else len(sections)
+        spectrum = rotary_dim // (self.axes or 1) if arrangement == "axial" else rotary_dim
         self.scalings = tuple(
-            Scaling(each, rotary_dim=rotary_dim, bases=self.bases, max_length=model.max_length) for each in given
+            Scaling(each, rotary_dim=spectrum, bases=self.bases, max_length=model.max_length) for each in scalings
         )
         self.kinds: tuple[Kind, ...] = tuple(
             (self.bases[layer % len(self.bases)], layer % len(self.scalings)) for layer in range(model.num_layers)
@@ -127,14 +143,31 @@ class Rope(Position):
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
-        values = position_values(positions, device).to(torch.float64).unsqueeze(-1)
+        values = position_values(positions, device).to(torch.float64)
+        values = values[..., self.axis_of_pair] if values.dim() == 3 else values.unsqueeze(-1)
         turns: Turns = {}
         for base, number in dict.fromkeys(self.kinds):
             scaling = self.scalings[number]
-            turns[base, number] = turn_by(
-                values * scaling.frequencies(base, device), self.layout, self._like, scaling.attention_factor
-            )
+            frequencies = scaling.frequencies(base, device).repeat(self.rotary_dim // scaling.rotary_dim)
+            turns[base, number] = turn_by(values * frequencies, self.layout, self._like, scaling.attention_factor)
         return turns
+
+
+def _axis_of_pair(sections: Any, arrangement: str, pairs: int) -> list[int]:
+    """Return the axis that each pair turns with, (pairs,); the arguments are :class:`Rope`'s."""
+    for number in sections if isinstance(sections, list | tuple) else [None]:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise InputError("sections", f"expected a list of whole numbers from 1 on, got {shown(sections)}")
+    axes = len(sections)
+    if sum(sections) != pairs:
+        raise InputError("sections", f"expected {pairs} pairs together, half of rotary_dim, got {shown(sections)}")
+    if arrangement == "axial" and len({*sections}) > 1:
+        raise InputError("sections", f"expected equal ones with 'axial', got {shown(sections)}")
+    if arrangement != "interleaved":
+        return [axis for axis, number in enumerate(sections) for _ in range(number)]
+    if max(sections) > sections[0]:
+        raise InputError("sections", f"expected none above the first with 'interleaved', got {shown(sections)}")
+    return [pair % axes if pair < axes * sections[pair % axes] else 0 for pair in range(pairs)]
 
 
 def turn_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> Turn:

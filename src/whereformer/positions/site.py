@@ -16,7 +16,8 @@ class Site:
     """Where attention takes place: which tokens attend to which, in which layer, and what its layers share.
 
     Args:
-        queries: positions of the tokens that attend.
+        queries: positions of the tokens that attend: affine, (n,) or (batch, n); for rope with sections also
+            (batch, n, axes), beside which causality and windows count the tokens in their rows.
         keys: positions of the tokens that they attend to.
         layer: the attention layer's number, from 0; a shared layer counts once per pass.
         shared: what :meth:`Position.prepare_for` returned for this site; None if the hooks have to compute it.
@@ -63,9 +64,10 @@ class Site:
     def options(self, query: Tensor | None) -> CallOptions:
         """Return the site as keyword arguments of :func:`whereformer.attention`, which takes no scale without a
         query."""
+        has_axes = any(isinstance(at, Tensor) and at.dim() == 3 for at in (self.queries, self.keys))
         return {
-            "query_positions": self.queries,
-            "key_positions": self.keys,
+            "query_positions": None if has_axes else self.queries,
+            "key_positions": None if has_axes else self.keys,
             "key_mask": self.key_mask,
             "causal": bool(self.causal),
             "window": self.window,

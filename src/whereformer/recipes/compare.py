@@ -99,6 +99,7 @@ class Material:
     training: Stream
     held_out: masks.HeldOut
     vocabulary: int
+    tokenizer: Any
     guessing: float
     """The held-out loss of guessing by token frequency."""
 
@@ -111,9 +112,9 @@ class Compare(ManyRuns):
     methods start from the same weights and see the same batches and masks, so the models differ only in their position
     method.
 
-    Writes report.html (open it in a browser), records.jsonl and the trained models (models/METHOD-SEED, for
-    EncoderForMaskedLM.from_pretrained, or with --causal for EncoderForCausalLM). After an interruption, the same
-    command continues with the missing runs.
+    Writes report.html (open it in a browser), records.jsonl and the trained models with their tokenizer
+    (models/METHOD-SEED, for EncoderForMaskedLM.from_pretrained, or with --causal for EncoderForCausalLM). After an
+    interruption, the same command continues with the missing runs.
     """
 
     NAME = "compare"
@@ -131,7 +132,8 @@ class Compare(ManyRuns):
     column: str | None = None
     """The column of tables that holds the text. Default: "text", or the only column of text."""
     positions: Annotated[Names, Free] = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
-    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method for text."""
+    """Methods to compare, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too,
+    and "hybrid" has the positions and windows of this preset; "all" means every method."""
     out: Annotated[Path, Free] = Path("runs/compare")
     """Folder for the results."""
     plugin: Annotated[Path | None, Free] = None
@@ -268,7 +270,7 @@ class Compare(ManyRuns):
         run.say(f"{tokens} from {source}; guessing by frequency: loss {guessing:.2f}")
         vocabulary = encoded.vocabulary.size
         held_out_text = masks.HeldOut(encoded.held_out, rate, vocabulary)
-        return Material(source, encoded.training, held_out_text, vocabulary, guessing)
+        return Material(source, encoded.training, held_out_text, vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
         """Return one method's encoder configuration. Every method has its own default options, also in a preset.
@@ -371,7 +373,7 @@ class Compare(ManyRuns):
         scores = encoders.at_lengths(self.judged, score)
         if isinstance(scores[0], str):
             return Outcome(rate, [], [], [], 0, None, scores[0])
-        encoders.keep(model, self.model_folder(position, seed), facts)
+        encoders.keep(model, material.tokenizer, self.model_folder(position, seed), facts)
         shutil.rmtree(checkpoints, ignore_errors=True)
         run.say(f"{about}: held-out loss {scores[0][0]:.3f}, accuracy of tokens {scores[0][1]:.1%}")
         return Outcome(

@@ -267,7 +267,8 @@ class Probe(ManyRuns):
     QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 100, "out": Path("runs/probe-quick")}
 
     positions: Annotated[Names, Free] = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")
-    """Methods to try, separated by commas. "a+b" uses both at once; "all" means every method for text."""
+    """Methods to try, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too, and
+    "hybrid" has the positions and windows of this preset; "all" means every method."""
     tasks: Annotated[Names, Choice(tuple(TASKS)), Free] = tuple(TASKS)
     """Tasks to try, separated by commas."""
     out: Annotated[Path, Free] = Path("runs/probe")

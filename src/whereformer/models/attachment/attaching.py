@@ -17,7 +17,7 @@ from ..devices import check_devices
 from . import proof
 from .found import AttentionCall, around, by_stack, find_calls, parts_of, parts_with, record_calls, set_implementation
 from .hooks import Enter, Start
-from .images import CheckImage, check_grid, grid_options
+from .images import CheckImage, grid_of
 from .implementations import NAME, with_masks
 from .kinds import serve
 from .own import own_table, rotates, serve_tables, switches
@@ -53,8 +53,8 @@ def attach(
             if it computes something else. A model that computes with its mask then gets transformers' own masks.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
-            masks that show later tokens. Methods for images get the sides of the model's grid of patches, and the
-            number of tokens before it.
+            masks that show later tokens. ``rope`` with two ``sections`` gets the row and the column of each patch of an
+            image model, and 0 for the tokens before them.
 
     Returns:
         The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
@@ -142,7 +142,7 @@ def _attach(
 
     for switch_off in own:
         switch_off(undo)
-    if {"rope", "rope2d"} & {*method_names(position)} and rotates(model):
+    if "rope" in method_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
     for stack in stacks:
@@ -159,7 +159,7 @@ def _attach(
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
     for stack in stacks:
         # Whichever part takes the images: the model, one inside it, or the stack.
-        for part in around(model, stack.stack) if stack.has_grid else ():
+        for part in around(model, stack.stack) if stack.grid is not None else ():
             check = CheckImage(stack.stack.config)
             undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
 
@@ -230,17 +230,14 @@ class Stack:
         for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
             if option != "causal" or options[option] is not False:
                 raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
-        grid = grid_options(config, calls[0].n_q, name)
-        self.position = build_position(name, **{**sizes, **grid, **options})
+        self.position = build_position(name, **{**sizes, **options})
         if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
             isinstance(method, NoPosition) for method in self.position.methods()
         ):
             raise InputError(
                 "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
             )
-        self.has_grid = bool(grid)
-        if grid:
-            check_grid(self.position, calls[0].n_q)
+        self.grid = grid_of(config, calls[0].n_q, self.position)
         for part in self.position.methods():
             if type(part).embed is not Position.embed:
                 raise InputError(
@@ -274,9 +271,10 @@ class Stack:
         counted = len(layers) < len(self.calls)
         begins = self._beginning()
         if _takes_keywords(begins):
-            start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
+            checkpointed = [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)]
+            start = Start(stack, checkpointed, self.grid)
             undo.add(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
         for call in self.calls:
             if (own := layers.pop(id(call.module), None)) is not None:
-                enter = Enter(stack, tuple(own), counted)
+                enter = Enter(stack, tuple(own), counted, self.grid)
                 undo.add(call.module.register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -4,54 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...positions import Position, describe, method_names
-from ...positions.rope2d import Rope2d
+from ...positions import Position
 
 
-def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
-    """Return the sides of the grid and the tokens before it, as options of the methods that take them.
+def grid_of(config: Any, n: int, position: Position) -> Tensor | None:
+    """Return the row and the column of each token of an image model, (1, n, 2), for a method that takes two axes.
+
+    Tokens before the patches, such as [CLS], have the first patch's.
 
     Args:
         config: the configuration of a model of transformers.
         n: the tokens that its attention sees.
-        name: a position method, or several joined by "+".
+        position: its method.
 
     Returns:
-        ``rows``, ``columns`` and ``prefix``; nothing for other models and for methods without such options.
+        None for other models and for methods whose positions have one axis.
     """
-    sides = [_both(getattr(config, field, None)) for field in ("image_size", "patch_size")]
-    takes_grids = any("columns" in describe(part)[1] for part in method_names(name))
-    if not takes_grids or sides[0] is None or sides[1] is None:
-        return {}
-    rows, columns = (size // patch for size, patch in zip(*sides, strict=True))
-    prefix = n - rows * columns
-    if prefix < 0:
+    image, patch = (_both(getattr(config, field, None)) for field in ("image_size", "patch_size"))
+    if image is None or patch is None or all(method.axes != 2 for method in position.methods()):
+        return None
+    rows, columns = image[0] // patch[0], image[1] // patch[1]
+    if n < rows * columns:
         raise InputError(
             "position",
-            f"{name!r} needs all patches of an image in one sequence; this model has {rows} x {columns} patches and "
-            f"sequences of {n} tokens",
+            f"rope with sections needs all patches of an image in one sequence; this model has {rows} x {columns} "
+            f"patches and sequences of {n} tokens",
         )
-    return {"rows": rows, "columns": columns, "prefix": prefix}
-
-
-def check_grid(position: Position, n: int) -> None:
-    """Raise an InputError if a method's grid is not that of the n tokens of an image model."""
-    for part in position.methods():
-        if isinstance(part, Rope2d) and part.length != n:
-            raise InputError(
-                "rows",
-                f"expected a prefix and rows x columns of {n} tokens, got {part.prefix} and {part.rows} x "
-                f"{part.columns}, which are {part.length}",
-            )
+    cells = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    grid = torch.cat((cells.new_zeros(n - len(cells), 2), cells))[None]
+    position.check_axes("position", grid)
+    return grid
 
 
 class CheckImage:
     """A hook that runs before a model and refuses images of another size than the model's.
 
-    Models that stretch their own positions to another size take them, but the method's grid would have other rows.
+    Models that stretch their own positions to another size take them, but the method's grid has the rows of this one.
     """
 
     def __init__(self, config: Any) -> None:

@@ -168,15 +168,24 @@ def check_weights(weights: Mapping[str, Tensor]) -> None:
 
 
 def _groups(names: Collection[str]) -> list[str]:
-    """Shorten names: a range for the tensors of layers, a module for its weight and bias."""
-    found: dict[str, set[int]] = {}
+    """Shorten names: a range for the tensors of layers, a module for its weight and bias.
+
+    If there is one tensor in each of some layers, such as their sinks, its name stays.
+    """
+    found: dict[str, tuple[set[int], set[str]]] = {}
     for name in names:
-        layer = re.match(r"(.*?\blayers?)\.(\d+)\.", name)
+        layer = re.match(r"(.*?\blayers?)\.(\d+)\.(.*)", name)
         module, _, _ = name.rpartition(".")
         whole = {f"{module}.weight", f"{module}.bias"} <= set(names)
         group = layer[1] if layer else module if whole else name
-        found.setdefault(group, set()).update({int(layer[2])} if layer else ())
-    return [".".join((group, *_range(layers))) for group, layers in found.items()]
+        layers, parts = found.setdefault(group, (set(), set()))
+        if layer:
+            layers.add(int(layer[2]))
+            parts.add(layer[3])
+    return [
+        ".".join((group, *_range(layers), *(parts if len(parts) == 1 else ())))
+        for group, (layers, parts) in found.items()
+    ]
 
 
 def _range(layers: Collection[int]) -> list[str]:
