@@ -62,8 +62,8 @@ def identify(scores, methods):
     """Say in a sentence which method computes the same scores before softmax, and what is wrong if none does exactly.
 
     Args:
-        scores: a function of query and key (1, heads, n, head_dim), float64, that returns (1, heads, n, n). Scores that a
-            mask sets to -10,000 or less are left out.
+        scores: a function of query and key (1, heads, n, head_dim), float64, that returns (1, heads, n, n). Scores
+            that a mask sets to -10,000 or less are left out.
         methods: methods by name, with the parameters of the code and as many heads.
     """
     model = next(iter(methods.values())).model
@@ -116,6 +116,7 @@ if __name__ == "__main__":
     table, clip = shaw.keys[0].detach().double(), shaw.clip
 
     def shaws(query, key):
+        """Shaw's scores, with keys one place further than they are."""
         rows = (distances + 1).clamp(-clip, clip) + clip
         return (query @ key.mT + torch.einsum("bhid,ijd->bhij", query, table[rows])) * 8**-0.5
 
