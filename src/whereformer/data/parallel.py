@@ -24,7 +24,7 @@ from ..lab.manifest import fingerprint_of_files
 from . import subwords
 from .encode import Facts, cached
 from .masks import IGNORED
-from .read import open_table, read_lines
+from .read import Table, read_lines
 from .streams import RowFile, in_lots, open_rows, write_rows
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PairFiles:
             raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
         for option, file in self.files:
             if self.data:
-                open_table(option, file)
+                Table(option, file)
             else:
                 check_regular(option, file)
 
@@ -126,7 +126,7 @@ class PairFiles:
         In .tsv files quotation marks are text. Without names, or with numbers as names, these have no header.
         """
         tabs, names = file.suffix.lower() == ".tsv", self._named
-        table = open_table(self.field, file, quotes=not tabs, header=not tabs or not all(map(str.isdigit, names)))
+        table = Table(self.field, file, quotes=not tabs, header=not tabs or not all(map(str.isdigit, names)))
         if not names and table.names:
             if len(table.names) != 2:
                 told = f"{file} has columns {some_of(table.names)}; name two of them, such as en,de"
