@@ -66,7 +66,6 @@ METHODS = {
             "layout": "interleaved",
         },
     ),
-    "enformer near": ("enformer", {"length": 4, "num_features": 12}),
     "inkling causal": ("inkling", {"causal": True, "rank": 3, "extent": 5, "log_scaling": 3}),
     "inkling far": ("inkling", {"rank": 1, "extent": 3}),
     "fox causal": ("fox", {"causal": True}),

@@ -53,8 +53,6 @@ METHODS: dict[str, str | type[Position]] = {
     "deberta": "deberta:Deberta",
     "transformer_xl": "transformer_xl:TransformerXL",
     "rope2d": "rope2d:Rope2d",
-    "sandwich": "sandwich:Sandwich",
-    "enformer": "enformer:Enformer",
     "inkling": "inkling:Inkling",
     "fox": "fox:Fox",
     "logn": "logn:Logn",
