@@ -266,11 +266,12 @@ def test_only_electra_has_its_options(tmp_path):
     assert (found.config.generator_size, found.config.discriminator_weight) == (0.5, 7.0)
     with pytest.raises(TypeError, match=r"^config: expected an ElectraPretrainingConfig, got EncoderConfig"):
         Electra(small_config())
-    with pytest.raises(ValueError, match=r"^generator_size: expected a positive number, got nan"):
-        build(generator_size=float("nan"))
-    for bad in (-0.5, float("nan")):
-        with pytest.raises(ValueError, match=f"^discriminator_weight: expected at least 0, got {bad}$"):
-            build(discriminator_weight=bad)
+    with pytest.raises(ValueError, match=r"^generator_size: expected a positive number, got 0"):
+        build(generator_size=0)
+    for name in ("generator_size", "discriminator_weight"):
+        for bad in (-0.5, float("nan")):
+            with pytest.raises(ValueError, match=f"^{name}: expected at least 0, got {bad}$"):
+                build(**{name: bad})
 
 
 def test_the_discriminator_of_an_electra_loads_without_electras_options(tmp_path):
