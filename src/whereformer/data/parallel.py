@@ -106,7 +106,7 @@ class PairFiles:
         return self.files[0][0]
 
     def __iter__(self) -> Iterator[Pair]:
-        pairs = chain.from_iterable(map(self._table, self.data))
+        pairs: Iterator[Pair] = chain.from_iterable(map(self._table, self.data))
         if self.source is not None and self.target is not None:
             source, target = (read_lines(*each) for each in self.files)
             pairs = aligned(self.field, self.source, source, self.target, target)
