@@ -68,7 +68,6 @@ class Family(NamedTuple):
         always_projects: whether that layer exists even if both widths are the same.
         pooler: the source of the dense layer in a sequence classifier; {} if it has its own.
         unused: beginnings of names without a counterpart.
-        classifier_act: the activation in a sequence classifier.
         masked_lm_act: the activation of the masked-LM head, whatever the configuration says; None: the configuration's.
         skips_padding: whether positions are counted from the one after the padding token's id.
         fused: whether one projection makes query, key and value, whose rows follow one another.
@@ -92,7 +91,6 @@ class Family(NamedTuple):
     always_projects: bool = False
     pooler: Mapping[str, str] = {}
     unused: tuple[str, ...] = ()
-    classifier_act: str = "tanh"
     masked_lm_act: str | None = None
     skips_padding: bool = False
     fused: bool = False
@@ -263,8 +261,8 @@ FAMILIES = {
             "ForPreTraining": (EncoderForPreTraining, DISCRIMINATOR),
         },
         tied={"generator_lm_head.weight": _WORDS},
-        classifier_act="gelu",
         masked_lm_act="gelu",
+        fixed={"classifier_act": "gelu"},
     ),
     "distilbert": Family(
         name="DistilBert",
@@ -285,7 +283,6 @@ FAMILIES = {
             "down": "ffn.lin2",
             "feed_forward_norm": "output_layer_norm",
         },
-        classifier_act="relu",
         renamed={
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
@@ -293,7 +290,7 @@ FAMILIES = {
             "attention_probs_dropout_prob": "attention_dropout",
             "classifier_dropout": "seq_classif_dropout",
         },
-        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12, "classifier_act": "relu"},
     ),
     "mpnet": Family(
         name="MPNet",
