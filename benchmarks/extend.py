@@ -32,8 +32,8 @@ from rich.table import Table
 from torch import Tensor
 
 from whereformer.cli.main import execute
+from whereformer.data import read
 from whereformer.data.corpus import Text
-from whereformer.data.read import open_table
 from whereformer.errors import InputError
 from whereformer.lab.metrics import METRICS
 from whereformer.lab.provenance import write_results
@@ -159,7 +159,7 @@ class Extended:
 
     def _spearman(self, encoder: SentenceEncoder) -> float:
         names = ["sentence1", "sentence2"]
-        *sides, labels = zip(*open_table("pairs", self.pairs).rows([*names, "label"]), strict=True)
+        *sides, labels = zip(*read.Table("pairs", self.pairs).rows([*names, "label"]), strict=True)
         one, other = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in texts]) for texts in sides)
         return METRICS["spearman"](np.asarray(labels, float), (one * other).sum(-1).double().numpy())
 

@@ -69,6 +69,16 @@ def test_a_head_looks_where_the_task_needs_it():
     assert any(abs(center + 2) < 0.5 for center in centers)
 
 
+@pytest.mark.slow
+def test_what_ports_do_otherwise_is_found():
+    assert re.findall(r"^code .*?: (.*)$", printed("check_a_port.py"), re.MULTILINE) == [
+        "these are the scores of none",
+        "rope, but features are paired as 'interleaved' and query . key is multiplied by 2.82843",
+        "shaw, but offsets are off by +1",
+        "no method explains these scores",
+    ]
+
+
 def test_the_notebook(monkeypatch):
     pytest.importorskip("matplotlib").use("agg")
     notebook = json.loads((EXAMPLES / "curves.ipynb").read_text(encoding="utf-8"))

@@ -5,13 +5,11 @@ from itertools import product
 import pytest
 import torch
 
-from tests.golden import check, groups
+from tests.golden import check
 from whereformer import Encoder, EncoderConfig, PositionRangeError
-from whereformer.analysis.reading import plain_scores, position_scores, position_vectors
+from whereformer.analysis.reading import position_scores, position_vectors
 from whereformer.analysis.toeplitz import from_diagonals, toeplitzness
 from whereformer.positions import position_names
-
-GRAMS, _ = groups("positions/analysis", ("random", "sinusoid", "noisy", "two", "one"), "fit")
 
 
 def encoder(position="learned", **options):
@@ -23,14 +21,6 @@ def encoder(position="learned", **options):
         for parameter in model.embeddings.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
     return model
-
-
-@pytest.mark.parametrize("case", GRAMS)
-def test_golden_plain_scores(case):
-    stored = case.stored
-    query, key = (stored[name].unflatten(1, (case.config["H"], -1)).transpose(0, 1) for name in ("Wq", "Wk"))
-    check(plain_scores(stored["E"], query, key), stored["F_pos"], 1e-12)
-    check(plain_scores(stored["E"] + stored["e_mean"], query, key), stored["F_avg"], 1e-12)
 
 
 METHODS = [name for name in position_names() if name != "none"]

@@ -109,7 +109,7 @@ def test_long_cells_that_compress_well_are_read_one_at_a_time(tmp_path, monkeypa
     file = tmp_path / "t.parquet"
     parquet.write_table(pa.table({"text": ["x" * 50_000] * 9}), file, dictionary_pagesize_limit=1 << 20)
     assert file.stat().st_size < 10_000
-    table = tables.open_table("data", file)
+    table = tables.Table("data", file)
     assert [len(batch) for batch in table._batches(["text"])] == [1] * 9
     assert [len(text) for (text,) in table.rows(["text"])] == [50_000] * 9
 

@@ -52,14 +52,14 @@ def listed(rows):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, own):
-    encoded, said = made(data, tmp_path / "cache", data if own else None)
+    (encoded, found_tokenizer), said = made(data, tmp_path / "cache", data if own else None)
     all_pairs = [*zip(*lines(), strict=True)]
     rows = (range(len(all_pairs)),) * 2 if own else held_out_in_memory(all_pairs)
     parts = [[all_pairs[row] for row in part] for part in rows]
     full = [pair for pair in parts[0] if parallel.has_text(*pair)]
     tokenizer = subwords.fit([pair[side] for side in (0, 1) for pair in full], VOCABULARY)
-    assert encoded.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    for found, part in zip((encoded.training, encoded.held_out), parts, strict=True):
+    assert found_tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    for found, part in zip(encoded.values(), parts, strict=True):
         sides = [[*subwords.encode(tokenizer, [pair[side] for pair in part])] for side in (0, 1)]
         expected = [
             [side[row] for side in sides] if parallel.has_text(*pair) else [[], []] for row, pair in enumerate(part)
@@ -72,11 +72,11 @@ def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, 
 
 
 def test_a_whole_cache_is_opened_and_a_damaged_one_is_mended(data, tmp_path):
-    first, _ = made(data, tmp_path / "cache")
+    (first, _), _ = made(data, tmp_path / "cache")
     before = contents(tmp_path / "cache")
-    again, said = made(data, tmp_path / "cache")
+    (again, _), said = made(data, tmp_path / "cache")
     assert said == []
-    assert listed(first.training) == listed(again.training)
+    assert listed(first["training"]) == listed(again["training"])
     damage(only_folder(tmp_path / "cache") / "held_out.lengths", "flipped")
     _, said = made(data, tmp_path / "cache")
     assert "held_out.lengths" in said[0]
@@ -92,7 +92,8 @@ def test_another_text_or_vocabulary_has_an_entry_of_its_own(data, tmp_path):
     data.target.write_text(data.target.read_text().replace("Ücat", "Ürat"))
     os.utime(data.target, (1e9, 1e9))
     other, _ = made(data, cache)
-    assert other.tokenizer.decode(other.training[3][1]) != first.tokenizer.decode(first.training[3][1])
+    one, another = (tokenizer.decode(encoded["training"][3][1]) for encoded, tokenizer in (first, other))
+    assert one != another
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
 
 
@@ -109,8 +110,8 @@ def test_columns_and_the_part_that_a_file_belongs_to_decide_which_text_it_is(tmp
         made(PairFiles(data=tuple(tables[:1]), columns="en,de"), tmp_path, PairFiles(data=tuple(tables[1:]))),
         made(PairFiles(data=tuple(tables[:1]), columns="de,en"), tmp_path, PairFiles(data=tuple(tables[1:]))),
     ]
-    assert [(len(each.training), len(each.held_out)) for each, _ in found] == [(14, 7), (7, 14), (7, 14)]
-    sources = [each.tokenizer.decode(each.training[0][0]) for each, _ in found]
+    assert [[*map(len, encoded.values())] for (encoded, _), _ in found] == [[14, 7], [7, 14], [7, 14]]
+    sources = [tokenizer.decode(encoded["training"][0][0]) for (encoded, tokenizer), _ in found]
     assert sources == ["a 0</s>", "a 0</s>", "aen</s>"]
 
 
@@ -127,7 +128,7 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(data, tmp_path, monk
     with pytest.raises(InputError, match=r"^source: the text changed while it was read"):
         made(data, tmp_path / "cache")
     monkeypatch.setattr(subwords, "fit", real)
-    assert len(made(data, tmp_path / "cache")[0].training) == 289
+    assert len(made(data, tmp_path / "cache")[0][0]["training"]) == 289
 
 
 def as_second_process(patched):
@@ -136,9 +137,9 @@ def as_second_process(patched):
 
 
 def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
-    expected, _ = made(data, tmp_path / "cache")
+    (expected, _), _ = made(data, tmp_path / "cache")
     as_second_process(monkeypatch)
-    assert listed(made(data, tmp_path / "cache")[0].training) == listed(expected.training)
+    assert listed(made(data, tmp_path / "cache")[0][0]["training"]) == listed(expected["training"])
     with pytest.raises(InputError, match=r"^cache: .* lacks what the main process has written to it"):
         made(data, tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()

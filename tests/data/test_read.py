@@ -39,7 +39,7 @@ def test_all_kinds_hold_the_same_rows(tmp_path_factory, rows):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(read, "ROWS", 2)
         for kind in KINDS:
-            table = read.open_table("data", write(folder / f"t{kind}", columns))
+            table = read.Table("data", write(folder / f"t{kind}", columns))
             assert table.names == ["a", "b", "n"]
             assert [*table.rows(["b", "a"])] == [(b, a) for a, b, _ in rows]
             assert [int(n) for (n,) in table.rows(["n"])] == columns["n"]
@@ -48,7 +48,7 @@ def test_all_kinds_hold_the_same_rows(tmp_path_factory, rows):
 def test_rows_may_lack_what_others_have(tmp_path):
     file = tmp_path / "t.jsonl"
     file.write_text('{"a": "x"}\n\n{"b": "\\ud800"}\n')
-    table = read.open_table("data", file)
+    table = read.Table("data", file)
     assert table.names == ["a"]
     assert [*table.rows(["a", "b"])] == [("x", None), (None, "?")]
     with pytest.raises(InputError, match=r"^data: .*t.jsonl has no column 'c'; it has a$"):
@@ -67,10 +67,10 @@ def test_text_has_many_types_in_parquet(tmp_path, kind):
 def test_quotation_marks_and_headers_are_text_where_that_is_asked_for(tmp_path):
     file = tmp_path / "t.tsv"
     file.write_text('"a\tb"\n"c\td"\n')
-    table = read.open_table("data", file, quotes=False, header=False)
+    table = read.Table("data", file, quotes=False, header=False)
     assert table.names == ["1", "2"]
     assert [*table.rows(["2", "1"])] == [('b"', '"a'), ('d"', '"c')]
-    assert [*read.open_table("data", file).rows(["a\tb"])] == [("c\td",)]
+    assert [*read.Table("data", file).rows(["a\tb"])] == [("c\td",)]
 
 
 # --- tables of strangers: what cannot be read is refused in a line that names the file
@@ -95,7 +95,7 @@ def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
     else:
         file.write_bytes(b'{"text": "' + LATIN + b'", "label": 1}\n')
     with pytest.raises(InputError, match=rf"^train: .*{name}{said}"):
-        deque(read.open_table("train", file).rows(["text"]))
+        deque(read.Table("train", file).rows(["text"]))
     with pytest.raises(InputError, match=rf"^data: .*{name}{said}"):
         list(documents_in(file))
 
@@ -111,7 +111,7 @@ def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
 def test_names_of_columns_that_are_not_utf8_are_refused(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=rf"^train: .*{name}{said}"):
-        assert read.open_table("train", tmp_path / name).names
+        assert read.Table("train", tmp_path / name).names
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,6 @@ def test_dates_that_python_cannot_express_are_refused(tmp_path, number, kind):
     file = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": ["a"], "day": pa.array([number], kind)}), file)
     with pytest.raises(InputError, match=r"^train: cannot read .*a\.parquet': "):
-        deque(read.open_table("train", file).rows(["day"]))
+        deque(read.Table("train", file).rows(["day"]))
     # Pages of text are read from their own column alone.
     assert [list(document) for document in documents_in(file)] == [["a"]]

@@ -8,7 +8,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from tests.recipes.finetuning import save_model
-from whereformer import EncoderConfig, EncoderForSequenceClassification
+from whereformer import EncoderConfig
 from whereformer.data import rows
 from whereformer.data.glue import Split
 from whereformer.errors import InputError
@@ -74,24 +74,6 @@ def test_a_funnel_drops_only_padding(encoded, tokenizer):
     blocks = EncoderConfig(blocks="1-1-1")
     found = rows.tokenized(Split([("the cat",)], [0]), tokenizer, 9, blocks)
     assert found.end == 3
-
-
-@pytest.mark.parametrize("position", ["learned", "learned+tisa", "rope"])
-def test_packed_is_padded(encoded, position):
-    found = encoded()
-    torch.manual_seed(0)
-    config = EncoderConfig(
-        vocab_size=200, hidden_size=16, num_attention_heads=2, blocks="2", position=position, num_labels=2
-    )
-    model = EncoderForSequenceClassification(config).eval()
-    results = []
-    for inputs in (padded := found.padded(range(4)), rows.packed(padded)):
-        model.zero_grad()
-        output = model(**inputs)
-        output.loss.backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        results.append((output.logits, output.loss, gradients))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
 def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):

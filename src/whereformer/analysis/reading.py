@@ -45,21 +45,6 @@ class LayerScores(NamedTuple):
     scores: Tensor
 
 
-def plain_scores(rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Compute scores as the TISA paper does: ``E W_Q W_K^T E^T`` for each head, without norms, biases or a scale.
-
-    Args:
-        rows: (n, width), the position embeddings E; add the mean word for the paper's variant with average content.
-        query, key: (heads, width, head_dim), the projections of the first layer.
-
-    Returns:
-        (heads, n, n).
-
-    Source: Wennberg & Henter (2021), arXiv 2106.01950, Section 3.
-    """
-    return (rows @ query) @ (rows @ key).mT
-
-
 def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
     """Return the position embeddings E as stored, (length, width) float64; None for a method without any.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
-from .read import Table, fetched, open_table
+from .read import Table, fetched
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -120,7 +120,7 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
 
 def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
     files = {split: _file(folder, task.name, split) for split in ("train", *(split for split, _ in task.judged))}
-    tables = {split: open_table("data", file) for split, file in files.items()}
+    tables = {split: Table("data", file) for split, file in files.items()}
     splits = {split: _numbered(_read(table, task), task, table, named=False) for split, table in tables.items()}
     parts = [split for split, file in files.items() if file.stem.endswith("_subset")]
     return _data(task, splits, HUB if folder is None else str(folder / task.name), parts, train_rows)
@@ -159,7 +159,7 @@ def load_own(
     Raises:
         InputError: if a table can't be read, a column is missing, or labels are invalid.
     """
-    tables = {split: open_table(split, file) for split, file in (("train", train), ("validation", validation))}
+    tables = {split: Table(split, file) for split, file in (("train", train), ("validation", validation))}
     task = Task(train.stem, texts, None, ("pearson", "spearman"), label)
     splits = {split: _read(table, task) for split, table in tables.items()}
     if not regression:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import starmap, zip_longest
+from itertools import chain, starmap, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from ..lab.manifest import fingerprint_of_files
 from . import subwords
 from .encode import Facts, cached
 from .masks import IGNORED
-from .read import open_table, read_lines
+from .read import Table, read_lines
 from .streams import RowFile, in_lots, open_rows, write_rows
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PairFiles:
             raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
         for option, file in self.files:
             if self.data:
-                open_table(option, file)
+                Table(option, file)
             else:
                 check_regular(option, file)
 
@@ -106,19 +106,16 @@ class PairFiles:
         return self.files[0][0]
 
     def __iter__(self) -> Iterator[Pair]:
-        source = target = False
-        for one, other in self._pairs():
-            source, target = source or bool(one.strip()), target or bool(other.strip())
-            yield one, other
-        if not (source and target):
-            raise InputError(self.field, f"no text in {self.name}")
-
-    def _pairs(self) -> Iterator[Pair]:
+        pairs: Iterator[Pair] = chain.from_iterable(map(self._table, self.data))
         if self.source is not None and self.target is not None:
-            lines = (read_lines(*each) for each in self.files)
-            yield from aligned(self.field, self.source, next(lines), self.target, next(lines))
-        for file in self.data:
-            yield from self._table(file)
+            source, target = (read_lines(*each) for each in self.files)
+            pairs = aligned(self.field, self.source, source, self.target, target)
+        seen = [False, False]  # text in each language
+        for pair in pairs:
+            seen = [before or bool(line.strip()) for before, line in zip(seen, pair, strict=True)]
+            yield pair
+        if not all(seen):
+            raise InputError(self.field, f"no text in {self.name}")
 
     def _table(self, file: Path) -> Iterator[Pair]:
         """Yield two columns of a table, row by row. Empty cells become empty lines.
@@ -126,7 +123,7 @@ class PairFiles:
         In .tsv files quotation marks are text. Without names, or with numbers as names, these have no header.
         """
         tabs, names = file.suffix.lower() == ".tsv", self._named
-        table = open_table(self.field, file, quotes=not tabs, header=not tabs or not all(map(str.isdigit, names)))
+        table = Table(self.field, file, quotes=not tabs, header=not tabs or not all(map(str.isdigit, names)))
         if not names and table.names:
             if len(table.names) != 2:
                 told = f"{file} has columns {some_of(table.names)}; name two of them, such as en,de"
@@ -236,21 +233,9 @@ class ParallelText:
         return (self.pairs, self.validation) if self.validation else hold_out(self.pairs.field, self.pairs)
 
 
-@dataclass(frozen=True)
-class EncodedPairs:
-    """A parallel text in a cache.
-
-    Args:
-        training, held_out: the pairs, each a row of two parts, source and target; lines include their ends.
-        tokenizer: the tokenizer of both languages.
-    """
-
-    training: RowFile
-    held_out: RowFile
-    tokenizer: PreTrainedTokenizerFast
-
-
-def open_or_encode(cache: Path, text: ParallelText, vocab_size: int, say: Callable[[str], object]) -> EncodedPairs:
+def open_or_encode(
+    cache: Path, text: ParallelText, vocab_size: int, say: Callable[[str], object]
+) -> tuple[dict[str, RowFile], PreTrainedTokenizerFast]:
     """Open the encoded pairs if the cache has them, else encode them there.
 
     The vocabulary is learned from the training pairs. Only one process may encode at a time.
@@ -260,6 +245,10 @@ def open_or_encode(cache: Path, text: ParallelText, vocab_size: int, say: Callab
         text: the text.
         vocab_size: size of the vocabulary.
         say: is told what happens.
+
+    Returns:
+        The pairs of each of the :data:`PARTS`, each a row of source and target with the ends of lines; and the
+        tokenizer of both languages.
 
     Raises:
         InputError: if the text changes meanwhile, or another process is writing to the cache.
@@ -278,8 +267,7 @@ def open_or_encode(cache: Path, text: ParallelText, vocab_size: int, say: Callab
         return {}
 
     folder, _ = cached(cache, "pairs", [text.fingerprint, str(vocab_size)], fill, say)
-    training, held_out = (open_rows(folder, name, 2) for name in PARTS)
-    return EncodedPairs(training, held_out, subwords.load(folder / "tokenizer.json"))
+    return {name: open_rows(folder, name, 2) for name in PARTS}, subwords.load(folder / "tokenizer.json")
 
 
 def _encoded(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair]) -> Iterator[Sequence[list[int]]]:

@@ -98,7 +98,7 @@ def _lines(field: str | None, name: str, data: IO[Line]) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table in a file, which :func:`open_table` opens. Each pass reads the file anew, some rows at a time.
+    """A table in a file. Each pass reads the file anew, some rows at a time.
 
     Cells of CSV and TSV files are text; those of the other kinds are what the file says.
 
@@ -107,12 +107,21 @@ class Table:
         file: the file.
         quotes: whether quotation marks enclose cells of CSV and TSV files, or are text.
         header: whether the first row of CSV and TSV files has the names of columns, or they are 1, 2, ...
+
+    Raises:
+        InputError: if there is no such file, or it is not one of the :data:`TABLES`.
     """
 
     field: str
     file: Path
     quotes: bool = True
     header: bool = True
+
+    def __post_init__(self) -> None:
+        if self._kind not in TABLES:
+            got = shown(str(self.file), LONGEST_NAME)
+            raise InputError(self.field, f"expected a {', '.join(TABLES[:-1])} file, got {got}")
+        check_regular(self.field, self.file)
 
     @cached_property
     def names(self) -> list[str]:
@@ -256,18 +265,6 @@ class Table:
     @property
     def _kind(self) -> str:
         return self.file.suffix.lower()
-
-
-def open_table(field: str, file: Path, *, quotes: bool = True, header: bool = True) -> Table:
-    """Open a table, see :class:`Table`.
-
-    Raises:
-        InputError: if there is no such file, or it is not one of the :data:`TABLES`.
-    """
-    if file.suffix.lower() not in TABLES:
-        raise InputError(field, f"expected a {', '.join(TABLES[:-1])} file, got {shown(str(file), LONGEST_NAME)}")
-    check_regular(field, file)
-    return Table(field, file, quotes, header)
 
 
 def _is_text(kind: pa.DataType) -> bool:

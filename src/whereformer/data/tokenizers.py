@@ -68,22 +68,23 @@ wasted (SentencePiece's ``character_coverage`` has the same default)."""
 
 
 def trained_vocabulary(size: int) -> Vocabulary:
-    """Return the vocabulary of :func:`train_tokenizer`, in which the special tokens come first."""
+    """Return the vocabulary of :func:`fit_tokenizer`, in which the special tokens come first."""
     return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a lower-casing WordPiece tokenizer with BERT's rules. It may have fewer tokens than ``vocab_size``.
 
     The rarest letters, 0.05% of all, get no token, nor do letters beyond half of ``vocab_size``. A word with such a
     letter is ``[UNK]``. ``texts`` are read twice, one after another.
     """
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS[1]))
         tokenizer.normalizer = normalizers.BertNormalizer()
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
         return tokenizer
 
     tokenizer = tokenizer_of({})
@@ -98,7 +99,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
-    return tokenizer_of({token: index for index, token in enumerate(tokens)})
+    return _described(tokenizer_of({token: index for index, token in enumerate(tokens)}))
 
 
 def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
@@ -178,15 +179,6 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
             raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({ROLES[role][0]} in BERT)")
     return tokenizer
-
-
-def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a WordPiece tokenizer with BERT's special tokens, as a transformers tokenizer."""
-    from tokenizers import decoders
-
-    tokenizer = train_tokenizer(texts, vocab_size)
-    tokenizer.decoder = decoders.WordPiece()
-    return _described(tokenizer)
 
 
 def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

@@ -9,7 +9,7 @@ from functools import cache
 from inspect import get_annotations
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, ClassVar, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -190,8 +190,17 @@ def _known(config_class: Any) -> set[str]:
 class StrictConfig(PreTrainedConfig):
     """A configuration whose constructor refuses what is no field, where entries of a file become attributes.
 
-    A config.json of other hands may say more than a model needs.
+    A config.json of other hands may say more than a model needs. The tables below say what values fields may have.
     """
+
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """The least and the greatest value of numeric fields that are not None."""
+    shares: ClassVar[tuple[str, ...]] = ("attention_probs_dropout_prob",)
+    """The fields that are at least 0 and below 1."""
+    choices: ClassVar[Mapping[str, Collection[str]]] = {}
+    """The allowed values of fields that take one of a few."""
+    activations: ClassVar[tuple[str, ...]] = ("hidden_act",)
+    """The fields that name an activation of transformers."""
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -205,10 +214,11 @@ class StrictConfig(PreTrainedConfig):
         return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     def checked(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Check fields and other entries, as far as they are checked alike in all configurations; return the others.
+        """Check each field by itself, and other entries, which are returned; fill in the width of a head.
 
         Raises:
-            InputError: for a value of a wrong kind, or an entry that is no field.
+            InputError: for a value that a field may not have, heads that do not divide ``hidden_size``, or an entry
+                that is no field.
         """
         loaded = extra.pop(LOADED, {})
         for name in extra:
@@ -220,6 +230,29 @@ class StrictConfig(PreTrainedConfig):
         extra |= loaded
         check_kinds(self, extra)
         check_inherited(self, extra)
+        for name, (least, most) in self.bounds.items():
+            value = getattr(self, name)
+            # "value < least" would let NaN pass.
+            if value is not None and not value >= least:
+                raise InputError(name, f"expected at least {least}, got {shown(value)}")
+            if value is not None and not value <= most:
+                raise InputError(name, f"expected at most {most}, got {shown(value)}")
+        for name in self.shares:
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(name, f"expected a number in [0, 1), got {shown(getattr(self, name))}")
+        for name, known in self.choices.items():
+            if getattr(self, name) not in known:
+                expected = " or ".join(repr(choice) for choice in known)
+                raise InputError(name, f"expected {expected}, got {shown(getattr(self, name))}")
+        for name in self.activations:
+            if getattr(self, name) not in ACT2FN:
+                raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {shown(getattr(self, name))}")
+        own: Any = self  # the fields that both configurations have
+        if own.head_dim is None:
+            heads, width = own.num_attention_heads, own.hidden_size
+            if width % heads:
+                raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {width}")
+            own.head_dim = width // heads
         return extra
 
 
@@ -238,33 +271,6 @@ def check_position(config: Any, name: str, *layers: int) -> None:
             check_name(getattr(config, name), num_layers, options)
         except (InputError, TypeError) as error:
             raise InputError(f"{name}_options", str(error)) from None
-
-
-def check_bounds(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """Raise an InputError for a field that is not None and below its least or above its greatest value."""
-    for name, (least, most) in bounds.items():
-        value = getattr(config, name)
-        # "value < least" would let NaN pass.
-        if value is not None and not value >= least:
-            raise InputError(name, f"expected at least {least}, got {shown(value)}")
-        if value is not None and not value <= most:
-            raise InputError(name, f"expected at most {most}, got {shown(value)}")
-
-
-def check_shares(config: Any, *names: str) -> None:
-    """Raise an InputError for a field that is not at least 0 and below 1."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < 1:
-            raise InputError(name, f"expected a number in [0, 1), got {shown(value)}")
-
-
-def check_choices(config: Any, choices: Mapping[str, Collection[str]]) -> None:
-    """Raise an InputError for a field whose value is not among the allowed ones."""
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            expected = " or ".join(repr(choice) for choice in known)
-            raise InputError(name, f"expected {expected}, got {shown(getattr(config, name))}")
 
 
 def check_labels(entries: Mapping[str, Any]) -> None:
@@ -304,23 +310,3 @@ def check_attention(asked: object) -> None:
             f"these models compute attention themselves, got {shown(asked)}; "
             f"say attention_backend= with one of {', '.join(BACKENDS)}",
         )
-
-
-def check_activation(config: Any, name: str) -> None:
-    """Raise an InputError for a field that does not name an activation of transformers."""
-    if getattr(config, name) not in ACT2FN:
-        raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {shown(getattr(config, name))}")
-
-
-def width_of_heads(config: Any) -> int:
-    """Return the width of one head: ``head_dim`` if given, else an equal share of ``hidden_size``.
-
-    Raises:
-        InputError: if the heads do not divide ``hidden_size``.
-    """
-    if config.head_dim is not None:
-        return config.head_dim
-    heads, width = config.num_attention_heads, config.hidden_size
-    if width % heads:
-        raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {width}")
-    return width // heads

@@ -2,51 +2,15 @@
 
 from copy import deepcopy
 from math import ceil
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ..errors import InputError, shown
 from ..kernels.choose import BACKENDS
 from .blocks import parse_blocks
-from .checks import (
-    MOST_IDS,
-    MOST_WIDTH,
-    StrictConfig,
-    check_activation,
-    check_bounds,
-    check_choices,
-    check_position,
-    check_shares,
-    width_of_heads,
-)
+from .checks import MOST_IDS, MOST_WIDTH, StrictConfig, check_position
 from .pooling import Pooling
 from .presets import preset_fields
 from .windows import parse_windows
-
-CHOICES = {
-    "norm": ("post", "pre"),
-    "pooling": ("mean", "max", "min"),
-    "mask_pooling": ("any", "all"),
-    "segments": ("embedding", "attention"),
-    "classifier_pooling": ("cls", "mean"),
-    "lm_head": ("bert", "tied"),
-    "feed_forward": ("plain", "gated"),
-    "attention_backend": BACKENDS,
-}
-"""The allowed values of fields that take one of a few."""
-
-BOUNDS: dict[str, tuple[float, float]] = {
-    "vocab_size": (1, MOST_IDS),
-    **dict.fromkeys(("hidden_size", "embedding_size", "num_attention_heads", "head_dim"), (1, MOST_WIDTH)),
-    "intermediate_size": (1, 8 * MOST_WIDTH),
-    "max_position_embeddings": (1, MOST_IDS),
-    "type_vocab_size": (0, MOST_IDS),
-    **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0, 1)),
-    "initializer_range": (0, 1e3),
-    "layer_norm_eps": (0, 1),
-    "attention_scale": (0, 1e3),
-    "label_share": (0, 1),
-}
-"""The least and the greatest value of numeric fields."""
 
 
 class EncoderConfig(StrictConfig):
@@ -130,6 +94,29 @@ class EncoderConfig(StrictConfig):
     """
 
     model_type = "whereformer"
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {
+        "vocab_size": (1, MOST_IDS),
+        **dict.fromkeys(("hidden_size", "embedding_size", "num_attention_heads", "head_dim"), (1, MOST_WIDTH)),
+        "intermediate_size": (1, 8 * MOST_WIDTH),
+        "max_position_embeddings": (1, MOST_IDS),
+        "type_vocab_size": (0, MOST_IDS),
+        **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0, 1)),
+        "initializer_range": (0, 1e3),
+        "layer_norm_eps": (0, 1),
+        "attention_scale": (0, 1e3),
+        "label_share": (0, 1),
+    }
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "norm": ("post", "pre"),
+        "pooling": ("mean", "max", "min"),
+        "mask_pooling": ("any", "all"),
+        "segments": ("embedding", "attention"),
+        "classifier_pooling": ("cls", "mean"),
+        "lm_head": ("bert", "tied"),
+        "feed_forward": ("plain", "gated"),
+        "attention_backend": BACKENDS,
+    }
+    activations = ("hidden_act", "classifier_act")
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -186,16 +173,12 @@ class EncoderConfig(StrictConfig):
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
-        check_bounds(self, BOUNDS)
-        check_shares(self, "attention_probs_dropout_prob")
-        # That of padding is a row of the table.
-        check_bounds(self, {"pad_token_id": (0, self.vocab_size - 1)})
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise InputError(
+                "pad_token_id", f"expected a token of the {self.vocab_size}, got {shown(self.pad_token_id)}"
+            )
         if not self.count_padding and self.pad_token_id is None:
             raise InputError("count_padding", "False needs a pad_token_id, got None")
-        check_activation(self, "hidden_act")
-        check_activation(self, "classifier_act")
-        self.head_dim = width_of_heads(self)
-        check_choices(self, CHOICES)
         if self.decoder_layers != "0":
             decoder = parse_blocks(self.decoder_layers, "decoder_layers")
             if len(decoder) > 1:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import get_annotations
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
-from .checks import check_bounds, check_shape
+from .checks import check_shape
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel
 from .heads import EncoderForMaskedLM, EncoderForPreTraining, label_places
@@ -35,16 +35,19 @@ class ElectraPretrainingConfig(EncoderConfig):
     # It is not named ElectraConfig, because transformers' auto classes look configurations up by class name and have
     # that.
     model_type = "whereformer_electra"
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {
+        **EncoderConfig.bounds,
+        "generator_size": (0, 1e3),
+        "discriminator_weight": (0, 1e9),
+    }
 
     generator_size: float = 0.25
     discriminator_weight: float = 50.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        # "value <= 0" would let NaN pass.
-        if not self.generator_size > 0:
+        if self.generator_size == 0:
             raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
-        check_bounds(self, {"generator_size": (0, 1e3), "discriminator_weight": (0, 1e9)})
 
     def discriminator_config(self) -> EncoderConfig:
         """Return the discriminator's configuration."""

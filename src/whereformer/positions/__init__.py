@@ -31,7 +31,6 @@ __all__ = [
     "layer_pattern",
     "method_class",
     "method_names",
-    "name_of",
     "own_name",
     "position_names",
     "register",
@@ -53,8 +52,6 @@ METHODS: dict[str, str | type[Position]] = {
     "fire": "fire:Fire",
     "deberta": "deberta:Deberta",
     "transformer_xl": "transformer_xl:TransformerXL",
-    "sandwich": "sandwich:Sandwich",
-    "enformer": "enformer:Enformer",
     "inkling": "inkling:Inkling",
     "fox": "fox:Fox",
     "logn": "logn:Logn",
@@ -128,20 +125,6 @@ def layer_pattern(name: str) -> list[list[str]]:
 def method_names(name: str) -> list[str]:
     """Return the distinct methods that a name joins by "+" and "/", in order, as they are written."""
     return list(dict.fromkeys(part for parts in layer_pattern(name) for part in parts))
-
-
-def name_of(method: Position) -> str:
-    """Return the name by which :func:`build_position` builds such a method; that of its class if none is registered."""
-    if isinstance(method, ByLayer):
-        own = [name_of(part) for part in method]
-        names = [own[part] for part, _ in method.places]
-        period = next(n for n in range(1, len(names) + 1) if names == names[:n] * (len(names) // n))
-        return "/".join(names[:period])
-    if isinstance(method, Sum):
-        # What acts on embeddings stands at every place of a pattern.
-        *below, last = map(name_of, method)
-        return "/".join("+".join([*below, *([] if place == "none" else [place])]) for place in last.split("/"))
-    return next((name for name in METHODS if method_class(name) is type(method)), type(method).__name__)
 
 
 def register(name: str, method: type[Position]) -> None:

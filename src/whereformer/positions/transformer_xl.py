@@ -62,7 +62,7 @@ class Window:
     """The offsets between two affine sequences: ``first``, ``first + step``, ... ``last``.
 
     Args:
-                waves: the sinusoids of these offsets, (T, hidden_size).
+        waves: the sinusoids of these offsets, (T, hidden_size).
         vectors: each distinct layer's projection of them, (heads, T, head_dim), by layer; kept for inference only.
     """
 
@@ -73,57 +73,7 @@ class Window:
     vectors: dict[int, Tensor] = field(default_factory=dict)
 
 
-class BiasedQuery(Position):
-    """What Transformer-XL and Enformer have in common: ``scale * (<q_i + u, k_j> + <q_i + w, R(j - i) W>)``.
-
-    Args:
-        num_features: the length of R.
-    Shape (with L distinct layers):
-        content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, num_features, num_heads * head_dim),
-            W. All are normal with standard deviation ``initializer_range``, cut at two of them.
-    """
-
-    acts_on = frozenset({"scores"})
-    shift_invariant = True
-    needs_content = True
-
-    def __init__(self, model: ModelShape, num_features: int) -> None:
-        super().__init__(model)
-        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
-        self.content_bias = nn.Parameter(torch.empty(layers, *heads))
-        self.position_bias = nn.Parameter(torch.empty(layers, *heads))
-        self.kernel = nn.Parameter(torch.empty(layers, num_features, model.num_heads * model.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        std = self.model.initializer_range
-        for parameter in (self.content_bias, self.position_bias, self.kernel):
-            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
-
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        return query + self._bias(self.content_bias, site.layer, query), key, value
-
-    def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
-        return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
-
-    def _project(self, features: Tensor, kernel: Tensor) -> Tensor:
-        """Return R W, (heads, T, head_dim), for features R (T, num_features) and the W of a layer."""
-        return functional.linear(features, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
-
-    def _terms_of(self, vectors: Tensor, site: Site, first: int, step: int = 1) -> tuple[Term, ...]:
-        """Return ``scale * <q_i + w, vectors[h, t]>`` as terms, for a query that has u added already.
-
-        Args:
-            vectors: (heads, T, head_dim), one for each offset.
-            site: where the layer attends.
-            first, step: the offset of the first vector, and the offset from one to the next.
-        """
-        more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
-        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
-        return OffsetKeys(vectors, first, step), OffsetBias(table, first, step)
-
-
-class TransformerXL(BiasedQuery):
+class TransformerXL(Position):
     """Adds the query's product with a projected sinusoid of the distance, and two trained biases to the query.
 
     ``score_ij = scale * (<q_i + u, k_j> + <q_i + w, R(i - j) W>)`` with ``R(d) = [sin(d f), cos(d f)]``,
@@ -146,11 +96,14 @@ class TransformerXL(BiasedQuery):
     """
 
     paper, year = "Dai et al.", 2019
+    acts_on = frozenset({"scores"})
+    shift_invariant = True
+    needs_content = True
 
     def __init__(
         self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0
     ) -> None:
-        super().__init__(model, num_features=model.hidden_size)
+        super().__init__(model)
         if form not in FORMS:
             raise InputError("form", f"expected one of {', '.join(FORMS)}, got {form!r}")
         if model.hidden_size % 2:
@@ -162,6 +115,16 @@ class TransformerXL(BiasedQuery):
         self.dropout = nn.Dropout(dropout)
         self._waves_kept = RecentTensors()
         self._vectors_kept: dict[int, tuple[Tensor, RecentTensors]] = {}
+        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
+        self.content_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.position_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.kernel = nn.Parameter(torch.empty(layers, model.hidden_size, model.num_heads * model.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        std = self.model.initializer_range
+        for parameter in (self.content_bias, self.position_bias, self.kernel):
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
     def prepare_for(self, site: Site, prepared: None = None) -> Window | None:
         if self.form == "factorized":
@@ -175,15 +138,26 @@ class TransformerXL(BiasedQuery):
         step = offset_step(queries, keys) or 1
         return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        return query + self._bias(self.content_bias, site.layer, query), key, value
+
     def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
         window = self.shared_at(site)
         if window is None:
             return (self._factorized(query, site),)
         vectors = self._vectors(window, site.layer)
-        terms = self._terms_of(vectors, site, window.first, window.step)
-        if not self.reset_cls:
-            return terms
-        return terms + self._without_cls(query, site, vectors, window)
+        # The query has u added already.
+        more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
+        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
+        terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
+        return (*terms, *self._without_cls(query, site, vectors, window)) if self.reset_cls else terms
+
+    def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
+        return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
+
+    def _project(self, waves: Tensor, kernel: Tensor) -> Tensor:
+        """Return R W, (heads, T, head_dim), for sinusoids R (T, hidden_size) and the W of a layer."""
+        return functional.linear(waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
 
     def _waves(self, distances: Tensor) -> Tensor:
         """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""

@@ -259,10 +259,10 @@ class Translate(LongRun):
 
     def prepare(self, run: Run, text: parallel.ParallelText) -> Work:
         """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
-        encoded = parallel.open_or_encode(self.cache or run.folder / "cache", text, self.vocab_size, run.say)
+        encoded, tokenizer = parallel.open_or_encode(self.cache or run.folder / "cache", text, self.vocab_size, run.say)
         rows, pairs = {}, {}
         for name, source in zip(parallel.PARTS, text.sources, strict=True):
-            every = getattr(encoded, name)
+            every = encoded[name]
             full = (every.lengths > 0).all(1)
             fits = full & (every.lengths <= self.max_length).all(1)
             if not fits.any():
@@ -280,8 +280,8 @@ class Translate(LongRun):
             )
         drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed)
         steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
-        config = self.config(len(encoded.tokenizer))
-        return Work(text.sources[0], rows, pairs, encoded.tokenizer, config, drawn, steps)
+        config = self.config(len(tokenizer))
+        return Work(text.sources[0], rows, pairs, tokenizer, config, drawn, steps)
 
     def plan(self, work: Work) -> Sheet:
         """Return what is read and trained, as a table."""

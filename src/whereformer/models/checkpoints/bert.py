@@ -84,7 +84,6 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
         "blocks": f"1x{layers}" if hasattr(config, "num_hidden_groups") else str(layers),
         "position": "learned",
         "count_padding": not family.skips_padding,
-        **({} if "classifier_act" in family.renamed else {"classifier_act": family.classifier_act}),
         **own,
     }
     if masked_lm and family.masked_lm_act not in (None, fields["hidden_act"]):

@@ -19,7 +19,12 @@ from ..heads import (
     EncoderForTokenClassification,
 )
 from .deberta import deberta_names, deberta_options, deberta_state
-from .funnel import both
+
+
+def both(modules: Mapping[str, str]) -> dict[str, str]:
+    """Turn names of modules into those of their weights and biases."""
+    return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in modules.items() for part in ("weight", "bias")}
+
 
 _WORDS = "embeddings.word_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -42,7 +47,7 @@ _LAYER = {
     "down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
-_TASKS = {
+TASKS = {
     "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
     "ForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
 }
@@ -63,7 +68,6 @@ class Family(NamedTuple):
         always_projects: whether that layer exists even if both widths are the same.
         pooler: the source of the dense layer in a sequence classifier; {} if it has its own.
         unused: beginnings of names without a counterpart.
-        classifier_act: the activation in a sequence classifier.
         masked_lm_act: the activation of the masked-LM head, whatever the configuration says; None: the configuration's.
         skips_padding: whether positions are counted from the one after the padding token's id.
         fused: whether one projection makes query, key and value, whose rows follow one another.
@@ -87,7 +91,6 @@ class Family(NamedTuple):
     always_projects: bool = False
     pooler: Mapping[str, str] = {}
     unused: tuple[str, ...] = ()
-    classifier_act: str = "tanh"
     masked_lm_act: str | None = None
     skips_padding: bool = False
     fused: bool = False
@@ -137,44 +140,35 @@ def _models(
         "Model": (Encoder, {}),
         "ForMaskedLM": (EncoderForMaskedLM, masked_lm),
         "ForSequenceClassification": (EncoderForSequenceClassification, sequence),
-        **_TASKS,
+        **TASKS,
     }
+
+
+def _masked_lm(dense: str, norm: str, bias: str) -> dict[str, str]:
+    """The names of a masked-LM head's parts."""
+    return {**both({"head.dense": dense, "head.norm": norm}), "head.decoder.bias": bias}
 
 
 _OWN_CLASSIFIER = both({"classifier.dense": "classifier.dense", "classifier.out": "classifier.out_proj"})
 _BERT_POOLER = both({"classifier.dense": "pooler.dense"})
-_BERT_MASKED_LM = {
-    **both({"head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm"}),
-    "head.decoder.bias": "cls.predictions.bias",
-}
+_BERT_MASKED_LM = _masked_lm(
+    "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
+)
 _ALBERT_POOLER = both({"classifier.dense": "pooler"})
-_ALBERT_MASKED_LM = {
-    **both({"head.dense": "predictions.dense", "head.norm": "predictions.LayerNorm"}),
-    "head.decoder.bias": "predictions.bias",
-}
-_ROBERTA_MASKED_LM = {
-    **both({"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm"}),
-    "head.decoder.bias": "lm_head.bias",
-}
-_ELECTRA_MASKED_LM = {
-    **both({"head.dense": "generator_predictions.dense", "head.norm": "generator_predictions.LayerNorm"}),
-    "head.decoder.bias": "generator_lm_head.bias",
-}
-_ELECTRA_DISCRIMINATOR = both(
+_ALBERT_MASKED_LM = _masked_lm("predictions.dense", "predictions.LayerNorm", "predictions.bias")
+_ROBERTA_MASKED_LM = _masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
+_ELECTRA_MASKED_LM = _masked_lm(
+    "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
+)
+DISCRIMINATOR = both(
     {
         "discriminator_head.dense": "discriminator_predictions.dense",
         "discriminator_head.out": "discriminator_predictions.dense_prediction",
     }
 )
 
-_DISTILBERT_MASKED_LM = {
-    **both({"head.dense": "vocab_transform", "head.norm": "vocab_layer_norm"}),
-    "head.decoder.bias": "vocab_projector.bias",
-}
-_MODERNBERT_MASKED_LM = {
-    **both({"head.dense": "head.dense", "head.norm": "head.norm"}),
-    "head.decoder.bias": "decoder.bias",
-}
+_DISTILBERT_MASKED_LM = _masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")
+_MODERNBERT_MASKED_LM = _masked_lm("head.dense", "head.norm", "decoder.bias")
 _MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
 
 
@@ -264,11 +258,11 @@ FAMILIES = {
         prefix="electra.",
         models={
             **_models(_ELECTRA_MASKED_LM, _OWN_CLASSIFIER),
-            "ForPreTraining": (EncoderForPreTraining, _ELECTRA_DISCRIMINATOR),
+            "ForPreTraining": (EncoderForPreTraining, DISCRIMINATOR),
         },
         tied={"generator_lm_head.weight": _WORDS},
-        classifier_act="gelu",
         masked_lm_act="gelu",
+        fixed={"classifier_act": "gelu"},
     ),
     "distilbert": Family(
         name="DistilBert",
@@ -289,7 +283,6 @@ FAMILIES = {
             "down": "ffn.lin2",
             "feed_forward_norm": "output_layer_norm",
         },
-        classifier_act="relu",
         renamed={
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
@@ -297,7 +290,7 @@ FAMILIES = {
             "attention_probs_dropout_prob": "attention_dropout",
             "classifier_dropout": "seq_classif_dropout",
         },
-        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12, "classifier_act": "relu"},
     ),
     "mpnet": Family(
         name="MPNet",

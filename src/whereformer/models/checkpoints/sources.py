@@ -17,8 +17,7 @@ from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import EncoderForCausalLM, EncoderForMaskedLM, EncoderForPreTraining, EncoderWithLMHead
 from .bert import bert_config, from_bert
 from .families import FAMILIES, Family
-from .funnel import funnel_config
-from .funnel_models import FUNNELS, WITHOUT_DECODER, from_funnel_model
+from .funnel import FUNNELS, WITHOUT_DECODER, from_funnel_model, funnel_config
 from .loading import BODY, Checkpoint
 
 OURS = (EncoderConfig.model_type, ElectraPretrainingConfig.model_type)
@@ -116,7 +115,7 @@ def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Checkpoi
         )
     saved_as = (found.get("architectures") or [""])[0]
     # The file may omit transformers' defaults.
-    fields = funnel_config(AutoConfig.for_model(**found).to_dict(), decoder=saved_as not in WITHOUT_DECODER)
+    fields = funnel_config(AutoConfig.for_model(**found), decoder=saved_as not in WITHOUT_DECODER)
     own = EncoderConfig.from_dict(dict(fields))
     # The position method's tensors are stacked over the layers of this configuration.
     config = EncoderConfig.from_dict({**fields, **config_options(options)})

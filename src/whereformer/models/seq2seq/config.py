@@ -4,18 +4,8 @@ from typing import Any, ClassVar
 
 from ...errors import InputError, shown
 from ..blocks import MOST_LAYERS
-from ..checks import (
-    MOST_IDS,
-    StrictConfig,
-    check_activation,
-    check_bounds,
-    check_choices,
-    check_position,
-    check_shares,
-    width_of_heads,
-)
-from ..config import BOUNDS as ENCODER_BOUNDS
-from ..config import CHOICES
+from ..checks import MOST_IDS, StrictConfig, check_position
+from ..config import EncoderConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -34,14 +24,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Named sizes: "base" and "big" are those of Vaswani et al. (2017, Table 3); "small" trains on two CPU cores."""
-
-_NOT_HERE = ("embedding_size", "type_vocab_size", "classifier_dropout", "label_share")
-BOUNDS: dict[str, tuple[float, float]] = {
-    **{name: bound for name, bound in ENCODER_BOUNDS.items() if name not in _NOT_HERE},
-    **dict.fromkeys(("bos_token_id", "eos_token_id"), (-1, MOST_IDS)),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
-}
-"""The least and the greatest value of numeric fields."""
 
 
 class Seq2SeqConfig(StrictConfig):
@@ -75,6 +57,18 @@ class Seq2SeqConfig(StrictConfig):
 
     model_type = "whereformer_seq2seq"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {
+        name: bound
+        for name, bound in EncoderConfig.bounds.items()
+        if name not in ("embedding_size", "type_vocab_size", "classifier_dropout", "label_share", "attention_scale")
+    } | {
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), (-1, MOST_IDS)),
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
+    }
+    shares = ("attention_probs_dropout_prob", "label_smoothing")
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        name: EncoderConfig.choices[name] for name in ("norm", "attention_backend")
+    }
     # The number of layers that a cache has to hold.
     attribute_map: ClassVar[dict[str, str]] = {"num_hidden_layers": "decoder_layers"}
 
@@ -119,11 +113,6 @@ class Seq2SeqConfig(StrictConfig):
         kwargs = self.checked(kwargs)
         check_position(self, "position", self.encoder_layers, self.decoder_layers)
         check_position(self, "cross_position", self.decoder_layers)
-        check_bounds(self, BOUNDS)
-        check_shares(self, "attention_probs_dropout_prob", "label_smoothing")
-        self.head_dim = width_of_heads(self)
-        check_choices(self, {name: CHOICES[name] for name in ("norm", "attention_backend")})
-        check_activation(self, "hidden_act")
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:

@@ -1,4 +1,7 @@
-"""Enformer's relative positions: projected features of the distance in three families (Avsec et al. 2021)."""
+"""Enformer's relative positions: projected features of the distance in three families (Avsec et al. 2021).
+
+whereformer compare --positions enformer,transformer_xl --plugin examples/methods/enformer.py
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from ..errors import InputError
-from ..kernels.terms import Term
-from .base import ModelShape, offset_span
-from .site import Site
-from .transformer_xl import BiasedQuery
+from whereformer import OffsetBias, OffsetKeys, Site
+from whereformer.errors import InputError
+from whereformer.positions import ModelShape, Position, register
+from whereformer.positions.base import offset_span
 
 SMALLEST_HALF_LIFE = 3.0
 """The binary logarithm of the shortest half-life of the exponentials."""
@@ -60,7 +63,7 @@ class Window(NamedTuple):
     features: Tensor
 
 
-class Enformer(BiasedQuery):
+class Enformer(Position):
     """Adds the query's product with projected features of the offset, and two trained biases to the query.
 
     ``score_ij = scale * (<q_i + u, k_j> + <q_i + w, R(j - i) W>)``, as in Transformer-XL, where R are sinusoids. Here
@@ -81,16 +84,30 @@ class Enformer(BiasedQuery):
     """
 
     paper, year = "Avsec et al.", 2021
+    acts_on = frozenset({"scores"})
     fractional = False
+    shift_invariant = True
+    needs_content = True
 
     def __init__(self, model: ModelShape, *, num_features: int | None = None, length: int | None = None) -> None:
         num_features = max(6, model.head_dim // 6 * 6) if num_features is None else num_features
         if num_features < 6 or num_features % 6:
             raise InputError("num_features", f"expected a multiple of 6, got {num_features}")
-        super().__init__(model, num_features)
+        super().__init__(model)
         self.num_features, self.length = num_features, model.max_length if length is None else length
         if self.length < 1:
             raise InputError("length", f"expected at least 1, got {self.length}")
+        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
+        self.content_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.position_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.kernel = nn.Parameter(torch.empty(layers, num_features, model.num_heads * model.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the biases and the projections."""
+        std = self.model.initializer_range
+        for parameter in (self.content_bias, self.position_bias, self.kernel):
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
     def prepare_for(self, site: Site, prepared: None = None) -> Window:
         """Return the features of the offsets that may occur.
@@ -107,7 +124,19 @@ class Enformer(BiasedQuery):
         found = features(torch.arange(first, last + 1, device=exact), self.num_features // 6, self.length)
         return Window(first, found.to(device, self.kernel.dtype))
 
-    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        window = self.shared_at(site)
-        vectors = self._project(window.features, self.kernel[self.model.passes[site.layer]])
-        return self._terms_of(vectors, site, window.first)
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        """Add u to the query."""
+        return query + self.content_bias[self.model.passes[site.layer]].unsqueeze(1).to(query.dtype), key, value
+
+    def terms(self, hidden: Tensor, site: Site) -> tuple[OffsetKeys, OffsetBias]:
+        """Return the product of R W with the query, which has u added already, and with w - u."""
+        window: Window = self.shared_at(site)
+        own = self.model.passes[site.layer]
+        projected = functional.linear(window.features, self.kernel[own].mT)
+        vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)  # (heads, T, head_dim)
+        more = (self.position_bias - self.content_bias)[own].unsqueeze(-1)
+        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
+        return OffsetKeys(vectors, window.first), OffsetBias(table, window.first)
+
+
+register("enformer", Enformer)

@@ -1,4 +1,7 @@
-"""Sandwich: the product of two sinusoidal position vectors as a bias (Chi et al. 2022)."""
+"""Sandwich: the product of two sinusoidal position vectors as a bias (Chi et al. 2022).
+
+whereformer compare --positions sandwich,alibi,kerple --plugin examples/methods/sandwich.py
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
+from whereformer.errors import InputError
+from whereformer.positions import ModelShape, OffsetFunction, register
+from whereformer.positions.base import as_offsets, float_dtype
 
 
 class Sandwich(OffsetFunction):
@@ -46,3 +50,6 @@ class Sandwich(OffsetFunction):
         ratios = torch.arange(1, heads + 1, dtype=torch.float64, device=exact.device) * 8 / heads
         found = sum_of_waves / ratios.view(-1, *[1] * exact.dim())
         return found.to(device, torch.promote_types(offsets.dtype, float_dtype(self._like)))
+
+
+register("sandwich", Sandwich)
