@@ -380,7 +380,8 @@ class _Backward:
         if not self.needs(name) or met is None:
             return
         (batch, heads), (n, dim), length = sums.ends.shape[:2], met.shape[2:], table.shape[1]
-        out = table.new_empty(batch, heads, length, dim, dtype=torch.float32)
+        shared = heads // len(table)
+        out = table.new_empty(batch * shared, len(table), length, dim, dtype=torch.float32)
         launch(
             table_gradients,
             self.programs * (cdiv(max(length - 2, 0), SUMS_WIDTH) + 1),
@@ -391,7 +392,7 @@ class _Backward:
             PRECISION=precision_of(self.call),
             **_rows_of(table),
         )
-        self.gradients[name] = out.sum(0) if len(table) == heads else out.sum((0, 1)).unsqueeze(0)
+        self.gradients[name] = out.sum(0)
 
     def _dense_gradients(self) -> None:
         """Compute the gradient of dense scores."""
