@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
-from .call import CallOptions, SequenceOptions, Window, check_names, make_call, shows_options
+from .call import CallOptions, SequenceOptions, check_names, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
@@ -34,7 +34,7 @@ from .terms import (
 from .triton import launch as triton
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Integer
+    from jaxtyping import Float, Integer
 
 __all__ = [
     "Choice",
@@ -82,25 +82,16 @@ def attention(
 ) -> tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]: ...
 
 
+@shows_options(make_call)
 def attention(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
     value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
-    key_mask: Bool[Tensor, "batch n_k"] | None = None,
-    causal: bool = False,
-    window: Window = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
-    dropout_p: float = 0.0,
-    query_positions: PositionsLike | None = None,
-    key_positions: PositionsLike | None = None,
-    query_documents: Integer[Tensor, "batch n_q"] | None = None,
-    key_documents: Integer[Tensor, "batch n_k"] | None = None,
     return_lse: bool = False,
     backend: str = "auto",
+    **options: Unpack[CallOptions],
 ) -> (
     Float[Tensor, "batch heads n_q value_dim"]
     | tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]
@@ -170,27 +161,14 @@ def attention(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    tensors = query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents
-    numbers = causal, window, scale, softcap, dropout_p, return_lse, backend
-    kind, again = attend_again((*tensors, *numbers), terms)
+    given = query, key, value, return_lse, backend, *options.values()
+    kind, again = attend_again(given, terms, tuple(options))
     if again is None:
-        options: CallOptions = {
-            "key_mask": key_mask,
-            "causal": causal,
-            "window": window,
-            "scale": scale,
-            "softcap": softcap,
-            "sinks": sinks,
-            "dropout_p": dropout_p,
-            "query_positions": query_positions,
-            "key_positions": key_positions,
-            "query_documents": query_documents,
-            "key_documents": key_documents,
-        }
+        check_names("attention", options)
         call = make_call(query, key, value, terms, return_lse=return_lse, **options)
-        output, lse = _run(call, sinks, backend, kind, terms)
+        output, lse = _run(call, options.get("sinks"), backend, kind, terms)
     else:
-        output, lse = _finished(*again, sinks)
+        output, lse = _finished(*again, options.get("sinks"))
     return (output, lse) if return_lse and lse is not None else output
 
 

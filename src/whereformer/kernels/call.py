@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from .terms import (
     offset_step,
 )
 from .tracing import are_numbers, can_look, holds
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Integer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -67,23 +70,23 @@ _NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0, 0, 0, 0]}
 
 
 def make_call(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "batch heads n_q head_dim"] | None,
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
     return_lse: bool = False,
-    key_mask: Tensor | None = None,
+    key_mask: Bool[Tensor, "batch n_k"] | None = None,
     causal: bool = False,
     window: Window = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Tensor | None = None,
+    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
-    query_documents: Tensor | None = None,
-    key_documents: Tensor | None = None,
+    query_documents: Integer[Tensor, "batch n_q"] | None = None,
+    key_documents: Integer[Tensor, "batch n_k"] | None = None,
 ) -> Call:
     """Check all arguments of :func:`whereformer.attention` once, so that no backend has to, and return the call.
 
