@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
-from .call import CallOptions, SequenceOptions, check_names, make_call, shows_options
+from .call import CallOptions, SequenceOptions, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
@@ -164,7 +164,7 @@ def attention(
     given = query, key, value, return_lse, backend, *options.values()
     kind, again = attend_again(given, terms, tuple(options))
     if again is None:
-        check_names("attention", options)
+        _check_names("attention", options)
         call = make_call(query, key, value, terms, return_lse=return_lse, **options)
         output, lse = _run(call, options.get("sinks"), backend, kind, terms)
     else:
@@ -247,7 +247,7 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    check_names("attention_varlen", options)
+    _check_names("attention_varlen", options)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
     query, key, value, terms, given = varlen.as_documents(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
@@ -304,9 +304,15 @@ def explain(
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
-    check_names("explain", options)
+    _check_names("explain", options)
     _check_backend(backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
+
+
+def _check_names(function: str, options: Iterable[str]) -> None:
+    """Raise for the name of an option that a call does not have; the function passes its options on."""
+    for name in set(options) - CallOptions.__optional_keys__:
+        raise TypeError(f"{name}: {function} has no such argument")
 
 
 def _check_backend(backend: str) -> None:
@@ -327,7 +333,7 @@ def attention_weights(
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
     changes nothing.
     """
-    check_names("attention_weights", options)
+    _check_names("attention_weights", options)
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call, options.get("sinks"))

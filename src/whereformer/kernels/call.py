@@ -27,6 +27,7 @@ from .terms import (
     diagonal_of,
     offset_range,
     offset_step,
+    right_aligned,
 )
 from .tracing import are_numbers, can_look, holds
 
@@ -121,8 +122,7 @@ def make_call(
     if softcap is not None:
         softcap = _check_softcap(softcap)
     _check_dropout(dropout_p)
-    queries: PositionsLike = Positions(n_k - n_q, 1, n_q)
-    keys: PositionsLike = Positions(0, 1, n_k)
+    queries, keys = right_aligned(n_q, n_k)
     if query_positions is not None:
         queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
     if key_positions is not None:
@@ -206,12 +206,6 @@ def check_flag(name: str, flag: Any) -> None:
     """Raise unless a flag is True or False."""
     if not isinstance(flag, bool):
         raise TypeError(f"{name}: expected True or False, got {flag!r}")
-
-
-def check_names(function: str, options: Iterable[str]) -> None:
-    """Raise for the name of an option that a call does not have; the function passes its options on."""
-    for name in set(options) - CallOptions.__optional_keys__:
-        raise TypeError(f"{name}: {function} has no such argument")
 
 
 def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:

@@ -55,9 +55,8 @@ class Backend:
     """Those of ``GRADIENTS`` that it knows; calls with others are refused."""
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
-        """Return why it cannot take the call on that device; None if it can."""
-        others = [name for name in GRADIENTS if name not in self.inputs and getattr(call, name) is not None]
-        return f"knows no {others[0]}" if others else None
+        """Return why it cannot take calls of the inputs that it knows on that device; None if it can."""
+        return None
 
     def adapted(self, call: Call) -> Call:
         """Return the same call as the backend takes it; differentiable."""
@@ -198,7 +197,7 @@ class _Attend(torch.autograd.Function):
 
 
 _attend = super(torch.autograd.Function, _Attend).apply  # type: ignore[misc]
-"""``_Attend.apply`` without what transforms need, which takes a fifth of a short call; plans run where there are none."""
+"""``_Attend.apply`` without what transforms need, which takes a fifth of a short call: plans run where none is."""
 
 
 def _no_second_derivative(*_: Any) -> None:

@@ -39,7 +39,12 @@ def observed() -> bool:
 
 
 def derivatives() -> int:
-    """Return the number of nested derivatives that ``torch.func`` is taking; no public function tells."""
+    """Return the number of nested derivatives that ``torch.func`` is taking; at least two in forward mode, which needs
+    what the second needs. No public function tells."""
+    return 2 if forward_mode() else _of_func()
+
+
+def _of_func() -> int:
     stack = torch._C._functorch.get_interpreter_stack()
     if not stack:
         return 0
@@ -71,7 +76,7 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 
 
 # The compiler guards the transforms that it reads by itself.
-constant_when_compiled(derivatives)
+constant_when_compiled(_of_func)
 
 
 # --- modules

@@ -27,6 +27,7 @@ template <class F> struct Attention {
   const bool backward;
   const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
   const int64_t key_width, query_width;  // of the vectors of tables
+  const int64_t apart;                   // the numbers from the first to the second part of log_sums
   Line line;
   Limits<A> limits;
   uint8_t* runs = nullptr;
@@ -71,6 +72,7 @@ template <class F> struct Attention {
       : c(call), backward(call.backward != 0), group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)), dv(up(call.value_dim, 16 * step)),
         rk(up(call.rank, 16)), bq(block_rows(call)), bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
         blocks((call.n_q + bq - 1) / bq), key_width(call.key_rank ? call.key_rank : call.head_dim), query_width(call.query_rank ? call.query_rank : call.head_dim),
+        apart(up(call.batch * call.heads * call.n_q, 4)),
         line{call.listed == 1, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
         limits(call, line, memory, bk) {
     in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
@@ -469,7 +471,7 @@ template <class F> struct Attention {
     const A top = tops[i], sum = totals[i];
     const bool empty = top == minus_infinity && !(sum != sum);
     A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i + i;
-    sums[0] = top, sums[c.batch * c.heads * c.n_q] = empty ? A(0) : (A)logarithm(sum);
+    sums[0] = top, sums[apart] = empty ? A(0) : (A)logarithm(sum);
     A* row = output + i * dv;
     times_row(row, dv, empty ? A(0) : A(1) / sum);
     write_row(c.output, b, h, t.i + i, c.value_dim, row, A(1));
@@ -551,7 +553,7 @@ template <class F> struct Attention {
 
   // Turns row ``i`` of products with values into the gradient of its scores, and its scores into weights.
   void weigh_row(const Tile& t, const Sides& sides, int64_t i, Span span) {
-    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
+    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + apart;
     A *s = scores + i * ld, *d = gradients + i * ld, delta = deltas[i];
     const A top = tops[i] == minus_infinity ? A(0) : tops[i];
     Added<A> values{};

@@ -22,12 +22,13 @@ class RowState(NamedTuple):
 @triton.jit
 def load_rows(known, pairs, place, rows):
     """Load the state of rows. Rows beyond the last have an infinite shift, and therefore no weights."""
-    shift = load_numbers(known.norm.shift, pairs, place, rows, float("inf"))
-    delta = load_numbers(known.norm.delta, pairs, place, rows, 0.0)
+    shift = load_numbers(known.norm.shift, known.norm.head, pairs, place, rows, float("inf"))
+    delta = load_numbers(known.norm.delta, pairs.n_q, pairs, place, rows, 0.0)
     if known.norm.log_sum is None:
         return RowState(shift, 0.0, delta)
     else:
-        return RowState(shift, load_numbers(known.norm.log_sum, pairs, place, rows, 0.0), delta)
+        log_sum = load_numbers(known.norm.log_sum, known.norm.head, pairs, place, rows, 0.0)
+        return RowState(shift, log_sum, delta)
 
 
 @triton.jit
