@@ -15,9 +15,8 @@ from .call import CallOptions, SequenceOptions, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
-from .fields import Call
+from .fields import Call, LogSums
 from .kinds import Kind, attend_again, remember
-from .logsums import LogSums
 from .precision import without_autocast
 from .terms import (
     DenseBias,
@@ -272,7 +271,7 @@ def _run(
     if call.dropout_p:
         call = replace(call, seed=draw_seed(call.value.device))
     if chosen == "reference":
-        output, lse = reference.attend(call, sinks)
+        output, lse, _ = reference.attend(call, sinks)
         return output, None if lse is None else lse.sum(0)
     output, lse = _OPERATORS[chosen].attend(call, None if kind is None else partial(remember, kind, terms))
     return _finished(output, lse, sinks)
@@ -357,6 +356,7 @@ def attention_and_weights(
         call = make_call(query, key, value, terms, **options)
         if call.dropout_p:
             call = replace(call, seed=draw_seed(value.device))
-        return reference.attend_with_weights(call, options.get("sinks"))
+        output, _, weights = reference.attend(call, options.get("sinks"))
+        return output, weights
     out = attention(query, key, value, terms, backend=backend, **options)
     return out, attention_weights(query, key, value, terms, **options | {"dropout_p": 0.0})

@@ -9,13 +9,21 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, NamedTuple, Self, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
 
 from .dropout import row_seeds
 from .terms import Positions, PositionsLike, offsets_between, position_values
+
+
+LogSums: TypeAlias = Tensor
+"""(2, ...): the largest score of each row, and the log of its sum of exponentials after that is subtracted.
+
+Beside a bias of 1e9, one float32 could not tell how many keys share a row's attention. A row that may not attend to
+anything has -inf and 0. Only the second number has a gradient, which is that of both together.
+"""
 
 
 class Axes(NamedTuple):

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .dropout import draw_seed
-from .fields import Call
-from .logsums import LogSums
+from .fields import Call, LogSums
 from .operators import Memory, Plan
 from .terms import Positions, Term
 from .torch_private import observed

@@ -15,8 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from .fields import ARGUMENTS, AXES, GRADIENTS, Call
-from .logsums import LogSums
+from .fields import ARGUMENTS, AXES, GRADIENTS, Call, LogSums
 from .precision import without_autocast
 from .torch_private import below_autograd
 from .tracing import is_eager, layouts_of

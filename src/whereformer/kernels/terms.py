@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from .tracing import holds
+from .tracing import are_numbers, holds
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -114,6 +114,17 @@ def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -
     if query_positions.length == 0 or key_positions.length == 0:
         return 0, 0
     return key_positions.start - query_positions.last, key_positions.last - query_positions.start
+
+
+def allowed_span(
+    queries: PositionsLike, keys: PositionsLike, low: int | None, high: int | None
+) -> tuple[int, int] | None:
+    """Return the smallest and the largest offset that occurs and is allowed; None if only the data can tell."""
+    span = offset_range(queries, keys)
+    if span is None or not are_numbers(*span):
+        # A program that is exported for any length keeps its whole tables.
+        return None
+    return span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
 
 
 def offset_step(query_positions: Positions, key_positions: Positions) -> int:

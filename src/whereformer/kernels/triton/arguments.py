@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..fields import TABLES, Call
+from ..terms import allowed_span
 from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
 
 
@@ -401,12 +402,8 @@ def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
 
 def _covers(call: Call, first: int, length: int) -> bool:
     """Whether no pair of the call reads beyond the ends of a table; False for explicit positions."""
-    query_start, query_stride, key_start, key_stride = call.affine
-    start = key_start - query_start
-    low, high = start - (call.n_q - 1) * query_stride, start + (call.n_k - 1) * key_stride
-    low = low if call.min_offset is None else max(low, call.min_offset)
-    high = high if call.max_offset is None else min(high, call.max_offset)
-    return call.query_positions is None and first <= low and high < first + length
+    span = allowed_span(*call.positions(), call.min_offset, call.max_offset)
+    return span is not None and first <= span[0] and span[1] < first + length
 
 
 def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> VectorTable:

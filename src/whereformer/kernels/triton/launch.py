@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fields import Call, Kept, part_of
-from ..logsums import LogSums
+from ..fields import Call, Kept, LogSums, part_of
 from ..operators import Again, Backend, Given, Operators, Results
 from ..terms import position_values
 from . import available
