@@ -123,7 +123,8 @@ def make_call(
     sides = _check_window(window)
     if softcap is not None:
         softcap = _check_softcap(softcap)
-    _check_dropout(dropout_p)
+    if not 0.0 <= _as_number("dropout_p", dropout_p, " in [0, 1)") < 1.0:
+        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
     queries, keys = right_aligned(n_q, n_k)
     if query_positions is not None:
         queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
@@ -157,7 +158,7 @@ def make_call(
         key_documents=key_documents,
         seed=None,
         n_q=n_q,
-        affine=_affine(queries, keys),
+        affine=[n for at in (queries, keys) for n in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))],
         min_offset=low,
         max_offset=high,
         scale=scale,
@@ -201,12 +202,6 @@ def can_share(query_heads: int, heads: int) -> bool:
     """Whether so many query heads can share so many heads of keys and values."""
     # Without a value head, any number would be a multiple of theirs.
     return query_heads == heads or (heads != 0 and query_heads != 0 and query_heads % heads == 0)
-
-
-def _check_dropout(dropout_p: Any) -> None:
-    _as_number("dropout_p", dropout_p, " in [0, 1)")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
 
 
 def check_flag(name: str, flag: Any) -> None:
@@ -438,11 +433,6 @@ def _check_positions(
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
     return positions
-
-
-def _affine(*positions: PositionsLike) -> list[int]:
-    """Return the start and the stride of each positions; those of tensors do not count."""
-    return [number for at in positions for number in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))]
 
 
 def _check_numbers(

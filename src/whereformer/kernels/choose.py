@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from . import native
-from .fields import GRADIENTS, Call
+from .fields import GRADIENTS, TERMS, Call
 from .precision import autocast_dtype
 from .torch_private import derivatives, forward_mode
 from .tracing import is_plain
@@ -79,7 +79,8 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     if taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
     not_native = _why_not("native", call, device)
-    if not call.has_terms and call.query is not None and _is_ordinary(call):
+    has_terms = any(getattr(call, name) is not None for name in TERMS)
+    if not has_terms and call.query is not None and _is_ordinary(call):
         packed = call.query_documents is not None and not on_cpu and not taken
         if packed and _why_not("triton", call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"

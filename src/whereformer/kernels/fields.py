@@ -149,10 +149,6 @@ class Call:
         return tuple([getattr(self, name) for name in TABLES])
 
     @property
-    def has_terms(self) -> bool:
-        return any(getattr(self, name) is not None for name in TERMS)
-
-    @property
     def limits_offsets(self) -> bool:
         """Whether causality or the window may forbid a pair."""
         return self.min_offset is not None or self.max_offset is not None

@@ -56,26 +56,23 @@ class Backward(NamedTuple):
     parts: tuple[int, int]
 
 
-def parts_of_forward(call: Call) -> tuple[int, int]:
-    """Return how many parts batch and queries are divided into, each a task for a thread."""
-    batch, key_heads = call.value.shape[:2]
-    return batch, _row_parts(batch * key_heads, call.n_q, _TASKS)
+def parts_of(call: Call, needed: Sequence[str] | None = None) -> tuple[int, int]:
+    """Return how many parts batch and queries are divided into, each a task for a thread.
 
-
-def parts_of_backward(call: Call, needed: Sequence[str]) -> tuple[int, int]:
-    """Return the same for the backward, where each part has sums of its own for what its items share.
-
-    It does not depend on the number of threads, so neither do the sums.
+    In the backward, for the gradients that are ``needed``, each part has sums of its own for what its items share. The
+    number of parts does not depend on the number of threads, so neither do the sums.
     """
     batch, key_heads = call.value.shape[:2]
-    parts = batch
-    if any(name in needed for name in TABLES):
-        parts = min(batch, -(-_TASKS // key_heads))
-    if "dense" in needed and call.dense is not None and len(call.dense) < batch:
-        # Items that share a matrix are in one part.
-        parts = 1
-    # Each part of the queries sums the gradients of all keys in memory of its own.
-    return parts, _row_parts(parts * key_heads, call.n_q, _TASKS // 2)
+    parts, wanted = batch, _TASKS
+    if needed is not None:
+        # Each part of the queries sums the gradients of all keys in memory of its own.
+        wanted = _TASKS // 2
+        if any(name in needed for name in TABLES):
+            parts = min(batch, -(-_TASKS // key_heads))
+        if "dense" in needed and call.dense is not None and len(call.dense) < batch:
+            # Items that share a matrix are in one part.
+            parts = 1
+    return parts, max(1, min(-(-wanted // (parts * key_heads)), call.n_q // _FEWEST_ROWS))
 
 
 _TASKS = 8
@@ -83,10 +80,6 @@ _TASKS = 8
 
 _FEWEST_ROWS = 512
 """The fewest queries in a part: each part packs all keys for itself."""
-
-
-def _row_parts(tasks: int, n_q: int, wanted: int) -> int:
-    return max(1, min(-(-wanted // tasks), n_q // _FEWEST_ROWS))
 
 
 class Arguments:
@@ -101,7 +94,7 @@ class Arguments:
     """
 
     def __init__(self, call: Call, backward: Backward | None = None, poison: bool = False) -> None:
-        given, gradients, parts = backward or (None, {}, parts_of_forward(call))
+        given, gradients, parts = backward or (None, {}, parts_of(call))
         self.kept = kept = call.kept(2, *((None, None) if given is None else given[2:]))
         self.made = [kept.output, kept.whole] if given is None else list(gradients.values())
         self.data = array("q")
@@ -291,16 +284,16 @@ class Native(Backend):
     ) -> tuple[list[Tensor], Again]:
         if _is_empty(call):
             return [call.new_gradient(name).zero_() for name in needed], None
-        parts = parts_of_backward(call, needed)
+        parts = parts_of(call, needed)
         into = _new_gradients(call, needed, parts)
         arguments = Arguments(call, Backward(given, into, parts), poison=poisons)
         compute(arguments.data)
-        names, present = list(into), [name for name in AXES if getattr(call, name) is not None]
+        present = [name for name in AXES if getattr(call, name) is not None]
         places = [(name, present.index(name)) for name in needed]
 
         def finished(tensors: Sequence[Tensor], filled: Sequence[Tensor]) -> list[Tensor]:
-            found = dict(zip(names, filled, strict=True))
-            return [_finished(name, tensors[place], found.get(name)) for name, place in places]
+            pairs = zip(places, filled, strict=True)
+            return [_finished(name, tensors[place], found) for (name, place), found in pairs]
 
         gradients = finished(tensors, arguments.made)
         # The kernel leaves out pairs of dense scores, so their memory has to begin as zeros.
@@ -310,16 +303,11 @@ class Native(Backend):
         return gradients, lambda *tensors: finished(tensors, fill(tensors))
 
 
-_TOGETHER = {"query_factors": "key_factors", "query_levels": "key_levels"}
-"""The gradients that the kernel computes one beside the other."""
-
-
 def _new_gradients(call: Call, needed: Sequence[str], parts: tuple[int, int]) -> dict[str, Tensor]:
     """Allocate what the kernel fills, by name."""
     batch_parts, row_parts = parts
-    together = {one: other for pair in _TOGETHER.items() for one, other in (pair, pair[::-1])}
     gradients = {}
-    for name in dict.fromkeys((*needed, *(together[name] for name in needed if name in together))):
+    for name in needed:
         tensor: Tensor = getattr(call, name)
         size, dtype = tuple(tensor.shape), call.wide
         if name == "query":
@@ -332,18 +320,15 @@ def _new_gradients(call: Call, needed: Sequence[str], parts: tuple[int, int]) ->
             gradients[name] = tensor.new_empty((row_parts, batch, n_k, heads, width), dtype=dtype).transpose(2, 3)
         elif name in TABLES:
             gradients[name] = tensor.new_empty((batch_parts, row_parts, call.heads, *size[1:]), dtype=dtype)
-        elif size[3] > 0:
+        else:
             rows = (call.value.shape[0], *size[1:])
             first = (row_parts,) if rows_axis(name) == "n_k" else ()
             gradients[name] = tensor.new_empty((*first, *rows), dtype=dtype)
     return gradients
 
 
-def _finished(name: str, like: Tensor, found: Tensor | None) -> Tensor:
+def _finished(name: str, like: Tensor, found: Tensor) -> Tensor:
     """Return a gradient in the shape and dtype of its input, from the parts that the kernel filled."""
-    if found is None:
-        # Factors of rank 0
-        return torch.zeros_like(like)
     if name in TABLES:
         found = _sum(found.flatten(0, 1))
     elif rows_axis(name) == "n_k":

@@ -123,12 +123,12 @@ template <class F> struct Attention {
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
     d_query = memory.take<A>(bq * dk);
     d_keys = memory.take<A>(keys_up * dk), d_values = memory.take<A>(keys_up * dv);
-    if (c.d_query_factors) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
+    if (c.d_query_factors || c.d_key_factors) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
     if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * up(c.key_rank, 16));
     if (c.key_rank && c.d_key_table) key_table_turned = memory.take<A>(up(c.key_rank, 16) * up(bq, 16));
     if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr)) d_query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
     if (copies_keys && c.d_query_table) query_table_turned = memory.take<A>(keys_up * up(query_width, 16));
-    if (c.d_query_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
+    if (c.d_query_levels || c.d_key_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
     if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
   }
 
@@ -706,9 +706,9 @@ template <class F> struct Attention {
       if (c.d_query.data) write_row(c.d_query, b, h, t.i + i, c.head_dim, d_query + i * dk, (A)c.scale);
       const int64_t row = (b * c.heads + h) * c.n_q + t.i + i;
       auto put = [&](void* out, const A* from, int64_t width, int64_t pitch) { __builtin_memcpy((A*)out + row * width, from + i * pitch, sizeof(A) * width); };
-      if (d_factors) put(c.d_query_factors, d_query_factors, c.rank, rk);
+      if (c.d_query_factors) put(c.d_query_factors, d_query_factors, c.rank, rk);
       if (d_key_table_rows) put(c.d_key_table_factors, d_key_table_rows, c.key_rank, key_vectors.depth);
-      if (d_query_levels) put(c.d_query_levels, d_query_levels, c.levels, c.levels);
+      if (c.d_query_levels) put(c.d_query_levels, d_query_levels, c.levels, c.levels);
     }
   }
 
@@ -730,11 +730,11 @@ template <class F> struct Attention {
     if (d_query_table_rows && c.query_rank)
       for (int64_t j = 0; j < c.n_k; j++)
         __builtin_memcpy((A*)c.d_query_table_factors + (rows + j) * c.query_rank, d_query_table_rows + j * query_vectors.vectors.depth, sizeof(A) * c.query_rank);
-    if (d_key_levels)
+    if (c.d_key_levels)
       for (int64_t j = 0; j < c.n_k; j++)
         for (int64_t l = 0; l < c.levels; l++) ((A*)c.d_key_levels)[(rows + j) * c.levels + l] = d_key_levels[l * keys_up + j];
     if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first);
-    if (d_factors) {
+    if (c.d_key_factors) {
       A* to = (A*)c.d_key_factors + rows * c.rank;
       const Tensor out{(char*)to, DTYPE<A>, {0, 0, c.rank, 1}};
       write_transposed<A>(d_factors, c.n_k, c.rank, rk, out, 0, 0, A(1), block16);

@@ -114,7 +114,8 @@ class ToFill(NamedTuple):
     """What the first kernel fills besides ``PairRules``; None if not needed."""
 
     delta: Any  # (batch, heads, n_q)
-    d_lse: Any  # likewise, which is subtracted from delta
+    head: Any  # its stride from head to head
+    d_lse: Any  # (batch, heads, n_q), which is subtracted from delta
     bounds: Any  # see OffsetSums
     sums: Any  # with zeros
     seed: Any  # of dropout, from which those of rows are made
@@ -159,7 +160,7 @@ class Norm(NamedTuple):
 
     shift: Any  # inf in rows that may not attend to anything
     log_sum: Any
-    head: Any  # the stride of both from head to head
+    head: Any  # the stride of all from head to head
     delta: Any  # what softmax's gradient subtracts in each row; None in the forward
 
 

@@ -147,7 +147,7 @@ def _prepare(
     from .jit.prepare import prepare
 
     value, batch, heads, blocks = call.value, call.value.shape[0], call.heads, cdiv(call.n_q, PREPARED_ROWS)
-    delta = None if kept is None else value.new_empty(batch, heads, call.n_q, dtype=torch.float32)
+    delta = None if kept is None else kept.sums.new_empty_strided(kept.sums.shape[1:], kept.sums.stride()[1:])
     seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
     offsets, length, table = OffsetSums(None, None), 0, None
     if with_bias:
@@ -163,7 +163,7 @@ def _prepare(
             row_matrix(d_out),
             row_matrix(value if with_bias else None, shared=call.shared),
             table_matrix(table, call),
-            ToFill(delta, d_lse, offsets.bounds, offsets.data, seed),
+            ToFill(delta, None if delta is None else delta.stride(1), d_lse, offsets.bounds, offsets.data, seed),
             pairs,
             *(0 if table is None else table.shape[1], length),
             num_warps=4,

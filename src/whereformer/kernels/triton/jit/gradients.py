@@ -23,7 +23,7 @@ class RowState(NamedTuple):
 def load_rows(known, pairs, place, rows):
     """Load the state of rows. Rows beyond the last have an infinite shift, and therefore no weights."""
     shift = load_numbers(known.norm.shift, known.norm.head, pairs, place, rows, float("inf"))
-    delta = load_numbers(known.norm.delta, pairs.n_q, pairs, place, rows, 0.0)
+    delta = load_numbers(known.norm.delta, known.norm.head, pairs, place, rows, 0.0)
     if known.norm.log_sum is None:
         return RowState(shift, 0.0, delta)
     else:
