@@ -85,7 +85,8 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         if packed and _why_not("triton", call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
-        if not_native is not None or not _is_eager(call):
+        casts = autocast_dtype(call.value.device) not in (None, call.value.dtype)
+        if not_native is not None or casts or not is_plain(call.query, call.key, call.value):
             return "fused", "no terms, so torch's own attention computes it"
         if call.n_q < min(FEW_QUERIES, call.n_k) and call.value.dtype == torch.float32:
             return "fused", "no terms and few queries in float32, for which torch's own attention packs no keys"
@@ -103,11 +104,6 @@ def _is_ordinary(call: Call) -> bool:
     """Whether torch's own attention has everything that the call asks for besides its terms."""
     causal_at_most = call.min_offset is None and (call.max_offset is None or call.max_offset == 0)
     return causal_at_most and not call.wants_lse and call.softcap is None
-
-
-def _is_eager(call: Call) -> bool:
-    """Whether torch would run the call eagerly, on plain tensors that autocast would not cast."""
-    return is_plain(call.query, call.key, call.value) and autocast_dtype(call.value.device) in (None, call.value.dtype)
 
 
 def _why_not(name: str, call: Call, device: torch.device) -> str | None:

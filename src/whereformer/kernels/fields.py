@@ -17,7 +17,6 @@ from torch import Tensor
 from .dropout import row_seeds
 from .terms import Positions, PositionsLike, offsets_between, position_values
 
-
 LogSums: TypeAlias = Tensor
 """(2, ...): the largest score of each row, and the log of its sum of exponentials after that is subtracted.
 

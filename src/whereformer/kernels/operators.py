@@ -195,7 +195,7 @@ class _Attend(torch.autograd.Function):
         return None, *[next(gradients) if need else None for need in needs]
 
 
-_attend = super(torch.autograd.Function, _Attend).apply  # type: ignore[misc]
+_attend: Callable[..., Any] = super(torch.autograd.Function, _Attend).apply
 """``_Attend.apply`` without what transforms need, which takes a fifth of a short call: plans run where none is."""
 
 

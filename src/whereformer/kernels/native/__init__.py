@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,19 +42,6 @@ poisons = False
 """Whether the kernel's scratch memory begins as NaN; for tests."""
 
 
-class Backward(NamedTuple):
-    """What the backward gets besides the call, and where to put its gradients, of how many parts.
-
-    Those of tables are (batch parts, row parts, heads, ...). Those of keys, values and what else has a row per key
-    are (row parts, batch, ...), those of queries and what else has a row per query (batch, ...). That of ``dense`` is
-    like it.
-    """
-
-    given: Given
-    gradients: Mapping[str, Tensor]
-    parts: tuple[int, int]
-
-
 def parts_of(call: Call, needed: Sequence[str] | None = None) -> tuple[int, int]:
     """Return how many parts batch and queries are divided into, each a task for a thread.
 
@@ -86,6 +72,13 @@ class Arguments:
     """A call in the kernel's layout.
 
     Args:
+        parts: see :func:`parts_of`.
+        given: what the backward gets besides the call; None in the forward.
+        into: where to put gradients, by name. Those of tables are (batch parts, row parts, heads, ...). Those of keys,
+            values and what else has a row per key are (row parts, batch, ...), those of queries and what else has a row
+            per query (batch, ...). That of ``dense`` is like it.
+
+    Attributes:
         data: the struct, of which the kernel computes the call while what its pointers point to lives.
         kept: the output and what is kept beside it.
         made: what the kernel fills: the output and what is kept, or the gradients.
@@ -93,8 +86,10 @@ class Arguments:
             far from its beginning.
     """
 
-    def __init__(self, call: Call, backward: Backward | None = None, poison: bool = False) -> None:
-        given, gradients, parts = backward or (None, {}, parts_of(call))
+    def __init__(
+        self, call: Call, parts: tuple[int, int], given: Given | None = None, into: dict[str, Tensor] | None = None
+    ) -> None:
+        gradients = into or {}
         self.kept = kept = call.kept(2, *((None, None) if given is None else given[2:]))
         self.made = [kept.output, kept.whole] if given is None else list(gradients.values())
         self.data = array("q")
@@ -103,15 +98,16 @@ class Arguments:
         factors = (call.query_factors, call.key_table_factors, call.query_table_factors, call.query_levels)
         ranks = [0 if each is None else each.shape[3] for each in factors]
         low, high = call.min_offset, call.max_offset
-        self._numbers(0, level_for(kept.output.dtype), torch.get_num_threads(), given is not None, poison)
+        self._numbers(0, level_for(kept.output.dtype), torch.get_num_threads(), given is not None, poisons)
         self._numbers(batch, kept.sums.shape[2], key_heads, call.n_q, n_k)
         self._numbers(0 if call.query is None else call.query.shape[3], value_dim, *ranks)
         self._numbers(DTYPES[call.value.dtype], *parts)
         self._positions(call)
         self._numbers(low is not None, high is not None, low or 0, high or 0)
-        self._mask(call.key_mask)
-        self._whole_numbers(call.query_documents)
-        self._whole_numbers(call.key_documents)
+        self._pointer(call.key_mask)
+        self._numbers(*((0, 0) if call.key_mask is None else call.key_mask.stride()))
+        for documents in (call.query_documents, call.key_documents):
+            self._pointer(None if documents is None else documents.to(torch.int64).contiguous())
         self._numbers(*struct.unpack("3q", struct.pack("3d", call.scale, call.softcap or 0.0, call.dropout_p)))
         assert len(self.data) == _SEED
         self._numbers(0 if call.seed is None else int(call.seed))
@@ -184,9 +180,6 @@ class Arguments:
     def _contiguous(self, tensor: Tensor | None) -> None:
         self._pointer(None if tensor is None else _in_memory(tensor.contiguous()))
 
-    def _whole_numbers(self, tensor: Tensor | None) -> None:
-        self._pointer(None if tensor is None else tensor.to(torch.int64).contiguous())
-
     def _tensor(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
         """Add a tensor of four axes. Items of an axis of size 1 may be shared by more."""
         if tensor is None:
@@ -230,10 +223,6 @@ class Arguments:
             self._contiguous(positions)
         self._numbers(*(at.shape[-1] if at.dim() == 2 and len(at) > 1 else 0 for at in listed), rounding)
 
-    def _mask(self, mask: Tensor | None) -> None:
-        self._pointer(mask)
-        self._numbers(*((0, 0) if mask is None else mask.stride()))
-
 
 def _in_memory(tensor: Tensor) -> Tensor:
     """Return a tensor whose memory has its numbers: a part of a conjugate has the other sign there, and the zeros of
@@ -269,7 +258,7 @@ class Native(Backend):
             kept.whole.zero_()
             kept.sums[0] = -math.inf
             return (kept.output.zero_(), kept.whole, kept.sums.clone() if call.wants_lse else None), None
-        arguments, wants_lse = Arguments(call, poison=poisons), call.wants_lse
+        arguments, wants_lse = Arguments(call, parts_of(call)), call.wants_lse
         compute(arguments.data)
         size, strides = arguments.kept.sums.shape, arguments.kept.sums.stride()
 
@@ -286,7 +275,7 @@ class Native(Backend):
             return [call.new_gradient(name).zero_() for name in needed], None
         parts = parts_of(call, needed)
         into = _new_gradients(call, needed, parts)
-        arguments = Arguments(call, Backward(given, into, parts), poison=poisons)
+        arguments = Arguments(call, parts, given, into)
         compute(arguments.data)
         present = [name for name in AXES if getattr(call, name) is not None]
         places = [(name, present.index(name)) for name in needed]

@@ -13,7 +13,6 @@
 // Nothing here may come from the standard library but what is compiled away: an object file of one level must not bring
 // functions that the linker could take for those of another.
 #include "limits.h"
-#include "mirror.h"
 
 namespace whereformer {
 namespace LEVEL {

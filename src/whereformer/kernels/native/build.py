@@ -219,14 +219,13 @@ class _Compiler:
         Then it runs where that library is older or missing, and never uses another copy of it.
         """
         flags = ["-shared", "-pthread", *self.own_flags, *objects, "-o", str(target)]
-        if sys.platform == "darwin":
-            self.run(*flags)
-            return
-        try:
-            self.run(*flags, "-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
-        except BuildError:
-            # Some distributions have the static library in a package of its own.
-            self.run(*flags)
+        inside = ["-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
+        # Some distributions have the static library in a package of its own.
+        with suppress(BuildError):
+            if sys.platform != "darwin":
+                self.run(*flags, *inside)
+                return
+        self.run(*flags)
 
     def run(self, *arguments: str) -> str:
         """Run the compiler and return its output.

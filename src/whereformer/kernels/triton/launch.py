@@ -193,7 +193,7 @@ def _met_by(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor | None,
 def _terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums]) -> Terms:
     """Return what makes the call's scores, after multiplying tables of vectors with what they meet, and filling the
     rows of their ``sums`` with zeros."""
-    from .jit.vectors import products
+    from .jit.offsets import products
 
     found: dict[str, Tensor | None] = {}
     batch, heads = call.value.shape[0], call.heads
@@ -364,7 +364,7 @@ class _Backward:
 
     def _table_gradients(self, name: str) -> None:
         """Compute the gradients of a table of vectors and of its factors from the sums by offset."""
-        from .jit.vectors import table_gradients
+        from .jit.offsets import table_gradients
 
         table, sums, (met, scale) = getattr(self.call, name), self.sums.get(name), _met_by(name, self.call, self.d_out)
         if sums is None:
@@ -390,7 +390,7 @@ class _Backward:
 
     def _dense_gradients(self) -> None:
         """Compute the gradient of dense scores."""
-        from .jit.dense_gradients import dense_gradients
+        from .jit.gradients import dense_gradients
 
         call, blocks, gradient = self.call, blocks_of("dense", self.call), self.gradients["dense"]
         items, size = len(gradient), blocks.rows
