@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import lru_cache
 
 import torch
 
@@ -69,9 +70,7 @@ def _unavailable_on(device: torch.device) -> str | None:
         return f"needs a CUDA device, got {device.type}"
     if torch.version.hip is not None:
         return "needs an NVIDIA GPU, got one of AMD's"
-    import triton  # not every build of torch has it, and it takes long
-
-    version = triton.__version__
+    version = _version()
     if tuple(map(int, version.split(".")[:2])) < _OLDEST:
         return f"needs Triton {_OLDEST[0]}.{_OLDEST[1]}, got {version}"
     major, minor = capability(device)
@@ -82,6 +81,13 @@ def _unavailable_on(device: torch.device) -> str | None:
     if shared is not None and shared < needed * 1024:
         return f"needs {needed} KiB of shared memory for a block, got {shared // 1024}"
     return None
+
+
+@lru_cache(1)
+def _version() -> str:
+    import triton  # not every build of torch has it, and it takes long
+
+    return str(triton.__version__)
 
 
 def capability(device: torch.device) -> tuple[int, int]:
