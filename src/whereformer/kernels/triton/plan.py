@@ -105,6 +105,8 @@ class _Recorder(DispatchMode):
                 name = self._new(view)
                 self.bases[name] = root, start + view.data_ptr() - given[0].data_ptr()
                 self.views[name] = f"{call}[{index}]" if isinstance(results, tuple | list) else call, given
+        elif not found and not given:
+            pass  # such as the common type of two dtypes
         elif not found or len(new) not in (0, len(found)):
             # It read a number, on which what follows may depend, or is of an unknown kind.
             self.works = False
