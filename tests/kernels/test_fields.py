@@ -10,7 +10,7 @@ import whereformer.kernels
 from tests.kernels.cases import BATCH, HEADS, TERMS, content, terms_of
 from whereformer.kernels.call import make_call
 from whereformer.kernels.fields import AXES, TENSORS
-from whereformer.kernels.native.arguments import INPUTS
+from whereformer.kernels.native import INPUTS
 
 IDS = {f"{side}_positions": torch.arange(n) for side, n in (("query", 7), ("key", 9))}
 IDS |= {f"{side}_documents": torch.zeros(BATCH, n, dtype=torch.uint16) for side, n in (("query", 7), ("key", 9))}

@@ -68,14 +68,14 @@ def launches(monkeypatch):
 
 
 def compute(x, y):
-    """Memory, views, operations and launches, of which one is for nothing."""
+    """Memory, views, operations and launches, of which one is for nothing, and a question about dtypes."""
     unused = torch.empty(5)
     unused[1:].zero_()
     out = x.new_empty(2, 6)
     first, second = out.unbind()
     plan.launch(Kernel(), 3, (x[2:], 16), first, 4)
     plan.launch(Kernel(), 1, (y, 16), second[1:], 5)
-    first[4:].copy_(torch.stack([x.sum(), y.amax()]))
+    first[4:].copy_(torch.stack([x.sum(), y.amax()]).to(torch.promote_types(x.dtype, y.dtype)))
     second[:1].fill_(1.5)
     return [out, None, x.view(2, 4) @ y[:4]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
-from .call import CallOptions, SequenceOptions, Window, check_names, make_call, shows_options
+from .call import CallOptions, SequenceOptions, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
-from .fields import Call
+from .fields import Call, LogSums
 from .kinds import Kind, attend_again, remember
-from .logsums import LogSums
 from .precision import without_autocast
 from .terms import (
     DenseBias,
@@ -34,7 +33,7 @@ from .terms import (
 from .triton import launch as triton
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Integer
+    from jaxtyping import Float, Integer
 
 __all__ = [
     "Choice",
@@ -82,25 +81,16 @@ def attention(
 ) -> tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]: ...
 
 
+@shows_options(make_call)
 def attention(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
     value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
-    key_mask: Bool[Tensor, "batch n_k"] | None = None,
-    causal: bool = False,
-    window: Window = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
-    dropout_p: float = 0.0,
-    query_positions: PositionsLike | None = None,
-    key_positions: PositionsLike | None = None,
-    query_documents: Integer[Tensor, "batch n_q"] | None = None,
-    key_documents: Integer[Tensor, "batch n_k"] | None = None,
     return_lse: bool = False,
     backend: str = "auto",
+    **options: Unpack[CallOptions],
 ) -> (
     Float[Tensor, "batch heads n_q value_dim"]
     | tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]
@@ -170,27 +160,14 @@ def attention(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    tensors = query, key, value, key_mask, sinks, query_positions, key_positions, query_documents, key_documents
-    numbers = causal, window, scale, softcap, dropout_p, return_lse, backend
-    kind, again = attend_again((*tensors, *numbers), terms)
+    given = query, key, value, return_lse, backend, *options.values()
+    kind, again = attend_again(given, terms, tuple(options))
     if again is None:
-        options: CallOptions = {
-            "key_mask": key_mask,
-            "causal": causal,
-            "window": window,
-            "scale": scale,
-            "softcap": softcap,
-            "sinks": sinks,
-            "dropout_p": dropout_p,
-            "query_positions": query_positions,
-            "key_positions": key_positions,
-            "query_documents": query_documents,
-            "key_documents": key_documents,
-        }
+        _check_names("attention", options)
         call = make_call(query, key, value, terms, return_lse=return_lse, **options)
-        output, lse = _run(call, sinks, backend, kind, terms)
+        output, lse = _run(call, options.get("sinks"), backend, kind, terms)
     else:
-        output, lse = _finished(*again, sinks)
+        output, lse = _finished(*again, options.get("sinks"))
     return (output, lse) if return_lse and lse is not None else output
 
 
@@ -269,7 +246,7 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    check_names("attention_varlen", options)
+    _check_names("attention_varlen", options)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
     query, key, value, terms, given = varlen.as_documents(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
@@ -294,7 +271,7 @@ def _run(
     if call.dropout_p:
         call = replace(call, seed=draw_seed(call.value.device))
     if chosen == "reference":
-        output, lse = reference.attend(call, sinks)
+        output, lse, _ = reference.attend(call, sinks)
         return output, None if lse is None else lse.sum(0)
     output, lse = _OPERATORS[chosen].attend(call, None if kind is None else partial(remember, kind, terms))
     return _finished(output, lse, sinks)
@@ -326,9 +303,15 @@ def explain(
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
-    check_names("explain", options)
+    _check_names("explain", options)
     _check_backend(backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
+
+
+def _check_names(function: str, options: Iterable[str]) -> None:
+    """Raise for the name of an option that a call does not have; the function passes its options on."""
+    for name in set(options) - CallOptions.__optional_keys__:
+        raise TypeError(f"{name}: {function} has no such argument")
 
 
 def _check_backend(backend: str) -> None:
@@ -349,7 +332,7 @@ def attention_weights(
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
     changes nothing.
     """
-    check_names("attention_weights", options)
+    _check_names("attention_weights", options)
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call, options.get("sinks"))
@@ -373,6 +356,7 @@ def attention_and_weights(
         call = make_call(query, key, value, terms, **options)
         if call.dropout_p:
             call = replace(call, seed=draw_seed(value.device))
-        return reference.attend_with_weights(call, options.get("sinks"))
+        output, _, weights = reference.attend(call, options.get("sinks"))
+        return output, weights
     out = attention(query, key, value, terms, backend=backend, **options)
     return out, attention_weights(query, key, value, terms, **options | {"dropout_p": 0.0})

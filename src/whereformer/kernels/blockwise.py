@@ -17,8 +17,7 @@ from torch import Tensor
 
 from . import reference
 from .dropout import keep_mask
-from .fields import GRADIENTS, Call, part_of
-from .logsums import LogSums
+from .fields import GRADIENTS, Call, LogSums, part_of
 from .operators import Again, Backend, Given, Operators, Results
 from .precision import without_autocast
 from .terms import Positions
@@ -57,7 +56,7 @@ class _Block:
             kept = keep_mask(seeds[:, :, self.rows.start : self.rows.stop], keys, call.dropout_p)
         added = [each for each in (_from_bias(call), _from_keys(call), call.dense) if each is not None]
         dense = functools.reduce(torch.add, added) if added else None
-        return reference.attend_keeping(replace(call, bias=None, query_table=None, dense=dense, seed=None), kept)
+        return reference.attend(replace(call, bias=None, query_table=None, dense=dense, seed=None), kept=kept)[:2]
 
 
 def _from_bias(call: Call) -> Tensor | None:

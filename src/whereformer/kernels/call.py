@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -23,12 +23,17 @@ from .terms import (
     Positions,
     PositionsLike,
     Term,
+    allowed_span,
     as_int,
     diagonal_of,
     offset_range,
     offset_step,
+    right_aligned,
 )
 from .tracing import are_numbers, can_look, holds
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Integer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -67,23 +72,23 @@ _NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0, 0, 0, 0]}
 
 
 def make_call(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "batch heads n_q head_dim"] | None,
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
     return_lse: bool = False,
-    key_mask: Tensor | None = None,
+    key_mask: Bool[Tensor, "batch n_k"] | None = None,
     causal: bool = False,
     window: Window = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Tensor | None = None,
+    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
-    query_documents: Tensor | None = None,
-    key_documents: Tensor | None = None,
+    query_documents: Integer[Tensor, "batch n_q"] | None = None,
+    key_documents: Integer[Tensor, "batch n_k"] | None = None,
 ) -> Call:
     """Check all arguments of :func:`whereformer.attention` once, so that no backend has to, and return the call.
 
@@ -112,19 +117,25 @@ def make_call(
             if isinstance(tensor, Tensor):
                 check_device(f"{type(term).__name__}.{field}", tensor, value)
     if key_mask is not None:
-        _check_key_mask(key_mask, value)
+        kind = "a bool tensor with True = may be attended"
+        _check_numbers("key_mask", key_mask, value, "n_k", n_k, kind, lambda mask: mask.dtype == torch.bool)
     check_flag("causal", causal)
     sides = _check_window(window)
     if softcap is not None:
         softcap = _check_softcap(softcap)
-    _check_dropout(dropout_p)
-    queries: PositionsLike = Positions(n_k - n_q, 1, n_q)
-    keys: PositionsLike = Positions(0, 1, n_k)
+    if not 0.0 <= _as_number("dropout_p", dropout_p, " in [0, 1)") < 1.0:
+        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
+    queries, keys = right_aligned(n_q, n_k)
     if query_positions is not None:
         queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
     if key_positions is not None:
         keys = _check_positions("key_positions", key_positions, batch, n_k, terms)
-    query_documents, key_documents = _check_both_documents(query_documents, key_documents, value, n_q)
+    if (query_documents is None) != (key_documents is None):
+        raise ValueError("query_documents and key_documents: give both or neither")
+    if query_documents is not None and key_documents is not None:
+        _check_numbers("query_documents", query_documents, value, "n_q", n_q, "whole numbers", _is_whole)
+        _check_numbers("key_documents", key_documents, value, "n_k", n_k, "whole numbers", _is_whole)
+        query_documents, key_documents = _signed(query_documents), _signed(key_documents)
     if sinks is not None:
         _check_sinks(sinks, value, (batch, heads, n_q))
     scale = _check_scale(scale, head_dim, value.dtype)
@@ -134,7 +145,7 @@ def make_call(
         terms, queries, keys, step = _without_steps(terms, queries, keys)
         low, high = None if low is None else -(-low // step), None if high is None else high // step
         with without_autocast(value.device):
-            merged = merge(terms, query, key, value, scale, _allowed_span(queries, keys, low, high))
+            merged = merge(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
     return Call(
         query=query,
         key=key,
@@ -147,7 +158,7 @@ def make_call(
         key_documents=key_documents,
         seed=None,
         n_q=n_q,
-        affine=_affine(queries, keys),
+        affine=[n for at in (queries, keys) for n in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))],
         min_offset=low,
         max_offset=high,
         scale=scale,
@@ -193,22 +204,10 @@ def can_share(query_heads: int, heads: int) -> bool:
     return query_heads == heads or (heads != 0 and query_heads != 0 and query_heads % heads == 0)
 
 
-def _check_dropout(dropout_p: Any) -> None:
-    _as_number("dropout_p", dropout_p, " in [0, 1)")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
-
-
 def check_flag(name: str, flag: Any) -> None:
     """Raise unless a flag is True or False."""
     if not isinstance(flag, bool):
         raise TypeError(f"{name}: expected True or False, got {flag!r}")
-
-
-def check_names(function: str, options: Iterable[str]) -> None:
-    """Raise for the name of an option that a call does not have; the function passes its options on."""
-    for name in set(options) - CallOptions.__optional_keys__:
-        raise TypeError(f"{name}: {function} has no such argument")
 
 
 def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:
@@ -285,16 +284,6 @@ def _check_sinks(sinks: Any, value: Tensor, rows: tuple[int, int, int]) -> None:
     check_device("sinks", sinks, value)
 
 
-def _check_key_mask(key_mask: Any, value: Tensor) -> None:
-    batch, _, n_k, _ = value.shape
-    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
-        got = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
-        raise TypeError(f"key_mask: expected a bool tensor with True = may be attended, got {got}")
-    if key_mask.shape != (batch, n_k):
-        raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
-    check_device("key_mask", key_mask, value)
-
-
 def _offset_limits(
     causal: bool, window: tuple[int | None, int | None], queries: PositionsLike, keys: PositionsLike
 ) -> tuple[int | None, int | None]:
@@ -309,17 +298,6 @@ def _offset_limits(
         before = None if before is None or before >= -span[0] else before
         after = None if after is None or after >= span[1] else after
     return None if before is None else -before, after
-
-
-def _allowed_span(
-    queries: PositionsLike, keys: PositionsLike, low: int | None, high: int | None
-) -> tuple[int, int] | None:
-    """Return the smallest and the largest offset that occurs and is allowed; None if only the data can tell."""
-    span = offset_range(queries, keys)
-    if span is None or not are_numbers(*span):
-        # A program that is exported for any length keeps its whole tables.
-        return None
-    return span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
 
 
 def _without_steps(
@@ -457,36 +435,22 @@ def _check_positions(
     return positions
 
 
-def _affine(*positions: PositionsLike) -> list[int]:
-    """Return the start and the stride of each positions; those of tensors do not count."""
-    return [number for at in positions for number in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))]
-
-
-def _check_both_documents(
-    queries: Tensor | None, keys: Tensor | None, value: Tensor, n_q: int
-) -> tuple[Tensor | None, Tensor | None]:
-    if queries is None and keys is None:
-        return None, None
-    if queries is None or keys is None:
-        raise ValueError("query_documents and key_documents: give both or neither")
-    n_k = value.shape[2]
-    return (
-        _check_documents("query_documents", queries, value, "n_q", n_q),
-        _check_documents("key_documents", keys, value, "n_k", n_k),
-    )
-
-
-def _check_documents(name: str, documents: Any, value: Tensor, axis: str, length: int) -> Tensor:
-    """Check the ids and return them in a dtype that torch can compute with."""
+def _check_numbers(
+    name: str, numbers: Any, value: Tensor, axis: str, length: int, kind: str, right: Callable[[Tensor], bool]
+) -> None:
+    """Raise unless a tensor has one number of the right kind for each query or key of each item."""
     batch = value.shape[0]
-    if not isinstance(documents, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(documents).__name__}")
-    if documents.shape != (batch, length):
-        raise ValueError(f"{name}: expected shape (batch {batch}, {axis} {length}), got {tuple(documents.shape)}")
-    if documents.is_floating_point() or documents.is_complex():
-        raise TypeError(f"{name}: expected whole numbers, got {documents.dtype}")
-    check_device(name, documents, value)
-    return _signed(documents)
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(numbers).__name__}")
+    if numbers.shape != (batch, length):
+        raise ValueError(f"{name}: expected shape (batch {batch}, {axis} {length}), got {tuple(numbers.shape)}")
+    if not right(numbers):
+        raise TypeError(f"{name}: expected {kind}, got {numbers.dtype}")
+    check_device(name, numbers, value)
+
+
+def _is_whole(ids: Tensor) -> bool:
+    return not (ids.is_floating_point() or ids.is_complex())
 
 
 def _signed(numbers: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from . import native
-from .fields import Call
+from .fields import GRADIENTS, TERMS, Call
 from .precision import autocast_dtype
 from .torch_private import derivatives, forward_mode
 from .tracing import is_plain
@@ -55,11 +55,10 @@ def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
     if backend == "auto":
         return _automatic(call, device)[0]
     if reason := _why_not(backend, call, device):
-        raise ValueError(f"backend: {reason}")
-    if backend != "reference" and forward_mode():
-        raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
+        raise ValueError(f"backend: {backend!r} {reason}; use backend='blockwise'")
     if backend != "reference" and derivatives():
-        raise ValueError(f"backend: {backend!r} has no derivative for torch.func; use backend='reference'")
+        kind = "forward-mode derivative" if forward_mode() else "derivative for torch.func"
+        raise ValueError(f"backend: {backend!r} has no {kind}; use backend='reference'")
     return backend
 
 
@@ -67,8 +66,8 @@ def explain_choice(call: Call, backend: str) -> Choice:
     """Return the choice with its reasons."""
     chosen = choose(call, backend)
     reason = _automatic(call, call.value.device)[1] if backend == "auto" else "asked for by name"
-    reasons = {name: _why_not(name, call, call.value.device) for name in BACKENDS}
-    return Choice(chosen, reason, {name: why for name, why in reasons.items() if why is not None})
+    reasons = [(name, _why_not(name, call, call.value.device)) for name in BACKENDS]
+    return Choice(chosen, reason, {name: f"{name!r} {why}; use backend='blockwise'" for name, why in reasons if why})
 
 
 def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
@@ -77,15 +76,17 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "other programs know its operations"
     on_cpu = device.type == "cpu"
     taken = derivatives()
-    if forward_mode() or taken > 1:
+    if taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
-    not_native = native.backend.why_not(call, device)
-    if not call.has_terms and call.query is not None and _is_ordinary(call):
+    not_native = _why_not("native", call, device)
+    has_terms = any(getattr(call, name) is not None for name in TERMS)
+    if not has_terms and call.query is not None and _is_ordinary(call):
         packed = call.query_documents is not None and not on_cpu and not taken
-        if packed and triton.backend.why_not(call, device) is None:
+        if packed and _why_not("triton", call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
-        if not_native is not None or not _is_eager(call):
+        casts = autocast_dtype(call.value.device) not in (None, call.value.dtype)
+        if not_native is not None or casts or not is_plain(call.query, call.key, call.value):
             return "fused", "no terms, so torch's own attention computes it"
         if call.n_q < min(FEW_QUERIES, call.n_k) and call.value.dtype == torch.float32:
             return "fused", "no terms and few queries in float32, for which torch's own attention packs no keys"
@@ -93,7 +94,7 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "torch.func takes derivatives of the reference only"
     if not_native is None:
         return "native", "on the CPU the compiled kernel is fastest, in O(n) memory"
-    if not on_cpu and triton.backend.why_not(call, device) is None:
+    if not on_cpu and _why_not("triton", call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     slow = "some queries at a time in plain PyTorch, in O(n) memory"
     return "blockwise", f"{slow}; the compiled kernel would be faster, but it {not_native}" if on_cpu else slow
@@ -105,13 +106,10 @@ def _is_ordinary(call: Call) -> bool:
     return causal_at_most and not call.wants_lse and call.softcap is None
 
 
-def _is_eager(call: Call) -> bool:
-    """Whether torch would run the call eagerly, on plain tensors that autocast would not cast."""
-    return is_plain(call.query, call.key, call.value) and autocast_dtype(call.value.device) in (None, call.value.dtype)
-
-
-def _why_not(backend: str, call: Call, device: torch.device) -> str | None:
-    """Return why a backend cannot take the call on that device, and which can; None if it can."""
-    known = {"triton": triton.backend, "native": native.backend}.get(backend)
-    reason = None if known is None else known.why_not(call, device)
-    return None if reason is None else f"{backend!r} {reason}; use backend='blockwise'"
+def _why_not(name: str, call: Call, device: torch.device) -> str | None:
+    """Return why a backend cannot take the call on that device; None if it can."""
+    backend = {"triton": triton.backend, "native": native.backend}.get(name)
+    if backend is None:
+        return None
+    others = [each for each in GRADIENTS if each not in backend.inputs and getattr(call, each) is not None]
+    return backend.why_not(call, device) or (f"knows no {others[0]}" if others else None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .logsums import LogSums
+from .fields import LogSums
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -5,16 +5,24 @@ and the order of the compiled kernel's struct follow from these fields.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, NamedTuple, Self, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
 
 from .dropout import row_seeds
 from .terms import Positions, PositionsLike, offsets_between, position_values
+
+LogSums: TypeAlias = Tensor
+"""(2, ...): the largest score of each row, and the log of its sum of exponentials after that is subtracted.
+
+Beside a bias of 1e9, one float32 could not tell how many keys share a row's attention. A row that may not attend to
+anything has -inf and 0. Only the second number has a gradient, which is that of both together.
+"""
 
 
 class Axes(NamedTuple):
@@ -30,6 +38,32 @@ class Axes(NamedTuple):
     axes: str
     dtype: str
     gradient: bool = False
+
+
+class Kept(NamedTuple):
+    """What a forward returns and keeps for its backward.
+
+    Args:
+        output: (batch, heads, n_q, value_dim).
+        whole: all that is kept besides the output, in the dtype of scores.
+        sums: the part with what the backend keeps of each row, (numbers, batch, heads, n_q).
+        rounded_off: the part with what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype; None
+            where it does not matter.
+    """
+
+    output: Tensor
+    whole: Tensor
+    sums: Tensor
+    rounded_off: Tensor | None
+
+    def part(self, rows: range) -> Self:
+        """Return the part of some queries."""
+        some, off = slice(rows.start, rows.stop), self.rounded_off
+        return self._replace(
+            output=self.output[:, :, some],
+            sums=self.sums[..., some],
+            rounded_off=None if off is None else off[:, :, some],
+        )
 
 
 @dataclass(frozen=True)
@@ -114,10 +148,6 @@ class Call:
         return tuple([getattr(self, name) for name in TABLES])
 
     @property
-    def has_terms(self) -> bool:
-        return any(getattr(self, name) is not None for name in TERMS)
-
-    @property
     def limits_offsets(self) -> bool:
         """Whether causality or the window may forbid a pair."""
         return self.min_offset is not None or self.max_offset is not None
@@ -169,6 +199,24 @@ class Call:
         change those of a function in place."""
         value, size = self.value, (self.value.shape[0], self.heads, self.n_q, self.value.shape[3])
         return torch.empty_permuted(size, (0, 2, 1, 3), dtype=value.dtype, device=value.device)
+
+    def kept(self, numbers: int, output: Tensor | None = None, whole: Tensor | None = None) -> Kept:
+        """Allocate the output and what is kept with so many numbers of each row; or find the parts of both."""
+        value, sizes = self.value, (self.value.shape[0], self.heads, self.n_q)
+        # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
+        rounds = (self.key_table is not None or self.query_table is not None) and value.dtype != self.wide
+        # Kernels are compiled for parts that begin at multiples of 16 bytes. torch.Size.numel would fix the sizes of
+        # compiled programs.
+        rows, width = math.prod(sizes), value.shape[3]
+        apart = (rows + 3) // 4 * 4
+        output = self.new_output() if output is None else output
+        if whole is None:
+            whole = value.new_empty(numbers * apart + (rows * width + 1) // 2 * rounds, dtype=self.wide)
+        sums = whole.as_strided((numbers, *sizes), (apart, self.heads * self.n_q, self.n_q, 1))
+        if not rounds:
+            return Kept(output, whole, sums, None)
+        rounded_off = whole[numbers * apart :].view(value.dtype)[: rows * width].view(*sizes, width)
+        return Kept(output, whole, sums, rounded_off)
 
     def new_lse(self) -> Tensor:
         """Allocate a ``LogSums``; it is empty if not asked for."""

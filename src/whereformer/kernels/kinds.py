@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from .dropout import draw_seed
-from .fields import Call
-from .logsums import LogSums
+from .fields import Call, LogSums
 from .operators import Memory, Plan
 from .terms import Positions, Term
 from .torch_private import observed
 from .tracing import layouts_of
 
-_VALUES = frozenset({type(None), bool, int, float, str, type})
-"""The types of options that never change; calls with others, such as NumPy's, are not remembered."""
+_TENSORS = frozenset({Tensor, nn.Parameter})
+_TYPES = _TENSORS | {type(None), bool, int, float, str, type, tuple, Positions}
+"""The types of arguments; all but tensors never change. Calls with others, such as NumPy's, are not remembered."""
 
 
 class Kind(NamedTuple):
@@ -59,13 +59,15 @@ class _Known(NamedTuple):
 _known: Memory[_Known] = Memory(1024)
 
 
-def attend_again(given: tuple[Any, ...], terms: Any) -> tuple[Kind | None, tuple[Tensor, LogSums | None] | None]:
+def attend_again(
+    given: tuple[Any, ...], terms: Any, names: tuple[str, ...]
+) -> tuple[Kind | None, tuple[Tensor, LogSums | None] | None]:
     """Return the kind of a call, None if it is not one that can be remembered; and the call's results without its
     sinks, None if its kind is not known.
 
-    Nothing has been checked yet; ``given`` are all arguments but ``terms``, in a fixed order.
+    Nothing has been checked yet; ``given`` are all arguments but ``terms``, of which the last have these names.
     """
-    kind = _kind_of(given, terms)
+    kind = _kind_of(given, terms, names)
     known = None if kind is None else _known.values.get(kind.key)
     if kind is None or known is None:
         return kind, None
@@ -76,34 +78,25 @@ def attend_again(given: tuple[Any, ...], terms: Any) -> tuple[Kind | None, tuple
     return kind, plan.attend(tensors)
 
 
-def _kind_of(given: tuple[Any, ...], terms: Any) -> Kind | None:
+def _kind_of(given: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind | None:
     if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or observed():
         return None
-    found: list[Tensor] = []
-    parts: list[Any] = []
     for term in terms:
-        parts.append(type(term))
-        given = (*given, *getattr(term, "__dict__", {}).values())
-    for each in given:
-        kind = type(each)
-        if each is None or kind is int:
-            parts.append(each)
-        elif kind is Tensor or kind is nn.Parameter:
-            found.append(each)
-            parts.append(Tensor)
-        elif kind is Positions:
-            parts.append((each.start, each.stride, each.length))
-        elif kind in _VALUES or (kind is tuple and _VALUES.issuperset(map(type, each))):
-            # 1, 1.0 and True are equal, but options tell them apart.
-            parts.append((each, kind) if kind is not tuple else (each, *map(type, each)))
-        else:
-            return None
-    layouts = layouts_of(found)
-    if not found or layouts is None:
+        given += (type(term), *getattr(term, "__dict__", {}).values())
+    # 1, 1.0 and True are equal, but options tell them apart.
+    types = tuple(map(type, given))
+    if tuple in types:
+        types += tuple([type(each) for some in given if type(some) is tuple for each in some])
+    if not _TYPES.issuperset(types):
         return None
-    device = found[0].device.type
-    parts += (layouts, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
-    return Kind(tuple(parts), found)
+    tensors = [each for each in given if type(each) in _TENSORS]
+    layouts = layouts_of(tensors)
+    if not tensors or layouts is None:
+        return None
+    device = tensors[0].device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    values = tuple([each for each in given if type(each) not in _TENSORS])
+    return Kind((names, types, values, layouts, autocast), tensors)
 
 
 def remember(kind: Kind, terms: Sequence[Term], call: Call, plan: Plan, tensors: Sequence[Tensor]) -> None:

@@ -40,7 +40,11 @@ def merge(
     values = [(term.table, term.first) for term in terms if isinstance(term, OffsetValues)]
     pairs = [term for term in terms if isinstance(term, FactorPair)]
     decays = [term for term in terms if isinstance(term, DistanceDecay)]
-    dense = [_of_all_heads(term.scores, heads) for term in terms if isinstance(term, DenseBias)]
+    dense = [term.scores for term in terms if isinstance(term, DenseBias)]
+    # Those that have all heads stay the same tensors.
+    dense = [each if each.shape[1] == heads else each.expand(-1, heads, -1, -1) for each in dense]
+    if len(dense) > 1:
+        dense = [sum((part.to(dtype) for part in dense[1:]), dense[0].to(dtype))]
     came = {factors.dtype for pair in pairs for factors in (pair.query_factors, pair.key_factors)}
     of_pairs = value.dtype if came == {value.dtype} else dtype
     key_table, first_key, key_table_factors = _merge_vectors(keys, query, heads, scale, span, dtype)
@@ -59,20 +63,8 @@ def merge(
         "key_factors": _join([pair.key_factors for pair in pairs], of_pairs),
         "query_levels": _join([term.query_levels.unsqueeze(-1) for term in decays], dtype),
         "key_levels": _join([term.key_levels.unsqueeze(-1) for term in decays], dtype),
-        "dense": _add_up(dense, dtype),
+        "dense": dense[0] if dense else None,
     }
-
-
-def _of_all_heads(scores: Tensor, heads: int) -> Tensor:
-    """Return dense scores for every head; those that have them stay the same tensor."""
-    return scores if scores.shape[1] == heads else scores.expand(-1, heads, -1, -1)
-
-
-def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Sum scores of pairs; a single one is returned unchanged."""
-    if len(dense) <= 1:
-        return dense[0] if dense else None
-    return sum((part.to(dtype) for part in dense[1:]), dense[0].to(dtype))
 
 
 def _merge_tables(

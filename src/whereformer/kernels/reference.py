@@ -10,49 +10,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from .dropout import keep_mask
-from .fields import TABLES, Call
-from .logsums import LogSums
+from .fields import TABLES, Call, LogSums
 from .precision import without_autocast
 from .tracing import can_look
 
 
-def attend(call: Call, sinks: Tensor | None = None) -> tuple[Tensor, LogSums | None]:
-    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
+def attend(
+    call: Call, sinks: Tensor | None = None, kept: Tensor | None = None
+) -> tuple[Tensor, LogSums | None, Tensor]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, ``LogSums`` if the call wants it, and the
+    weights before dropout.
+
+    Args:
+        kept: the weights that dropout keeps, bool (batch, heads, n_q, n_k); None for those of the call's seed.
+    """
     with without_autocast(call.value.device):
-        return attend_keeping(call, _kept(call), sinks)
-
-
-def attend_with_weights(call: Call, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Compute :func:`attend`'s output, and the weights before dropout that it was computed from."""
-    with without_autocast(call.value.device):
-        weights, _ = _softmax(call, sinks)
-        return _output(call, weights, _kept(call)), weights
-
-
-def attend_keeping(call: Call, kept: Tensor | None, sinks: Tensor | None = None) -> tuple[Tensor, LogSums | None]:
-    """Compute :func:`attend` with the weights that dropout keeps, bool (batch, heads, n_q, n_k); None keeps all."""
-    weights, lse = _softmax(call, sinks)
-    return _output(call, weights, kept), lse
-
-
-def _kept(call: Call) -> Tensor | None:
-    """Return which weights dropout keeps, bool (batch, heads, n_q, n_k); None for all."""
-    seeds = call.dropout_seeds()
-    return None if seeds is None else keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
-
-
-def _output(call: Call, weights: Tensor, kept: Tensor | None) -> Tensor:
-    """Return the output of attention with these weights."""
-    if kept is not None:
-        weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
-    out = weights @ _for_each_head(call, call.value).to(weights.dtype)
-    if call.value_table is not None:
-        # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
-        columns = columns_of(call, "value_table").unsqueeze(1)
-        at_offset = weights.new_zeros(*weights.shape[:3], call.value_table.shape[1])  # (batch, heads, n_q, T)
-        at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
-        out = out + _times(at_offset, call.value_table.mT)
-    return out.to(call.value.dtype)
+        weights, lse = _softmax(call, sinks)
+        if (seeds := call.dropout_seeds()) is not None:
+            kept = keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
+        left = weights if kept is None else weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
+        out = left @ _for_each_head(call, call.value).to(left.dtype)
+        if call.value_table is not None:
+            # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
+            columns = columns_of(call, "value_table").unsqueeze(1)
+            at_offset = left.new_zeros(*left.shape[:3], call.value_table.shape[1])  # (batch, heads, n_q, T)
+            at_offset = at_offset.scatter_add(-1, columns.expand_as(left), left)
+            out = out + _times(at_offset, call.value_table.mT)
+        return out.to(call.value.dtype), lse, weights
 
 
 def attention_weights(call: Call, sinks: Tensor | None = None) -> Tensor:

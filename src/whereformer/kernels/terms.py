@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from .tracing import holds
+from .tracing import are_numbers, holds
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -99,6 +99,11 @@ def position_values(positions: PositionsLike, device: torch.device | str | None 
     return positions.to(device) if positions.is_floating_point() else positions.to(device, torch.int64)
 
 
+def right_aligned(n_q: int, n_k: int) -> tuple[PositionsLike, PositionsLike]:
+    """Return the positions of queries and keys by default: the last query has that of the last key."""
+    return Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)
+
+
 def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[int, int] | None:
     """Return the smallest and the largest offset between affine positions; None if only the data can tell.
 
@@ -109,6 +114,17 @@ def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -
     if query_positions.length == 0 or key_positions.length == 0:
         return 0, 0
     return key_positions.start - query_positions.last, key_positions.last - query_positions.start
+
+
+def allowed_span(
+    queries: PositionsLike, keys: PositionsLike, low: int | None, high: int | None
+) -> tuple[int, int] | None:
+    """Return the smallest and the largest offset that occurs and is allowed; None if only the data can tell."""
+    span = offset_range(queries, keys)
+    if span is None or not are_numbers(*span):
+        # A program that is exported for any length keeps its whole tables.
+        return None
+    return span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
 
 
 def offset_step(query_positions: Positions, key_positions: Positions) -> int:

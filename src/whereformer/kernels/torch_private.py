@@ -19,9 +19,6 @@ from torch.utils._pytree import tree_leaves
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
-# --- the state of torch
-
-
 def forward_mode() -> bool:
     """Whether a forward-mode derivative is being taken; ``forward_ad`` keeps its level private."""
     return forward_ad._current_level >= 0
@@ -39,7 +36,12 @@ def observed() -> bool:
 
 
 def derivatives() -> int:
-    """Return the number of nested derivatives that ``torch.func`` is taking; no public function tells."""
+    """Return the number of nested derivatives that ``torch.func`` is taking; at least two in forward mode, which needs
+    what the second needs. No public function tells."""
+    return 2 if forward_mode() else _of_func()
+
+
+def _of_func() -> int:
     stack = torch._C._functorch.get_interpreter_stack()
     if not stack:
         return 0
@@ -71,10 +73,7 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 
 
 # The compiler guards the transforms that it reads by itself.
-constant_when_compiled(derivatives)
-
-
-# --- modules
+constant_when_compiled(_of_func)
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -83,15 +82,9 @@ def is_hooked(module: nn.Module) -> bool:
     return any(hooks) or torch.nn.modules.module._has_any_global_hook()
 
 
-# --- the CPU
-
-
 def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor; no public function tells."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-# --- dispatched operations
 
 
 class DispatchMode(TorchDispatchMode):

@@ -13,7 +13,6 @@
 // Nothing here may come from the standard library but what is compiled away: an object file of one level must not bring
 // functions that the linker could take for those of another.
 #include "limits.h"
-#include "mirror.h"
 
 namespace whereformer {
 namespace LEVEL {
@@ -27,6 +26,7 @@ template <class F> struct Attention {
   const bool backward;
   const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
   const int64_t key_width, query_width;  // of the vectors of tables
+  const int64_t apart;                   // the numbers from the first to the second part of log_sums
   Line line;
   Limits<A> limits;
   uint8_t* runs = nullptr;
@@ -71,6 +71,7 @@ template <class F> struct Attention {
       : c(call), backward(call.backward != 0), group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)), dv(up(call.value_dim, 16 * step)),
         rk(up(call.rank, 16)), bq(block_rows(call)), bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
         blocks((call.n_q + bq - 1) / bq), key_width(call.key_rank ? call.key_rank : call.head_dim), query_width(call.query_rank ? call.query_rank : call.head_dim),
+        apart(up(call.batch * call.heads * call.n_q, 4)),
         line{call.listed == 1, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
         limits(call, line, memory, bk) {
     in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
@@ -121,12 +122,12 @@ template <class F> struct Attention {
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
     d_query = memory.take<A>(bq * dk);
     d_keys = memory.take<A>(keys_up * dk), d_values = memory.take<A>(keys_up * dv);
-    if (c.d_query_factors) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
+    if (c.d_query_factors || c.d_key_factors) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
     if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * up(c.key_rank, 16));
     if (c.key_rank && c.d_key_table) key_table_turned = memory.take<A>(up(c.key_rank, 16) * up(bq, 16));
     if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr)) d_query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
     if (copies_keys && c.d_query_table) query_table_turned = memory.take<A>(keys_up * up(query_width, 16));
-    if (c.d_query_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
+    if (c.d_query_levels || c.d_key_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
     if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
   }
 
@@ -469,7 +470,7 @@ template <class F> struct Attention {
     const A top = tops[i], sum = totals[i];
     const bool empty = top == minus_infinity && !(sum != sum);
     A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i + i;
-    sums[0] = top, sums[c.batch * c.heads * c.n_q] = empty ? A(0) : (A)logarithm(sum);
+    sums[0] = top, sums[apart] = empty ? A(0) : (A)logarithm(sum);
     A* row = output + i * dv;
     times_row(row, dv, empty ? A(0) : A(1) / sum);
     write_row(c.output, b, h, t.i + i, c.value_dim, row, A(1));
@@ -551,7 +552,7 @@ template <class F> struct Attention {
 
   // Turns row ``i`` of products with values into the gradient of its scores, and its scores into weights.
   void weigh_row(const Tile& t, const Sides& sides, int64_t i, Span span) {
-    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
+    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + apart;
     A *s = scores + i * ld, *d = gradients + i * ld, delta = deltas[i];
     const A top = tops[i] == minus_infinity ? A(0) : tops[i];
     Added<A> values{};
@@ -704,9 +705,9 @@ template <class F> struct Attention {
       if (c.d_query.data) write_row(c.d_query, b, h, t.i + i, c.head_dim, d_query + i * dk, (A)c.scale);
       const int64_t row = (b * c.heads + h) * c.n_q + t.i + i;
       auto put = [&](void* out, const A* from, int64_t width, int64_t pitch) { __builtin_memcpy((A*)out + row * width, from + i * pitch, sizeof(A) * width); };
-      if (d_factors) put(c.d_query_factors, d_query_factors, c.rank, rk);
+      if (c.d_query_factors) put(c.d_query_factors, d_query_factors, c.rank, rk);
       if (d_key_table_rows) put(c.d_key_table_factors, d_key_table_rows, c.key_rank, key_vectors.depth);
-      if (d_query_levels) put(c.d_query_levels, d_query_levels, c.levels, c.levels);
+      if (c.d_query_levels) put(c.d_query_levels, d_query_levels, c.levels, c.levels);
     }
   }
 
@@ -728,11 +729,11 @@ template <class F> struct Attention {
     if (d_query_table_rows && c.query_rank)
       for (int64_t j = 0; j < c.n_k; j++)
         __builtin_memcpy((A*)c.d_query_table_factors + (rows + j) * c.query_rank, d_query_table_rows + j * query_vectors.vectors.depth, sizeof(A) * c.query_rank);
-    if (d_key_levels)
+    if (c.d_key_levels)
       for (int64_t j = 0; j < c.n_k; j++)
         for (int64_t l = 0; l < c.levels; l++) ((A*)c.d_key_levels)[(rows + j) * c.levels + l] = d_key_levels[l * keys_up + j];
     if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first);
-    if (d_factors) {
+    if (c.d_key_factors) {
       A* to = (A*)c.d_key_factors + rows * c.rank;
       const Tensor out{(char*)to, DTYPE<A>, {0, 0, c.rank, 1}};
       write_transposed<A>(d_factors, c.n_k, c.rank, rk, out, 0, 0, A(1), block16);

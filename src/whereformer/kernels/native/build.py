@@ -135,24 +135,18 @@ def attempt(folder: Path = FOLDER, target: Path = LIBRARY, force: bool = False, 
         force: whether to build in any case.
         emulated: as in ``build``.
     """
-    current = is_current(folder, target)
-    found = read_report(target)
+    source, found = source_hash(folder), read_report(target)
+    current = target.exists() and found is not None and not found.reason and found.source == source
     if current and found and not force:
         return found
     try:
         report = build(folder, target, emulated=emulated)
     except BuildError as error:
-        report = Report(source_hash(folder), reason=str(error))
+        report = Report(source, reason=str(error))
         if current:
             return report
     write_report(report, target)
     return report
-
-
-def is_current(folder: Path, target: Path) -> bool:
-    """Whether the library is there and was built from these sources, as far as its report tells."""
-    report = read_report(target)
-    return target.exists() and report is not None and not report.reason and report.source == source_hash(folder)
 
 
 def read_report(target: Path) -> Report | None:
@@ -225,14 +219,13 @@ class _Compiler:
         Then it runs where that library is older or missing, and never uses another copy of it.
         """
         flags = ["-shared", "-pthread", *self.own_flags, *objects, "-o", str(target)]
-        if sys.platform == "darwin":
-            self.run(*flags)
-            return
-        try:
-            self.run(*flags, "-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
-        except BuildError:
-            # Some distributions have the static library in a package of its own.
-            self.run(*flags)
+        inside = ["-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
+        # Some distributions have the static library in a package of its own.
+        with suppress(BuildError):
+            if sys.platform != "darwin":
+                self.run(*flags, *inside)
+                return
+        self.run(*flags)
 
     def run(self, *arguments: str) -> str:
         """Run the compiler and return its output.

@@ -1,4 +1,4 @@
-// What Python tells the kernel about a call. Every field has eight bytes; arguments.py writes them in this order.
+// What Python tells the kernel about a call. Every field has eight bytes; __init__.py writes them in this order.
 #pragma once
 #include <cstdint>
 
@@ -58,7 +58,7 @@ struct Call {
   Tensor dense;                                   // (1 or batch, heads, n_q, n_k) in any dtype
 
   Tensor output;      // read by the backward
-  void* log_sums;     // (2, batch, heads, n_q) sums
+  void* log_sums;     // (2, batch, heads, n_q) sums; the second part begins at a multiple of 4
   void* rounded_off;  // null, or what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype
 
   // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),

@@ -69,21 +69,16 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
 
 def choose(levels: tuple[str, ...], has: tuple[str, ...]) -> tuple[str, str]:
     """Return the highest level that every limit admits, and the first of the limits that are as low."""
+    # What torch was limited to, or found; it tells one level of AVX-512, so that admits what comes after it.
+    capability = torch.backends.cpu.get_cpu_capability()
     limits = [
         (levels[-1], "" if levels[-1] == list(LEVELS)[-1] else "the library has no other"),
         (has[-1], "the highest that this processor has"),
-        _limit_of_torch(),
+        ({"AVX512": "amx", "AVX2": "avx2"}.get(capability, "base"), f"torch uses the instructions of {capability}"),
     ]
     order = list(LEVELS)
     limit, reason = min(limits, key=lambda pair: order.index(pair[0]))
     return max((level for level in has if order.index(level) <= order.index(limit)), key=order.index), reason
-
-
-def _limit_of_torch() -> tuple[str, str]:
-    """What torch was limited to, or found; it tells one level of AVX-512, so that admits what comes after it."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    level = {"AVX512": "amx", "AVX2": "avx2"}.get(capability, "base")
-    return level, f"torch uses the instructions of {capability}"
 
 
 def _load(path: Path) -> ctypes.CDLL | str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..fields import TABLES, Call
+from ..terms import allowed_span
 from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
 
 
@@ -113,7 +114,8 @@ class ToFill(NamedTuple):
     """What the first kernel fills besides ``PairRules``; None if not needed."""
 
     delta: Any  # (batch, heads, n_q)
-    d_lse: Any  # likewise, which is subtracted from delta
+    head: Any  # its stride from head to head
+    d_lse: Any  # (batch, heads, n_q), which is subtracted from delta
     bounds: Any  # see OffsetSums
     sums: Any  # with zeros
     seed: Any  # of dropout, from which those of rows are made
@@ -150,7 +152,7 @@ class PairRules(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What turns a row's scores into weights, ``exp2(scores - shift - log_sum)``; each (batch, heads, n_q).
+    """What turns a row's scores into weights, ``exp2(scores - shift - log_sum)``; tensors of (batch, heads, n_q).
 
     If ``log_sum`` is None, ``shift`` holds the sum of both, which saves a number in memory and registers. They are
     separate if terms may add large numbers, beside which ``log_sum`` would be rounded away.
@@ -158,6 +160,7 @@ class Norm(NamedTuple):
 
     shift: Any  # inf in rows that may not attend to anything
     log_sum: Any
+    head: Any  # the stride of all from head to head
     delta: Any  # what softmax's gradient subtracts in each row; None in the forward
 
 
@@ -286,42 +289,10 @@ def inputs_of(call: Call) -> Inputs:
     return Inputs(row_matrix(call.query), key, value, row_matrix(call.query_factors), row_matrix(call.key_factors))
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What the forward keeps for the backward, besides the output: parts of one tensor.
-
-    Args:
-        whole: all of it, in float32.
-        norm: (1 or 2, batch, heads, n_q), see :class:`Norm`. Each number's part is contiguous and begins at a multiple
-            of 16 bytes: kernels are compiled anew for tensors that do not.
-        rounded_off: what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype; None where it does
-            not matter.
-    """
-
-    whole: Tensor
-    norm: Tensor
-    rounded_off: Tensor | None
-
-    @classmethod
-    def of(cls, call: Call, whole: Tensor | None = None) -> Kept:
-        """Allocate it, or find its parts."""
-        value, sizes = call.value, (call.value.shape[0], call.heads, call.n_q)
-        may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
-        # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
-        rounds = (call.key_table is not None or call.query_table is not None) and value.dtype.itemsize < 4
-        numbers, rows, width = 2 if may_be_large else 1, math.prod(sizes), value.shape[3]
-        apart = cdiv(rows, 4) * 4
-        if whole is None:
-            whole = value.new_empty(numbers * apart + cdiv(rows * width, 2) * rounds, dtype=torch.float32)
-        norm = whole.as_strided((numbers, *sizes), (apart, call.heads * call.n_q, call.n_q, 1))
-        if not rounds:
-            return cls(whole, norm, None)
-        return cls(whole, norm, whole[numbers * apart :].view(value.dtype)[: rows * width].view(*sizes, width))
-
-    def norm_of(self, delta: Tensor | None = None) -> Norm:
-        """Describe the norm to the kernels."""
-        shift, *log_sum = self.norm.unbind()
-        return Norm(shift, log_sum[0] if log_sum else None, delta)
+def norm_of(sums: Tensor, delta: Tensor | None = None) -> Norm:
+    """Describe what is kept of each row to the kernels, (1 or 2, batch, heads, n_q)."""
+    shift, *log_sum = sums.unbind()
+    return Norm(shift, log_sum[0] if log_sum else None, shift.stride(1), delta)
 
 
 def new_table_sums(call: Call, name: str) -> TableSums:
@@ -432,12 +403,8 @@ def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
 
 def _covers(call: Call, first: int, length: int) -> bool:
     """Whether no pair of the call reads beyond the ends of a table; False for explicit positions."""
-    query_start, query_stride, key_start, key_stride = call.affine
-    start = key_start - query_start
-    low, high = start - (call.n_q - 1) * query_stride, start + (call.n_k - 1) * key_stride
-    low = low if call.min_offset is None else max(low, call.min_offset)
-    high = high if call.max_offset is None else min(high, call.max_offset)
-    return call.query_positions is None and first <= low and high < first + length
+    span = allowed_span(*call.positions(), call.min_offset, call.max_offset)
+    return span is not None and first <= span[0] and span[1] < first + length
 
 
 def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> VectorTable:
@@ -453,7 +420,7 @@ def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> Vec
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
-def parts_of(call: Call) -> Iterator[tuple[Call, slice]]:
+def parts_of(call: Call) -> Iterator[tuple[Call, range]]:
     """Split a call into runs of queries small enough for their products with tables of vectors; mostly one run.
 
     Each comes with its rows. If they are not all, its seed is those of its rows, in the 32 bits that the kernels take.
@@ -462,10 +429,12 @@ def parts_of(call: Call) -> Iterator[tuple[Call, slice]]:
     longest, n_q = max(lengths, default=1), call.n_q
     size = n_q if longest <= ROW_TABLE_NUMBERS else max(FEWEST_TABLE_ROWS, n_q * ROW_TABLE_NUMBERS // longest)
     if size >= n_q:
-        yield call, slice(0, n_q)
+        yield call, range(n_q)
         return
     seeds = call.dropout_seeds()
     for first in range(0, n_q, size):
-        rows = slice(first, min(first + size, n_q))
-        part = call.part(range(rows.start, rows.stop))
-        yield part if seeds is None else replace(part, seed=seeds[:, :, rows].to(torch.int32).contiguous()), rows
+        rows = range(first, min(first + size, n_q))
+        part = call.part(rows)
+        if seeds is not None:
+            part = replace(part, seed=seeds[:, :, first : rows.stop].to(torch.int32).contiguous())
+        yield part, rows

@@ -1,9 +1,9 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. Those of _MEASURED were the fastest of those tried on an H100. ``benchmarks/gpu_static.py`` counts what the
+was faster. The measured ones were the fastest of those tried on an H100. ``benchmarks/gpu_static.py`` counts what the
 others compile to: they need few instructions for each score and fit into registers. Most leave room for two programs,
-and all but those of _64_ROWS and _MEASURED fit into the 99 KiB of shared memory of the smallest GPUs of compute
+and all but those of 64 rows and measured ones fit into the 99 KiB of shared memory of the smallest GPUs of compute
 capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich" calls have smaller tiles.
 """
 
@@ -35,76 +35,55 @@ class Blocks:
         return {"BLOCK_M": self.rows, "BLOCK_N": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
-# By kernel and by the padded width of a head: up to 64, 128, 256.
-_PLAIN = {
-    "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
-    "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
-    "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
+# By kind of call and kernel, for heads of a padded width up to 64, 128 and 256.
+_TILES = {
+    ("plain", "forward"): (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
+    ("plain", "query"): (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
+    ("plain", "key"): (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
+    # With a bias, whose gradient is summed beside those of keys.
+    ("biased", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 8, 1)),
+    ("rich", "forward"): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
+    ("rich", "query"): (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
+    ("rich", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    ("rich", "dense"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    # With tables of vectors alone: their offsets are known when the kernels are compiled.
+    ("vectors", "forward"): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
+    ("vectors", "query"): (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
+    ("vectors", "key"): (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
+    # GPUs of compute capability 9 and 10 multiply 64 rows at once.
+    ("plain of 64 rows", "forward"): (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
+    ("plain of 64 rows", "query"): (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
+    ("plain of 64 rows", "key"): (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    # The same on compute capability 9, with and without a bias.
+    ("measured", "forward"): (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), Blocks(128, 32, 8, 2)),
+    ("measured", "query"): (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 1)),
+    ("measured", "key"): (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), Blocks(32, 64, 8, 1)),
+    ("rich of 64 rows", "forward"): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
+    ("rich of 64 rows", "query"): (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
+    ("rich of 64 rows", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
+    ("vectors of 64 rows", "forward"): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
+    ("vectors of 64 rows", "query"): (Blocks(64, 64, 4, 1), Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1)),
+    ("vectors of 64 rows", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
+    # Products of float32 on tensor cores keep both parts of their rows in registers, others of float32 whole rows.
+    ("float", "forward"): (Blocks(64, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("float", "query"): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
+    ("float", "key"): (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("rich float", "forward"): (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    ("rich float", "query"): (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    ("rich float", "key"): (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
+    ("rich float", "dense"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    # On compute capability 9, for the heads of _ON_TENSOR_CORES alone.
+    ("float of 64 rows", "forward"): (Blocks(128, 32, 8, 1),),
+    ("float of 64 rows", "query"): (Blocks(128, 32, 8, 1),),
+    ("float of 64 rows", "key"): (Blocks(32, 128, 8, 1),),
+    ("rich float of 64 rows", "forward"): (Blocks(128, 16, 8, 1),),
+    ("rich float of 64 rows", "query"): (Blocks(64, 16, 4, 1),),
+    ("rich float of 64 rows", "key"): (Blocks(16, 128, 8, 1),),
+    ("rich float of 64 rows", "dense"): (Blocks(64, 64, 8, 1),),
+    # With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
+    # instructions, and of those these need the fewest instructions for each score.
+    ("float by key", "key"): (Blocks(32, 128, 8, 1),),
 }
-_RICH = {
-    "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
-    "query": (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
-    "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
-    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
-}
-# GPUs of compute capability 9 and 10 multiply 64 rows at once.
-_PLAIN_64_ROWS = {
-    "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
-    "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
-    "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
-}
-# The same on compute capability 9, with and without a bias.
-_MEASURED = {
-    "forward": (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), _PLAIN_64_ROWS["forward"][2]),
-    "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), _PLAIN_64_ROWS["query"][2]),
-    "key": (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), _PLAIN_64_ROWS["key"][2]),
-}
-_RICH_64_ROWS = {
-    "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
-    "query": (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
-    "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
-    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
-}
-# With a bias, whose gradient is summed beside those of keys.
-_BIASED = {**_PLAIN, "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), _PLAIN["key"][2])}
-# With tables of vectors alone: their offsets are known when the kernels are compiled.
-_VECTORS = {
-    "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
-    "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
-    "key": (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
-}
-_VECTORS_64_ROWS = {
-    "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
-    "query": (Blocks(64, 64, 4, 1), Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1)),
-    "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
-}
-# Products of float32 on tensor cores keep both parts of their rows in registers, other products of float32 whole rows.
-_FLOAT = {
-    "forward": (Blocks(64, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
-    "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-}
-_RICH_FLOAT = {
-    "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
-    "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
-    "key": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
-    "dense": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
-}
-# On compute capability 9, for the heads of _ON_TENSOR_CORES.
-_FLOAT_64_ROWS = {
-    "forward": (Blocks(128, 32, 8, 1), *_FLOAT["forward"][1:]),
-    "query": (Blocks(128, 32, 8, 1), *_FLOAT["query"][1:]),
-    "key": (Blocks(32, 128, 8, 1), *_FLOAT["key"][1:]),
-}
-_RICH_FLOAT_64_ROWS = {
-    "forward": (Blocks(128, 16, 8, 1), *_RICH_FLOAT["forward"][1:]),
-    "query": (Blocks(64, 16, 4, 1), *_RICH_FLOAT["query"][1:]),
-    "key": (Blocks(16, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
-    "dense": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["dense"][1:]),
-}
-# With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
-# instructions, and of those these need the fewest instructions for each score.
-_BY_KEY_FLOAT_64_ROWS = {**_RICH_FLOAT_64_ROWS, "key": (Blocks(32, 128, 8, 1), *_RICH_FLOAT["key"][1:])}
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
 _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
@@ -122,21 +101,30 @@ def blocks_of(kernel: str, call: Call) -> Blocks:
     by_rows = (call.key_table, call.query_table, call.value_table, call.query_levels)
     vectors = any(tensor is not None for tensor in by_rows)
     capability, _ = available.capability(call.value.device)
+    # Tiles of the first of these kinds that has them
     if torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]:
-        if capability == 9:
-            by_key = call.query_table is not None or call.key_levels is not None
-            sizes = _BY_KEY_FLOAT_64_ROWS if by_key else _RICH_FLOAT_64_ROWS if rich or vectors else _FLOAT_64_ROWS
-        else:
-            sizes = _RICH_FLOAT if rich or vectors else _FLOAT
+        kind = "rich float" if rich or vectors else "float"
+        by_key = call.query_table is not None or call.key_levels is not None
+        kinds = ["float by key"] * by_key + [f"{kind} of 64 rows"] if capability == 9 else []
+        kinds.append(kind)
     elif capability in (9, 10):
         # Where a window or documents leave few keys to a query, the forward is faster with fewer warps.
         few_keys = kernel == "forward" and (call.min_offset is not None or call.query_documents is not None)
-        plain = _MEASURED if capability == 9 and not few_keys else _PLAIN_64_ROWS
-        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
+        plain = "measured" if capability == 9 and not few_keys else "plain of 64 rows"
+        kinds = ["rich of 64 rows", "rich"] if rich else ["vectors of 64 rows"] if vectors else [plain]
     else:
-        sizes = _RICH if rich else _VECTORS if vectors else _PLAIN if call.bias is None else _BIASED
+        kinds = (
+            ["rich"]
+            if rich
+            else ["vectors"]
+            if vectors
+            else ["biased", "plain"]
+            if call.bias is not None
+            else ["plain"]
+        )
     widest = _widest(call)
-    return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
+    width = 0 if widest <= 64 else 1 if widest <= 128 else 2
+    return next(tiles[width] for kind in kinds if len(tiles := _TILES.get((kind, kernel), ())) > width)
 
 
 def precision_of(call: Call) -> str:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fields import GRADIENTS, Call, rows_axis
-from ..logsums import LogSums
+from ..fields import Call, Kept, LogSums, part_of
 from ..operators import Again, Backend, Given, Operators, Results
 from ..terms import position_values
 from . import available
@@ -24,7 +23,6 @@ from .arguments import (
     PREPARED_ROWS,
     SUMS_ROWS,
     SUMS_WIDTH,
-    Kept,
     KeyGradients,
     Known,
     OffsetSums,
@@ -36,6 +34,7 @@ from .arguments import (
     inputs_of,
     level_matrix,
     new_table_sums,
+    norm_of,
     pair_matrix,
     pairs_of,
     parts_of,
@@ -52,12 +51,12 @@ _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table"
 
 
 class Triton(Backend):
-    """What is kept are the parts of :class:`Kept`."""
+    """What is kept of each row is its :class:`Norm`, in one number or two."""
 
     name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "dense")
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
-        return available.why_not(call, device) or super().why_not(call, device)
+        return available.why_not(call, device)
 
     def adapted(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
@@ -83,7 +82,7 @@ class Triton(Backend):
         return replace(call, **changes) if changes else call
 
     def new_kept(self, call: Call) -> Tensor:
-        return Kept.of(call).whole
+        return _kept(call).whole
 
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
         return record(lambda: self._forward(call), tensors)
@@ -94,44 +93,37 @@ class Triton(Backend):
         return record(lambda: self._backward(call, given, needed), tensors)
 
     def _forward(self, call: Call) -> Results:
-        out, kept = call.new_output(), Kept.of(call)
-        if out.numel() == 0 or call.n_k == 0:
-            out.zero_()
-            kept.norm.fill_(math.inf)
-            return out, kept.whole, _lse_of(kept.norm) if call.wants_lse else None
-        for part, rows in parts_of(call):
-            if part is call:
-                _fill(call, out, kept)
-            else:
-                part_out, part_kept = part.new_output(), Kept.of(part)
-                _fill(part, part_out, part_kept)
-                out[:, :, rows], kept.norm[..., rows] = part_out, part_kept.norm
-                if kept.rounded_off is not None and part_kept.rounded_off is not None:
-                    kept.rounded_off[:, :, rows] = part_kept.rounded_off
-        return out, kept.whole, _lse_of(kept.norm) if call.wants_lse else None
+        kept = _kept(call)
+        if kept.output.numel() == 0 or call.n_k == 0:
+            kept.output.zero_()
+            kept.sums.fill_(math.inf)
+        else:
+            for part, rows in parts_of(call):
+                _fill(part, kept.part(rows))
+        return kept.output, kept.whole, _lse_of(kept.sums) if call.wants_lse else None
 
     def _backward(self, call: Call, given: Given, needed: Sequence[str]) -> list[Tensor]:
-        d_output, d_lse, output, whole = given
-        if output.numel() == 0 or call.n_k == 0:
-            return [call.new_gradient(name).zero_() for name in needed]
-        sums: dict[str, Tensor] = {}
-        for part, rows in parts_of(call):
-            if part is call:
-                gradients = {name: call.new_gradient(name) for name in needed}
-                return list(_Backward(call, gradients, given).run().values())
-            gradients = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
-            of_lse = None if d_lse is None else d_lse[:, :, rows]
-            kept, part_kept = Kept.of(call, whole), Kept.of(part)
-            part_kept.norm.copy_(kept.norm[..., rows])
-            if part_kept.rounded_off is not None and kept.rounded_off is not None:
-                part_kept.rounded_off.copy_(kept.rounded_off[:, :, rows])
-            given = Given(d_output[:, :, rows], of_lse, output[:, :, rows], part_kept.whole)
-            for name, gradient in _Backward(part, gradients, given).run().items():
-                if rows_axis(name) == "n_q":
-                    sums.setdefault(name, call.new_gradient(name))[:, :, rows] = gradient
-                else:
-                    sums[name] = gradient + sums.get(name, 0)
-        return [call.new_gradient(name).copy_(sums[name]) for name in needed]
+        d_output, d_lse, *results = given
+        gradients = {name: call.new_gradient(name) for name in needed}
+        if d_output.numel() == 0 or call.n_k == 0:
+            return [gradient.zero_() for gradient in gradients.values()]
+        kept, parts = _kept(call, *results), list(parts_of(call))
+        if len(parts) == 1:
+            return list(_Backward(call, kept, gradients, d_output, d_lse).run().values())
+        sums = {name: torch.zeros_like(gradient, dtype=call.wide) for name, gradient in gradients.items()}
+        for part, rows in parts:
+            some = slice(rows.start, rows.stop)
+            found = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
+            of_part = d_output[:, :, some], None if d_lse is None else d_lse[:, :, some]
+            for name, gradient in _Backward(part, kept.part(rows), found, *of_part).run().items():
+                part_of(name, sums[name], rows).add_(gradient)
+        return [gradient.copy_(sums[name]) for name, gradient in gradients.items()]
+
+
+def _kept(call: Call, *results: Tensor) -> Kept:
+    """Allocate what a forward keeps, or find its parts in what it returned."""
+    may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
+    return call.kept(2 if may_be_large else 1, *results)
 
 
 def _lse_of(norm: Tensor) -> LogSums:
@@ -143,14 +135,19 @@ def _lse_of(norm: Tensor) -> LogSums:
 
 
 def _prepare(
-    call: Call, pairs: PairRules, given: Given | None = None, with_bias: bool = False
+    call: Call,
+    pairs: PairRules,
+    kept: Kept | None = None,
+    d_out: Tensor | None = None,
+    d_lse: Tensor | None = None,
+    with_bias: bool = False,
 ) -> tuple[Tensor | None, OffsetSums]:
     """Fill what ``pairs`` has room for, and in the backward return ``delta``, with the sums of a bias's gradient."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
     value, batch, heads, blocks = call.value, call.value.shape[0], call.heads, cdiv(call.n_q, PREPARED_ROWS)
-    delta = None if given is None else value.new_empty(batch, heads, call.n_q, dtype=torch.float32)
+    delta = None if kept is None else kept.sums.new_empty_strided(kept.sums.shape[1:], kept.sums.stride()[1:])
     seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
     offsets, length, table = OffsetSums(None, None), 0, None
     if with_bias:
@@ -161,12 +158,12 @@ def _prepare(
         launch(
             prepare,
             batch * heads * blocks,
-            row_matrix(None if given is None else given.output),
-            row_matrix(None if given is None else Kept.of(call, given.kept).rounded_off),
-            row_matrix(None if given is None else given.d_output),
+            row_matrix(None if kept is None else kept.output),
+            row_matrix(None if kept is None else kept.rounded_off),
+            row_matrix(d_out),
             row_matrix(value if with_bias else None, shared=call.shared),
             table_matrix(table, call),
-            ToFill(delta, None if given is None else given.d_lse, offsets.bounds, offsets.data, seed),
+            ToFill(delta, None if delta is None else delta.stride(1), d_lse, offsets.bounds, offsets.data, seed),
             pairs,
             *(0 if table is None else table.shape[1], length),
             num_warps=4,
@@ -196,7 +193,7 @@ def _met_by(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor | None,
 def _terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums]) -> Terms:
     """Return what makes the call's scores, after multiplying tables of vectors with what they meet, and filling the
     rows of their ``sums`` with zeros."""
-    from .jit.vectors import products
+    from .jit.offsets import products
 
     found: dict[str, Tensor | None] = {}
     batch, heads = call.value.shape[0], call.heads
@@ -227,8 +224,8 @@ def _rows_of(table: Tensor) -> dict[str, int]:
     return {"ROWS": 64 if width <= 64 else 32 if width <= 128 else 16, "num_warps": 4 if width <= 64 else 8}
 
 
-def _fill(call: Call, out: Tensor, kept: Kept) -> None:
-    """Fill the output of a call and what is kept."""
+def _fill(call: Call, kept: Kept) -> None:
+    """Fill the output of a call and what is kept beside it."""
     from .jit.forward import forward
 
     blocks, pairs = blocks_of("forward", call), pairs_of(call)
@@ -238,9 +235,9 @@ def _fill(call: Call, out: Tensor, kept: Kept) -> None:
         forward,
         call.value.shape[0] * call.heads * cdiv(call.n_q, blocks.rows),
         inputs_of(call),
-        row_matrix(out),
+        row_matrix(kept.output),
         row_matrix(kept.rounded_off),
-        kept.norm_of(),
+        norm_of(kept.sums),
         table_matrix(call.value_table, call),
         sums["value_table"].rows if sums else None,
         _terms(call, None, sums),
@@ -260,31 +257,29 @@ _BY_TABLE = {
 class _Backward:
     """One backward pass, which fills ``gradients``."""
 
-    def __init__(self, call: Call, gradients: dict[str, Tensor], given: Given) -> None:
+    def __init__(
+        self, call: Call, kept: Kept, gradients: dict[str, Tensor], d_out: Tensor, d_lse: Tensor | None
+    ) -> None:
         self.call, self.gradients, self.programs = call, gradients, call.value.shape[0] * call.heads
-        self.d_out, d_lse, output, whole = given
-        if self.d_out.stride(3) != 1:
-            self.d_out = self.d_out.contiguous()
-        given = Given(self.d_out, None if d_lse is None else d_lse.float().contiguous(), output, whole)
+        self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+        d_lse = None if d_lse is None else d_lse.float().contiguous()
         pairs = pairs_of(call)
-        delta, self.offsets = _prepare(call, pairs, given, with_bias=self.needs("bias"))
+        delta, self.offsets = _prepare(call, pairs, kept, self.d_out, d_lse, with_bias=self.needs("bias"))
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
         self.sums = {name: new_table_sums(call, name) for name in has}
-        self.first = inputs_of(call), Known(row_matrix(self.d_out), Kept.of(call, whole).norm_of(delta))
+        self.first = inputs_of(call), Known(row_matrix(self.d_out), norm_of(kept.sums, delta))
         self.last = _terms(call, self.d_out, self.sums), pairs
-        self.places = {name: self._place(name) for name in GRADIENTS if name not in ("bias", *_BY_TABLE, "dense")}
+        # Where the kernels put them: rows that all of the batch share have a gradient of each item.
+        self.places = {
+            name: gradient.new_empty(call.value.shape[0], *gradient.shape[1:], dtype=torch.float32)
+            if name.endswith(("factors", "levels"))
+            else gradient
+            for name, gradient in gradients.items()
+        }
 
     def needs(self, *names: str) -> bool:
         """Whether any of these gradients is needed."""
         return any(name in self.gradients for name in names)
-
-    def _place(self, name: str) -> Tensor | None:
-        """Return the memory to sum a gradient in: its own, or float32 if more is added to it."""
-        tensor: Tensor | None = getattr(self.call, name)
-        if tensor is not None and name.endswith(("factors", "levels")):
-            return tensor.new_zeros(self.call.value.shape[0], *tensor.shape[1:], dtype=torch.float32)
-        has = tensor is None or name in self.gradients
-        return self.gradients.get(name) if has else self.call.new_gradient(name)
 
     def run(self) -> dict[str, Tensor]:
         """Return the gradients by name."""
@@ -294,11 +289,10 @@ class _Backward:
             self._key_gradients()
         if self.needs("dense"):
             self._dense_gradients()
-        for name, gradient in self.gradients.items():
-            found = self.places.get(name)
-            if found is not None and found is not gradient:
-                # Rows that all of the batch share have the sum of their gradients.
-                gradient.copy_(found.sum(0, keepdim=True) if len(found) != len(gradient) else found)
+        for name, found in self.places.items():
+            if found is not self.gradients[name]:
+                parts = len(found) // len(self.gradients[name])
+                self.gradients[name].copy_(found.sum(0, keepdim=True) if parts > 1 else found)
         return self.gradients
 
     def _query_gradients(self) -> None:
@@ -312,9 +306,9 @@ class _Backward:
             self.programs * cdiv(call.n_q, blocks.rows),
             *self.first,
             QueryGradients(
-                row_matrix(places["query"]),
-                row_matrix(places["query_factors"]),
-                level_matrix(places["query_levels"]),
+                row_matrix(places.get("query")),
+                row_matrix(places.get("query_factors")),
+                level_matrix(places.get("query_levels")),
                 self.sums.get("key_table", nothing),
                 self.sums.get("value_table", nothing),
             ),
@@ -335,10 +329,10 @@ class _Backward:
             self.programs // call.shared * cdiv(call.n_k, blocks.keys),
             *self.first,
             KeyGradients(
-                row_matrix(places["key"], shared=call.shared),
-                row_matrix(places["value"], shared=call.shared),
-                row_matrix(places["key_factors"]),
-                level_matrix(places["key_levels"]),
+                row_matrix(places.get("key"), shared=call.shared),
+                row_matrix(places.get("value"), shared=call.shared),
+                row_matrix(places.get("key_factors")),
+                level_matrix(places.get("key_levels")),
                 self.sums.get("query_table", TableSums(None, None)),
             ),
             self.offsets,
@@ -370,17 +364,18 @@ class _Backward:
 
     def _table_gradients(self, name: str) -> None:
         """Compute the gradients of a table of vectors and of its factors from the sums by offset."""
-        from .jit.vectors import table_gradients
+        from .jit.offsets import table_gradients
 
         table, sums, (met, scale) = getattr(self.call, name), self.sums.get(name), _met_by(name, self.call, self.d_out)
         if sums is None:
             return
-        if (d_factors := self.places.get(f"{name}_factors")) is not None:
-            d_factors += sums.by_column(table.shape[1]) @ table
+        if self.needs(f"{name}_factors"):
+            self.places[f"{name}_factors"] = sums.by_column(table.shape[1]) @ table
         if not self.needs(name) or met is None:
             return
         (batch, heads), (n, dim), length = sums.ends.shape[:2], met.shape[2:], table.shape[1]
-        out = table.new_empty(batch, heads, length, dim, dtype=torch.float32)
+        shared = heads // len(table)
+        out = table.new_empty(batch * shared, len(table), length, dim, dtype=torch.float32)
         launch(
             table_gradients,
             self.programs * (cdiv(max(length - 2, 0), SUMS_WIDTH) + 1),
@@ -391,11 +386,11 @@ class _Backward:
             PRECISION=precision_of(self.call),
             **_rows_of(table),
         )
-        self.gradients[name] = out.sum(0) if len(table) == heads else out.sum((0, 1)).unsqueeze(0)
+        self.places[name] = self.gradients[name] = out.sum(0)
 
     def _dense_gradients(self) -> None:
         """Compute the gradient of dense scores."""
-        from .jit.dense_gradients import dense_gradients
+        from .jit.gradients import dense_gradients
 
         call, blocks, gradient = self.call, blocks_of("dense", self.call), self.gradients["dense"]
         items, size = len(gradient), blocks.rows

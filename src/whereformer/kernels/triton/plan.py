@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import accumulate, chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,9 +61,11 @@ def record(
 
 
 class _Recorder(DispatchMode):
-    """Writes torch operations and launches down as lines, each with the names of the tensors that it uses.
+    """Writes torch operations and launches down as lines, each with the names of the tensors that it uses, and of those
+    of which it uses only where they begin.
 
-    An allocation or a view is written where it is first used. Launches need no view, only where it begins.
+    An allocation or a view is written where it is first used. Where only launches use allocations, those that are freed
+    at the same line are one.
 
     Args:
         inputs: the tensors that are given; all others have to be made while it records.
@@ -73,11 +76,12 @@ class _Recorder(DispatchMode):
         self.names: dict[int, str] = {}
         self.kept: list[Tensor] = []  # an id is unique while its object lives
         self.bases: dict[str, tuple[str, int]] = {}  # of views: what they are a view of, and how far from its beginning
-        self.waiting: dict[str, tuple[str, list[Tensor]]] = {}
-        self.lines: list[tuple[str, list[str]]] = []
-        self.values: dict[str, Any] = {"empty": torch.empty_strided}
+        self.views: dict[str, tuple[str, list[Tensor]]] = {}  # that are not written yet
+        self.allocations: dict[str, tuple[str, int]] = {}  # how each is written, and its bytes
+        self.used: set[str] = set()  # by more than a launch
+        self.lines: list[tuple[str, list[str], list[str]]] = []
+        self.values: dict[str, Any] = {"empty": torch.empty_strided, "uint8": torch.uint8, "device": inputs[0].device}
         self.works, self.computes = True, False
-        self.device = inputs[0].device
         self.inputs = [self._new(tensor) for tensor in inputs]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,9 +95,8 @@ class _Recorder(DispatchMode):
             self.names[id(found[0])] = self.names.get(id(given[0]), "")
         elif operation.overloadpacket.__name__ in _ALLOCATIONS:
             (made,) = found
-            dtype, device = self._value(made.dtype), self._value(made.device)
-            text = f"empty({tuple(made.shape)}, {made.stride()}, dtype={dtype}, device={device})"
-            self.waiting[self._new(made)] = text, []
+            text = f"empty({tuple(made.shape)}, {made.stride()}, dtype={self._value(made.dtype)}, device=device)"
+            self.allocations[self._new(made)] = text, made.untyped_storage().nbytes()
         elif operation.is_view:
             base = self.names.get(id(given[0]), "")
             root, start = self.bases.get(base, (base, 0))
@@ -101,7 +104,9 @@ class _Recorder(DispatchMode):
             for index, view in enumerate(found):
                 name = self._new(view)
                 self.bases[name] = root, start + view.data_ptr() - given[0].data_ptr()
-                self.waiting[name] = f"{call}[{index}]" if isinstance(results, tuple | list) else call, given
+                self.views[name] = f"{call}[{index}]" if isinstance(results, tuple | list) else call, given
+        elif not found and not given:
+            pass  # such as the common type of two dtypes
         elif not found or len(new) not in (0, len(found)):
             # It read a number, on which what follows may depend, or is of an unknown kind.
             self.works = False
@@ -110,14 +115,14 @@ class _Recorder(DispatchMode):
             uses, call = [self._use(each) for each in given], self._call(operation, args, kwargs)
             names = [self._new(each) for each in new]
             comma = "," * isinstance(results, tuple | list)
-            self.lines.append((f"{', '.join(names)}{comma} = {call}" if names else call, uses))
+            self.lines.append((f"{', '.join(names)}{comma} = {call}" if names else call, uses, []))
         return results
 
     def add_launch(self, compiled: Any, programs: int, arguments: dict[str, Any]) -> None:
         """Write down a launch of a compiled kernel."""
         values: list[str] = []
         kinds: list[str] = []
-        uses: list[str] = []
+        addresses: list[str] = []
 
         def flatten(value: Any, kind: Any) -> None:
             if isinstance(kind, tuple):
@@ -129,8 +134,8 @@ class _Recorder(DispatchMode):
                 if isinstance(value, Tensor):
                     name = self.names.get(id(value), "")
                     root, start = self.bases.get(name, (name, 0))
-                    uses.append(self._written(root))
-                    text = f"{root}.data_ptr() + {start}" if start else f"{root}.data_ptr()"
+                    addresses.append(self._known(root))
+                    text = f"{{{root}}} + {start}" if start else f"{{{root}}}"
                 values.append(text)
 
         for name, kind in compiled.src.signature.items():
@@ -138,27 +143,43 @@ class _Recorder(DispatchMode):
         function, metadata = self._value(compiled.function), self._value(compiled.packed_metadata)
         run = self._value(_launcher(tuple(kinds), compiled))
         text = f"{run}({programs}, 1, 1, stream, {function}, {metadata}, None, None, None, {', '.join(values)})"
-        self.lines.append((text, uses))
+        self.lines.append((text, [], addresses))
 
     def function(self, outputs: Sequence[Tensor | None]) -> Callable[..., Any] | None:
         """Return what was recorded as a function of the inputs that returns the outputs."""
         results = ["None" if each is None else self._use(each) for each in outputs]
         if not self.works:
             return None
-        body, needed = [f"return {', '.join(results)},"], set(results)
-        for text, uses in reversed(self.lines):
-            done = [name for name in dict.fromkeys(uses) if name not in needed]
-            if done:
-                body.append(f"del {', '.join(done)}")  # the memory is free for what comes after
-            needed.update(done)
-            body.append(text)
-        return self._compiled(body[::-1])
+        lines = [*self.lines, (f"return {', '.join(results)},", results, [])]
+        last = {name: index for index, (_, *names) in enumerate(lines) for name in chain(*names)}
+        places = {name: (name, 0) for name in last}  # of whose memory a tensor is a part, and where it begins there
+        for index in sorted(set(last.values())):
+            parts = [name for name in self.allocations if last.get(name) == index and name not in self.used]
+            # As torch does, begin at multiples of 512 bytes.
+            *starts, size = accumulate((-(-self.allocations[name][1] // 512) * 512 for name in parts), initial=0)
+            places |= {name: (f"m{index}", start) for name, start in zip(parts, starts, strict=True)}
+            self.allocations[f"m{index}"] = f"empty(({size},), (1,), dtype=uint8, device=device)", size
+            last[f"m{index}"] = index
+        texts = {name: f"{whole}_ + {start}" if start else f"{whole}_" for name, (whole, start) in places.items()}
+        body: list[str] = []
+        addressed: set[str] = set()
+        for index, (text, uses, addresses) in enumerate(lines):
+            wholes = [places[name][0] for name in addresses]
+            names = dict.fromkeys((*uses, *wholes))
+            body += [f"{name} = {self.allocations.pop(name)[0]}" for name in names if name in self.allocations]
+            body += [f"{name}_ = {name}.data_ptr()" for name in dict.fromkeys(wholes) if name not in addressed]
+            addressed.update(wholes)
+            body.append(text.format_map(texts))
+            # The memory is free for what comes after.
+            body += [f"del {name}" for name in names if last[name] == index < len(lines) - 1]
+        return self._compiled(body)
 
     def _compiled(self, body: list[str]) -> Callable[..., Any]:
         from triton import knobs
         from triton.runtime import driver
 
-        index, inputs, device = self.device.index or 0, ", ".join(self.inputs), self.device
+        inputs, device = ", ".join(self.inputs), self.values["device"]
+        index = device.index or 0
         self.values |= {
             "hooks": (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook),
             "current_device": driver.active.get_current_device,
@@ -189,16 +210,18 @@ class _Recorder(DispatchMode):
         return self.names.setdefault(id(tensor), f"t{len(self.names)}")
 
     def _use(self, tensor: Tensor) -> str:
-        return self._written(self.names.get(id(tensor), ""))
+        """Return the name of a tensor after writing the line that makes it, if it is a view that is not written yet."""
+        name = self._known(self.names.get(id(tensor), ""))
+        self.used.add(name)
+        if name in self.views:
+            text, given = self.views.pop(name)
+            self.lines.append((f"{name} = {text}", [self._use(each) for each in given], []))
+        return name
 
-    def _written(self, name: str) -> str:
-        """Return the name of a tensor after writing the line that makes it, if that waits."""
+    def _known(self, name: str) -> str:
         if not name:
             # It is no input, and was not made here.
             self.works = False
-        if name in self.waiting:
-            text, given = self.waiting.pop(name)
-            self.lines.append((f"{name} = {text}", [self._use(each) for each in given]))
         return name
 
     def _value(self, value: Any) -> str:

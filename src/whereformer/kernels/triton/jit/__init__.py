@@ -4,12 +4,5 @@ Throughout, a *tile* is BLOCK_M queries by BLOCK_N keys. It is transposed in the
 its products need no transposed operand. Scores are in units of log2, because the hardware has exp2. Programs
 that add to the same memory add whole numbers, so results are the same bits from run to run.
 
-- ``tiles``: rows from and to memory.
-- ``scores``: the scores of a tile.
-- ``areas``: which tiles read which part of an offset table.
-- ``offsets``: sums over the keys of a row that share an offset.
-- ``offset_sums``: atomic additions to the sums by offset, which programs share.
-- ``forward``, ``query_gradients``, ``key_gradients``, ``dense_gradients``: the kernels.
-
 Only these modules import Triton, because not every build of torch comes with it.
 """

@@ -88,7 +88,7 @@ def forward(
     empty = total == 0.0
     shift = tl.where(empty, float("inf"), peak)
     log_sum = tl.log2(tl.where(empty, 1.0, total))
-    at_row = head_index(pairs, place) * pairs.n_q + row
+    at_row = head_index(pairs, place) * norm.head + row
     if norm.log_sum is None:
         tl.store(norm.shift + at_row, shift + log_sum, mask=row < pairs.n_q)
     else:

@@ -1,4 +1,4 @@
-"""The gradient of a tile's scores, with which all gradient kernels begin."""
+"""The gradient of a tile's scores, with which all gradient kernels begin, and the kernel that needs no more."""
 
 # mypy: ignore-errors
 
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .areas import ANY
 from .scores import from_products, kept, level_differences, products_index, scores_of, weights_of
-from .tiles import load_numbers
+from .tiles import BatchHead, ScoreTile, load, load_numbers, load_side
 
 
 class RowState(NamedTuple):
@@ -22,12 +23,13 @@ class RowState(NamedTuple):
 @triton.jit
 def load_rows(known, pairs, place, rows):
     """Load the state of rows. Rows beyond the last have an infinite shift, and therefore no weights."""
-    shift = load_numbers(known.norm.shift, pairs, place, rows, float("inf"))
-    delta = load_numbers(known.norm.delta, pairs, place, rows, 0.0)
+    shift = load_numbers(known.norm.shift, known.norm.head, pairs, place, rows, float("inf"))
+    delta = load_numbers(known.norm.delta, known.norm.head, pairs, place, rows, 0.0)
     if known.norm.log_sum is None:
         return RowState(shift, 0.0, delta)
     else:
-        return RowState(shift, load_numbers(known.norm.log_sum, pairs, place, rows, 0.0), delta)
+        log_sum = load_numbers(known.norm.log_sum, known.norm.head, pairs, place, rows, 0.0)
+        return RowState(shift, log_sum, delta)
 
 
 @triton.jit
@@ -76,3 +78,31 @@ def add_level_slopes(sums, d_scores, tile, terms, pairs):
         here = tl.arange(0, sums.shape[1])[None, :] == column
         sums += tl.where(here, tl.sum(slopes, 1)[:, None], 0.0)
     return sums
+
+
+@triton.jit(do_not_specialize=["batches"])
+def dense_gradients(inputs, known, d_dense, terms, pairs, batches, BLOCK: tl.constexpr):
+    """Compute the gradient of one tile of dense scores, summed over the ``batches`` rows of the batch that share it."""
+    key_blocks = tl.cdiv(pairs.n_k, BLOCK)
+    row_blocks = tl.cdiv(pairs.n_q, BLOCK)
+    program = tl.program_id(0)
+    first_key = program % key_blocks * BLOCK
+    first_row = program // key_blocks % row_blocks * BLOCK
+    head = program // key_blocks // row_blocks % pairs.heads
+    batch = program // key_blocks // row_blocks // pairs.heads
+    row = first_row + tl.arange(0, BLOCK)[:, None]
+    column = first_key + tl.arange(0, BLOCK)[None, :]
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for shared in range(batches):
+        place = BatchHead(batch * batches + shared, head)
+        queries = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK)
+        keys = load_side(inputs.key, inputs.key_factors, place, first_key, pairs.n_k, BLOCK)
+        do = load(known.d_out, place, first_row, pairs.n_q, BLOCK)
+        v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
+        row_state = load_rows(known, pairs, place, row)
+        tile = ScoreTile(place, first_row, first_key, row, column)
+        _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, ANY)
+        acc += d_scores
+    at = d_dense.data + tl.cast(batch, tl.int64) * d_dense.batch + tl.cast(head, tl.int64) * d_dense.head
+    at = at + row.to(tl.int64) * d_dense.row + column * d_dense.column
+    tl.store(at, acc.to(d_dense.data.dtype.element_ty), mask=(row < pairs.n_q) & (column < pairs.n_k))

@@ -36,7 +36,7 @@ def prepare(out, rounded_off, d_out, value, value_table, to_fill, pairs, table_l
         if to_fill.d_lse is not None:
             # The derivatives of a row's log of its sum of exponentials are its weights.
             delta -= tl.load(to_fill.d_lse + at_row, mask=row < n_q, other=0.0)
-        tl.store(to_fill.delta + at_row, delta, mask=row < n_q)
+        tl.store(to_fill.delta + head * to_fill.head + row, delta, mask=row < n_q)
         if to_fill.bounds is not None:
             at = to_fill.bounds + head * 4 * blocks + block
             tl.store(at, tl.sum(tl.sum(tl.abs(do), 1), 0))

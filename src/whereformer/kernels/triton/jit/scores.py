@@ -287,7 +287,7 @@ def weights_of(scores, shift, log_sum, terms):
 @triton.jit
 def kept(tile, pairs):
     """Return which weights of a tile survive dropout, like ``keep_mask`` in ``dropout.py``."""
-    mixed = load_numbers(pairs.dropout_seeds, pairs, tile.place, tile.rows, 0).to(tl.uint32, bitcast=True)
+    mixed = load_numbers(pairs.dropout_seeds, pairs.n_q, pairs, tile.place, tile.rows, 0).to(tl.uint32, bitcast=True)
     mixed = mixed + tile.columns.to(tl.uint32) * 0x9E3779B9
     mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B
     mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE35

@@ -117,6 +117,6 @@ def head_index(pairs, place):
 
 
 @triton.jit
-def load_numbers(data, pairs, place, rows, other):
-    """Load one number per row; ``other`` for rows beyond the last."""
-    return tl.load(data + head_index(pairs, place) * pairs.n_q + rows, mask=rows < pairs.n_q, other=other)
+def load_numbers(data, head, pairs, place, rows, other):
+    """Load one number per row, where heads are ``head`` numbers apart; ``other`` for rows beyond the last."""
+    return tl.load(data + head_index(pairs, place) * head + rows, mask=rows < pairs.n_q, other=other)
