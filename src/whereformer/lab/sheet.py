@@ -47,21 +47,17 @@ class Cell:
         text: its text.
         detail: a smaller line below.
         order: the value to sort by. Cells without one stay last in both directions.
-        note: a sentence about it. On a page it is a footnote, elsewhere it is left out.
         title: what a pointer shows on a page.
         style: its colors on a page, as CSS.
         swatch: on a page, the look of the method's lines in figures.
-        link: on a page, the id of what the text leads to.
     """
 
     text: str
     detail: str = ""
     order: float | str | None = None
-    note: str = ""
     title: str = ""
     style: str = ""
     swatch: Any = None
-    link: str = ""
 
     @classmethod
     def of_seeds(
@@ -75,7 +71,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of cells; ``look`` is "best" for one that stands out, "dim" for one to compare with, or a CSS class."""
+    """A row of cells; ``look`` is "best" for one that stands out, or "dim" for one to compare with."""
 
     cells: tuple[Cell, ...]
     look: str = ""
@@ -92,7 +88,6 @@ class Sheet:
         notes: sentences below the table.
         named: the index of the column that names the rows.
         sortable: whether readers of a page can sort it.
-        kind: a CSS class for the page.
         folded: whether it is on pages only, where a click opens it.
     """
 
@@ -102,7 +97,6 @@ class Sheet:
     notes: tuple[str, ...] = ()
     named: int = 0
     sortable: bool = False
-    kind: str = ""
     folded: bool = False
 
     @classmethod
@@ -121,11 +115,6 @@ class Sheet:
     def has_header(self) -> bool:
         """Whether any column has a name."""
         return any(column.name for column in self.columns)
-
-    @property
-    def footnotes(self) -> list[str]:
-        """The distinct notes of cells, in order."""
-        return list(dict.fromkeys(cell.note for row in self.rows for cell in row.cells if cell.note))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         """Draw the sheet, with the columns that the terminal has no room for in more tables below."""

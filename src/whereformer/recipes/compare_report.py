@@ -66,8 +66,6 @@ def table(
     rows = []
     for row in ranking.rows:
         every = list(runs[row.position].values())
-        # One note says it for all lengths.
-        why_not = next((score for run in every for score in run.scores if isinstance(score, str)), "")
         name = Cell(
             row.position, "not learning" if row.rank is None else "", order=row.position, swatch=looks[row.position]
         )
@@ -75,7 +73,7 @@ def table(
         cells = [
             place,
             name,
-            *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
+            *(scored([run.scores[index] for run in every]) for index in range(len(lengths))),
             Cell.of_seeds([run.scores[0][1] for run in every], "{:.1%}".format, None),
             Cell(f"{every[0].rate:.2g}", order=every[0].rate),
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
@@ -93,7 +91,7 @@ def table(
         notes.insert(1, "Without #: not yet learning, since the loss is not clearly lower than without positions.")
     goal = "causal" if causal else "masked"
     title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
-    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, kind="ranking cards")
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True)
 
 
 def curves(
@@ -130,8 +128,9 @@ def curves(
     )
 
 
-def scored(scores: Sequence[Any], why_not: str) -> Cell:
-    """Return the cell of the losses of all seeds at a length, or the reason why there are none."""
-    if any(isinstance(score, str) for score in scores):
-        return Cell("cannot", note=why_not)
+def scored(scores: Sequence[Any]) -> Cell:
+    """Return the cell of the losses of all seeds at a length, or of the reason why there are none."""
+    for score in scores:
+        if isinstance(score, str):
+            return Cell("cannot", title=score)
     return Cell.of_seeds([loss for loss, _ in scores], "{:.3f}".format, "{:.2f}".format)

@@ -464,7 +464,7 @@ def table(
             [Cell(task, order=task), Cell(metric, order=metric), *(score(each, best) for each in models), *last]
         )
     title = f"{position}: scores in percent"
-    return Sheet.of(title, ["task", Column("metric", left=True), *columns], rows, sortable=True, kind="tasks")
+    return Sheet.of(title, ["task", Column("metric", left=True), *columns], rows, sortable=True)
 
 
 def ranking(
@@ -479,7 +479,7 @@ def ranking(
     heads = [Column("model"), *(Column(name, first="descending") for name in (*tasks, "mean"))]
     rows = [[Cell(name, order=name), *map(score, columns[name])] for name in order]
     note = "A task's score is the mean of its scores. Models whose ranges overlap may differ by chance."
-    return Sheet.of("All models, the best first", heads, rows, notes=(note,), sortable=True, kind="tasks")
+    return Sheet.of("All models, the best first", heads, rows, notes=(note,), sortable=True)
 
 
 def score(values: Sequence[float], best: float | None = None) -> Cell:

@@ -373,7 +373,6 @@ class Probe(ManyRuns):
                     ["position", *self.tasks, "solved"],
                     rows,
                     notes=tuple(notes) if length == self.lengths[-1] else (),
-                    kind="squares",
                 )
             )
         if len(seeds) == 1:
@@ -384,7 +383,7 @@ class Probe(ManyRuns):
         else:
             about = f"Solved means solved with each of {len(seeds)} seeds. More steps may change what was not learned."
         asked = [(name, TASKS[name].asks, TASKS[name].needs, Cell(*TASKS[name].example)) for name in self.tasks]
-        sheets.append(Sheet.of("The tasks", ["task", "question", "needs", "example"], asked, kind="words", folded=True))
+        sheets.append(Sheet.of("The tasks", ["task", "question", "needs", "example"], asked, folded=True))
         return Report("What can each position method do?", [*sentences, about], sheets, outcomes)
 
 

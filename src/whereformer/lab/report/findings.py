@@ -4,45 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 import torch
-from markupsafe import Markup
-from matplotlib import rcParams
+from matplotlib import colormaps, rcParams
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import TisaFit
 from ...analysis.naming import RULES
-from ..sheet import DASH, Cell, Column, Row, Sheet, decimals, percent, plain, signed
-from . import figures, page, panels
-from .heatmaps import PALETTES, Heatmap, averaged, heatmap, limits
-from .panels import SMALL, Range
+from ..sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
 from .report import Figure, Report
 
-Paint = Callable[[Canvas], None]
 Point = tuple[str, float, float]
 """A model's name, Toeplitzness and score."""
 NAMES = ("previous token", "next token", "local window", "global", "position-blind")
-"""Kinds of heads in the order of legends; other names follow."""
-BLIND = "position-blind"
+"""Kinds of heads in the order in which they are counted; other names follow."""
+BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
+    "blue to orange", ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")
+)
+"""For values on both sides of a middle. Color-blind people can read it, and cividis for small to large."""
+OUTLIERS = 0.5
+"""Percentage of pixels at each end of a scale that take the end's color, so that they do not stretch the scale."""
 SIZE = 420, 300
-PIXELS, CORNER = 256, 32
-"""The most pixels of a large matrix's side, and positions in the close-up of a head's scores."""
-PANEL_PIXELS = {50: 128, 160: 96, 500: 64, 10**9: 32}
-"""Pixels of each head's matrix by the most heads on a page: pages of 12 layers with 12 heads stay below 5 MB."""
+PIXELS = 256
+"""The most pixels of P's side."""
 MOST_HEADS = 24
 """Up to this number of heads, each has its own line on a terminal; beyond it, each layer has one."""
-DETAILED = 300
-"""Up to this number of heads on a page, each is drawn with a close-up and all its fits."""
 LEAST = 1.0
-"""The smallest range of scores of a small panel."""
+"""The smallest range of scores of a panel: smaller differences hardly matter, and look flat."""
 EVEN = 1.5
 """A head counts as even over all distances if its highest share is below this multiple of its mean share."""
+NEAR = 32
+"""Offsets on each side that a curve near 0 shows."""
 PANEL = 92
-"""Width of a head's panel in a file, in points."""
+"""Width of a head's panel, in points."""
 
 
 def report_of(models: Sequence[ModelFindings], notes: Sequence[str]) -> Report:
@@ -54,12 +56,9 @@ def report_of(models: Sequence[ModelFindings], notes: Sequence[str]) -> Report:
     """
     several = len(models) > 1
     missing = [f"{model.name}: {why}" for model in models for why in (model.no_table, model.no_heads) if why]
-    named = [head.name for model in models for head in model.heads]
-    looks = looks_of(named)
     parts: list[Sheet | Figure] = [models_sheet(models, missing), *overviews(models)]
-    for number, model in enumerate(models):
-        prefix = f"{model.name}: " if several else ""
-        parts += _parts(model, prefix, f"model-{number}", looks, len(named))
+    for model in models:
+        parts += _parts(model, f"{model.name}: " if several else "")
     about = [(each.name, each.source, each.kind, f"{each.length:,}", _sizes(each)) for each in models]
     parts.append(Sheet.of("The models", ["model", "source", "kind", "analyzed", "sizes"], about, folded=True))
     parts.append(Sheet.of("How heads are named", ["name", "the first rule that holds"], [*RULES.items()], folded=True))
@@ -67,11 +66,9 @@ def report_of(models: Sequence[ModelFindings], notes: Sequence[str]) -> Report:
     return Report(title, [verdict(models), *notes], parts, {model.name: model for model in models})
 
 
-def _parts(
-    model: ModelFindings, prefix: str, name: str, looks: Mapping[str, figures.Series], all_heads: int
-) -> list[Sheet | Figure]:
+def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
     """Return the figures and tables of one model. With a prefix, it is one of several, and a click opens them."""
-    folded, parts = bool(prefix), list[Sheet | Figure]()
+    folded, parts, many = bool(prefix), list[Sheet | Figure](), len(model.heads) > MOST_HEADS
     if model.table is not None:
         caption = (
             f"Toeplitzness {model.table.toeplitzness:.3f}: the share of the variance of P that the nearest matrix with "
@@ -82,35 +79,27 @@ def _parts(
         paint = embeddings(model.table)
         parts.append(Figure(f"{prefix}Position embeddings", paint, caption, (720, 290), folded))
     if model.heads:
+        drawn = "that at any offset"
+        if any(head.scores is not None for head in model.heads):
+            drawn = "the scores of all pairs, blue below and orange above the head's median"
         caption = (
-            "Each panel is a head with its Toeplitzness. Tokens before the one that looks are on the left, tokens "
-            "after it on the right. On the page, click a panel to enlarge it; the arrow keys then go from head to head."
+            "Each panel is a head with its Toeplitzness. Tokens before the one that looks are on the left, those after "
+            f"it on the right. Below: what is added to scores up to {NEAR} positions away, each head with its own "
+            f"heights. Above: {drawn}."
         )
-        if model.heads[0].scores is not None:
-            caption += " Heatmaps show the scores of all pairs: blue below and orange above the head's median."
-        *size, paint = head_panels(model)
-        pixels = next(size for most, size in PANEL_PIXELS.items() if all_heads <= most)
-
-        def draw() -> Markup:
-            return head_grid(model, f"{name}-heads", looks, pixels, detailed=all_heads <= DETAILED)
-
-        title = f"{prefix}What position adds, head by head"
-        parts.append(Figure(title, paint, caption, (size[0], size[1]), folded, draw))
-        many = len(model.heads) > MOST_HEADS
+        panels = {layer: [panel_of(head) for head in heads] for layer, heads in model.by_layer.items()}
+        parts.append(grid(f"{prefix}What position adds, head by head", panels, caption, folded=folded))
         if many and not folded:
-            parts.append(heads_sheet(model, layers=True))
-        parts.append(heads_sheet(model, f"{name}-heads", looks, folded=folded or many))
+            parts.append(layers_sheet(model))
+        parts.append(heads_sheet(model, folded=folded or many))
     if (attention := model.attention) is not None:
         caption = (
             "The mean share of attention that a head gives to each offset, on a square-root scale, measured on "
-            f"{attention.tokens:,} tokens of {attention.source}. Below each panel stands where that share is highest, "
+            f"{attention.tokens:,} tokens of {attention.source}. Above each panel stands where that share is highest, "
             "and how much of the variance of its log weights the offset alone explains."
         )
-        title = f"{prefix}Where the heads look in text"
-        fold = folded or attention.explained.numel() > MOST_HEADS
-        parts.append(
-            Figure(title, None, caption, folded=fold, page=lambda: attention_grid(attention, f"{name}-attention"))
-        )
+        panels = attention_panels(attention)
+        parts.append(grid(f"{prefix}Where the heads look in text", panels, caption, folded=folded or many))
     if model.how:
         parts.append(Sheet.of(f"{prefix}How this was measured", [""], [[said] for said in model.how], folded=True))
     return parts
@@ -139,50 +128,43 @@ def models_sheet(models: Sequence[ModelFindings], notes: Sequence[str]) -> Sheet
     return Sheet.of("Position", list(shown), list(zip(*shown.values(), strict=True)), notes=tuple(notes), sortable=True)
 
 
-def heads_sheet(
-    model: ModelFindings,
-    name: str = "",
-    looks: Mapping[str, figures.Series] | None = None,
-    *,
-    layers: bool = False,
-    folded: bool = False,
-) -> Sheet:
-    """Return a table with a row for each head.
+def layers_sheet(model: ModelFindings) -> Sheet:
+    """Return a table with a row for each layer."""
+    rows = [
+        [
+            _cell(layer, str),
+            _cell(len(heads), str),
+            Cell(counted(heads)),
+            _cell(fmean(head.toeplitzness for head in heads)),
+        ]
+        for layer, heads in model.by_layer.items()
+    ]
+    columns = [Column("layer"), Column("heads"), Column("are", left=True, wraps=True), Column("Toeplitz", "mean")]
+    return Sheet.of(f"Layers of {model.name}", columns, rows)
 
-    Args:
-        model: the findings.
-        name: the id of the heads' grid on a page.
-        looks: the look of each kind of head on a page.
-        layers: whether each row is a layer instead, with means over its heads.
-        folded: whether it is on pages only.
-    """
-    most = max((len(head.fits) for head in model.heads), default=0)
+
+def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
+    """Return a table with a row for each head. On a page, a pointer shows why a head has its name, and its kernels."""
+    most = max(len(head.fits) for head in model.heads)
     kernels = [count for count in range(1, most + 1) if count % 2 or most < 3]
     rows = []
-    for number, layer in enumerate(model.by_layer.values()):
-        for index, found in enumerate([layer] if layers else [[head] for head in layer]):
-            first = found[0]
-            look = None if looks is None else looks[first.name]
-            place = len(found) if layers else first.head
-            cells = [
-                _cell(first.layer, str),
-                Cell(str(place), order=place, link=f"{name}-{number}-{index}" if name else ""),
-                Cell(counted(found) if layers else first.name, order=first.name, swatch=look),
-                _cell(fmean(head.toeplitzness for head in found)),
-                _cell(fmean(float(head.curve.max() - head.curve.min()) for head in found), "{:.2f}".format),
-            ]
-            shares = [
-                fmean(float(head.fits[count - 1].explained) for head in found) if count <= len(first.fits) else None
-                for count in kernels
-            ]
-            if model.attention is not None:
-                shares.append(fmean(float(model.attention.explained[head.layer, head.head]) for head in found))
-            cells += [Cell(percent(share), order=share) for share in shares]
-            rows.append(Row(tuple(cells), "" if look is None else look.group))
+    for head in model.heads:
+        cells = [
+            _cell(head.layer, str),
+            _cell(head.head, str),
+            Cell(head.name, order=head.name, title=head.reason),
+            _cell(head.toeplitzness),
+            _cell(float(head.curve.max() - head.curve.min()), "{:.2f}".format),
+        ]
+        fits = [head.fits[count - 1] if count <= len(head.fits) else None for count in kernels]
+        cells += [_cell(None if fit is None else float(fit.explained), percent, kernels_of(fit)) for fit in fits]
+        if model.attention is not None:
+            cells.append(_cell(float(model.attention.explained[head.layer, head.head]), percent))
+        rows.append(cells)
     columns = [
         Column("layer"),
-        Column("heads" if layers else "head"),
-        Column("are" if layers else "is", left=True, wraps=layers),
+        Column("head"),
+        Column("is", left=True),
         Column("Toeplitz", "of scores", "descending"),
         Column("range", first="descending"),
         *(Column(f"S={count}", first="descending") for count in kernels),
@@ -192,31 +174,33 @@ def heads_sheet(
         "Toeplitz: the share of a head's scores by position that a curve over offsets explains",
         "S: the share of the curve that this number of TISA kernels explains",
     ]
-    if layers:
-        said.insert(0, "means over heads")
     if model.attention is not None:
         columns.append(Column("measured", first="descending"))
         said.append("measured: the share of the variance of log attention weights in text that the offset explains")
-    title, note = f"{'Layers' if layers else 'Heads'} of {model.name}", f"{'; '.join(said)}."
-    return Sheet.of(title, columns, rows, notes=(note,), sortable=True, folded=folded)
+    notes = (f"{'; '.join(said)}.",)
+    return Sheet.of(f"Heads of {model.name}", columns, rows, notes=notes, sortable=True, folded=folded)
 
 
-def _cell(number: float | None, show: Callable[[float], str] = decimals) -> Cell:
-    return Cell(DASH if number is None else show(number), order=number)
+def _cell(number: float | None, show: Callable[[float], str] = decimals, title: str = "") -> Cell:
+    return Cell(DASH if number is None else show(number), order=number, title=title)
 
 
-def looks_of(names: Sequence[str]) -> dict[str, figures.Series]:
-    """Return the look of each kind of head in ``names``, the same in every figure of the page."""
-    # Each known kind keeps its hue, whichever other kinds there are.
-    every = [*NAMES, *sorted(set(names) - set(NAMES))]
-    by_name = dict(zip(every, figures.series(len(every), every.index(BLIND)), strict=True))
-    return {name: look for name, look in by_name.items() if name in names}
+def kernels_of(fit: TisaFit | None) -> str:
+    """Format the kernels of a fit, if there is one, for people: strongest first."""
+    if fit is None:
+        return ""
+    parts = zip(fit.amplitude.tolist(), fit.sharpness.tolist(), fit.center.tolist(), strict=True)
+    rounded = [
+        [float(f"{number:.3g}") for number in kernel] for kernel in sorted(parts, key=lambda each: -abs(each[0]))
+    ]
+    return "; ".join(f"{signed(a)} at {signed(c)}, b {plain(abs(b))}" for a, b, c in rounded)
 
 
 def counted(found: Sequence[HeadFindings]) -> str:
     """Count the kinds of heads, as in "3 previous token, 1 global"."""
     counts = Counter(head.name for head in found)
-    return ", ".join(f"{counts[name]} {name}" for name in looks_of(list(counts)))
+    names = [*(name for name in NAMES if name in counts), *sorted(counts.keys() - set(NAMES))]
+    return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
 def verdict(models: Sequence[ModelFindings]) -> str:
@@ -248,139 +232,39 @@ def _summary(model: ModelFindings) -> str:
     return "; ".join(parts) or "nothing to see: position has no effect of its own"
 
 
-def head_grid(
-    model: ModelFindings, name: str, looks: Mapping[str, figures.Series], pixels: int, *, detailed: bool
-) -> Markup:
-    """Draw all heads of a model; ``detailed`` adds close-ups and all fits."""
-    note = f"small: {near(len(model.heads[0].curve))}; heights: each head's own range, but at least {LEAST:g}"
-    rows: list[panels.Row] = []
-    for layer, found in model.by_layer.items():
-        drawn = []
-        for head in found:
-            fits = head.fits if detailed else head.fits[-1:]
-            curve, spread = curve_of(head), head.spread if bool(head.spread.any()) else None
-            measured = None if model.attention is None else float(model.attention.explained[layer, head.head])
-            more = page.render(
-                page.TEMPLATES / "head.html.j2",
-                head=head,
-                fits=[(fit.num_kernels, percent(float(fit.explained), 1), kernels_of(fit)) for fit in fits],
-                measured=None if measured is None else percent(measured),
-                spread=spread is not None,
-            )
-            drawing = panels.draw(
-                head.offsets,
-                curve,
-                height_of(curve),
-                label=f"Curve of layer {layer}, head {head.head}",
-                spread=spread,
-                others=[fit.curve(head.offsets) - (head.curve - curve)[0] for fit in fits],
-            )
-            drawn.append(
-                panels.Panel(
-                    f"head {head.head}",
-                    looks[head.name],
-                    head.name,
-                    (decimals(head.toeplitzness, 2),),
-                    drawing,
-                    "mean score" if head.scores is not None else "added to scores",
-                    maps_of(head, pixels, detailed=detailed),
-                    Markup(more),
-                )
-            )
-        rows.append(panels.Row(f"layer {layer}", "" if rows else note, tuple(drawn)))
-    counts = Counter(head.name for head in model.heads)
-    legend = {kind: (look, counts[kind]) for kind, look in looks.items() if counts[kind]}
-    return panels.grid(rows, name, f"Heads of {model.name}", legend)
+def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
+    """Shrink a square matrix to at most ``pixels`` rows by averaging blocks; only the last blocks may be smaller."""
+    block = -(-len(matrix) // pixels)
+    grid = matrix.detach().double().cpu()[None, None]
+    return np.asarray(avg_pool2d(grid, block, ceil_mode=True, count_include_pad=False)[0, 0].numpy())
 
 
-def maps_of(head: HeadFindings, pixels: int, *, detailed: bool) -> tuple[tuple[str, Heatmap], ...]:
-    """Draw a head's scores around their median, and for a long matrix also a close-up of its middle."""
-    if head.scores is None:
-        return ()
-    scores = head.scores.double()
-    found = [("scores: query down, key across", heatmap(scores, pixels=pixels, center=float(scores.median())))]
-    if len(scores) > pixels and detailed:
-        first = (len(scores) - CORNER) // 2
-        middle = scores[first : first + CORNER, first : first + CORNER]
-        caption = f"positions {first} to {first + CORNER - 1}, around their median"
-        found.append((caption, heatmap(middle, pixels=CORNER, center=float(middle.median()), first=first)))
-    return tuple(found)
+def limits(values: NDArray[np.float64], center: float | None = None) -> tuple[float, float]:
+    """Return the ends of a scale that leaves out a few outliers. With a center, both ends are equally far from it."""
+    low, high = (float(end) for end in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
+    if center is not None:
+        reach = max(high - center, center - low)
+        low, high = center - reach, center + reach
+    # All values are equal, up to rounding.
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        low, high = low - 0.5, high + 0.5
+    return low, high
 
 
-def kernels_of(fit: TisaFit) -> str:
-    """Format the kernels for people, strongest first."""
-    parts = zip(fit.amplitude.tolist(), fit.sharpness.tolist(), fit.center.tolist(), strict=True)
-    rounded = [
-        [float(f"{number:.3g}") for number in kernel] for kernel in sorted(parts, key=lambda each: -abs(each[0]))
-    ]
-    return "; ".join(f"{signed(a)} at {signed(c)}, b {plain(abs(b))}" for a, b, c in rounded)
-
-
-def attention_grid(attention: AttentionFindings, name: str) -> Markup:
-    """Draw the mean share of attention that each head gives to each offset, and name the highest in each panel.
-
-    Heights are square roots of the shares; otherwise heads that look at one place would press all others flat. Layers
-    of pooled sequences, which have no shares, are left out.
-    """
-    offsets, look = attention.offsets.tolist(), figures.series(1)[0]
-    shown = {number: shares for number, shares in enumerate(attention.shares.double()) if bool(shares.isfinite().all())}
-    every = torch.cat([*shown.values()])
-    # An even head should look even.
-    highest = max(float(every.max()), 5 * float(every.mean()))
-    rows: list[panels.Row] = []
-    for layer, heads in shown.items():
-        drawn = []
-        for number, (shares, explained) in enumerate(zip(heads, attention.explained[layer].tolist(), strict=True)):
-            label = f"Mean attention, per head and offset: layer {layer}, head {number}"
-            curve = panels.draw(
-                offsets, shares.sqrt(), Range(0.0, highest**0.5), label=label, ticks=share_ticks(float(shares.max()))
-            )
-            said = peak(offsets, shares.tolist()), f"{percent(explained)} by offset"
-            drawn.append(panels.Panel(f"head {number}", look, "", said, curve, "mean share of attention"))
-        note = "" if rows else f"small: {near(len(offsets))}; heights 0 to {highest:.0%}"
-        rows.append(panels.Row(f"layer {layer}", note, tuple(drawn)))
-    return panels.grid(rows, name, "Mean attention, per head and offset")
-
-
-def near(offsets: int) -> str:
-    """Describe which of a curve's offsets the small panels show."""
-    reach = min(SMALL, offsets // 2)
-    return f"offsets {signed(-reach)} to {signed(reach)}"
-
-
-def peak(offsets: Sequence[int], shares: Sequence[float]) -> str:
-    """Name the offset with the highest share, unless that is hardly above the mean."""
-    highest = max(shares)
-    even = highest < EVEN * sum(shares) / len(shares)
-    return "even" if even else f"{signed(offsets[shares.index(highest)])}: {highest:.0%}"
-
-
-def share_ticks(highest: float) -> dict[float, str]:
-    """Return ticks at the square roots of round shares, far enough apart to be read."""
-    ticks: dict[float, str] = {}
-    for mark in (100, 80, 60, 40, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0):
-        height = (mark / 100) ** 0.5
-        if mark / 100 <= highest and (not ticks or min(ticks) - height > 0.15 * highest**0.5):
-            ticks[height] = f"{mark:g}%"
-    return ticks
-
-
-def embeddings(table: TableFindings) -> Paint:
+def embeddings(table: TableFindings) -> Callable[[Canvas], None]:
     """Draw P, its best Toeplitz part and what is left."""
     gram, part = averaged(table.gram, PIXELS), averaged(table.part, PIXELS)
     last, ends = len(table.gram) - 1, limits(gram)
     maps = (
-        ("$P = E E^T$", gram, ends, "sequential"),
-        (f"its best Toeplitz part: {table.toeplitzness:.3f}", part, ends, "sequential"),
-        ("what is left", gram - part, limits(gram - part, 0.0), "diverging"),
+        ("$P = E E^T$", gram, ends, colormaps["cividis"]),
+        (f"its best Toeplitz part: {table.toeplitzness:.3f}", part, ends, colormaps["cividis"]),
+        ("what is left", gram - part, limits(gram - part, 0.0), BLUE_TO_ORANGE),
     )
 
     def paint(figure: Canvas) -> None:
-        for axes, (title, values, (low, high), palette) in zip(figure.subplots(1, 3), maps, strict=True):
+        for axes, (title, values, (low, high), colors) in zip(figure.subplots(1, 3), maps, strict=True):
             extent = (-0.5, last + 0.5, last + 0.5, -0.5)
-            image = axes.imshow(
-                values, cmap=PALETTES[palette], vmin=low, vmax=high, interpolation="nearest", extent=extent
-            )
+            image = axes.imshow(values, cmap=colors, vmin=low, vmax=high, interpolation="nearest", extent=extent)
             axes.set_title(title, size=10)
             axes.set(xticks=sorted({0, last // 2, last}), yticks=sorted({0, last // 2, last}))
             axes.spines[:].set_visible(False)
@@ -390,59 +274,100 @@ def embeddings(table: TableFindings) -> Paint:
     return paint
 
 
-def curve_of(head: HeadFindings) -> Tensor:
-    """Return a head's curve. If it was measured from scores, their mean is subtracted, since it has no effect."""
-    return head.curve if head.scores is None else head.curve - head.scores.double().mean()
+@dataclass(frozen=True)
+class Panel:
+    """The panel of one head.
 
-
-def height_of(curve: Tensor) -> Range:
-    """Return the range of a head's small panel, at least one unit: smaller differences hardly matter and look flat."""
-    return Range.of(curve.numpy()).at_least(LEAST)
-
-
-def head_panels(model: ModelFindings) -> tuple[int, int, Paint]:
-    """Lay out all heads, one row per layer, with their scores, if any, and their curves near 0.
-
-    Returns:
-        width and height in points, and the function that draws.
+    Args:
+        title: two lines above it.
+        curve: (m,), values at offsets from -(m // 2) to m // 2, of which those near 0 are drawn.
+        heights: the values at the bottom and at the top.
+        above: (n, n) scores, or (m,) a curve at all offsets, which are drawn above.
     """
-    layers = model.by_layer
-    columns = max(map(len, layers.values()))
-    ratios = [2, 1] if any(head.scores is not None for head in model.heads) else [1]
-    middle = len(model.heads[0].offsets) // 2
-    reach = min(SMALL, middle)
-    near = slice(middle - reach, middle + reach + 1)
-    note = f"curves: offsets {signed(-reach)} to {signed(reach)}, each head with its own heights"
-    width, height = columns * (PANEL + 12) + 40, len(layers) * (sum(ratios) * PANEL // 2 + 50) + 40
+
+    title: str
+    curve: Tensor
+    heights: tuple[float, float]
+    above: Tensor | None = None
+
+
+def panel_of(head: HeadFindings) -> Panel:
+    """Return the panel of what position adds to a head's scores, without their mean, which softmax ignores."""
+    curve = head.curve if head.scores is None else head.curve - head.scores.double().mean()
+    low = min(0.0, float(curve.min()))
+    heights = low, max(0.0, float(curve.max()), low + LEAST)
+    title = f"head {head.head}: {head.toeplitzness:.2f}\n{head.name}"
+    return Panel(title, curve, heights, curve if head.scores is None else head.scores)
+
+
+def attention_panels(attention: AttentionFindings) -> dict[int, list[Panel]]:
+    """Return the panels of the mean share of attention that each head gives to each offset, with one scale.
+
+    Heights are square roots of the shares; otherwise heads that look at one place would press all others flat. Layers
+    of pooled sequences, which have no shares, are left out.
+    """
+    shown = {number: shares for number, shares in enumerate(attention.shares.double()) if bool(shares.isfinite().all())}
+    every = torch.cat([*shown.values()])
+    # An even head should look even.
+    heights = 0.0, max(float(every.max()), 5 * float(every.mean())) ** 0.5
+    offsets = attention.offsets.tolist()
+    return {
+        layer: [
+            Panel(f"head {number}: {peak(offsets, shares.tolist())}\n{percent(explained)}", shares.sqrt(), heights)
+            for number, (shares, explained) in enumerate(zip(heads, attention.explained[layer].tolist(), strict=True))
+        ]
+        for layer, heads in shown.items()
+    }
+
+
+def peak(offsets: Sequence[int], shares: Sequence[float]) -> str:
+    """Name the offset with the highest share, unless that is hardly above the mean."""
+    highest = max(shares)
+    even = highest < EVEN * sum(shares) / len(shares)
+    return "even" if even else f"{signed(offsets[shares.index(highest)])}, {highest:.0%}"
+
+
+def grid(title: str, layers: Mapping[int, Sequence[Panel]], caption: str, *, folded: bool) -> Figure:
+    """Return a figure with the panels of all heads, one row per layer. They share one pair of axes, which is fast."""
+    columns, first = max(map(len, layers.values())), next(iter(layers.values()))[0]
+    above, below = 0 if first.above is None else PANEL, PANEL // 2
+    row = above + below + 40
+    width, height = 20 + columns * (PANEL + 12), 10 + len(layers) * row
+    pixels = PANEL if len(layers) * columns <= 2 * MOST_HEADS else PANEL // 2
 
     def paint(figure: Canvas) -> None:
         figure.set_layout_engine("none")
-        figure.text(28 / width, 8 / height, note, size=7, color=rcParams["axes.labelcolor"])
-        edges = {"left": 28 / width, "right": 1 - 8 / width, "bottom": 24 / height, "top": 1 - 32 / height}
-        spaces = {"height_ratios": ratios * len(layers), "hspace": 0.35, "wspace": 0.12}
-        grid = figure.subplots(len(layers) * len(ratios), columns, squeeze=False, gridspec_kw=edges | spaces)
-        line = {"color": rcParams["grid.color"], "linewidth": 0.6}
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for row, (layer, found) in enumerate(layers.items()):
-            beside = grid[row * len(ratios), 0]
-            beside.text(-0.12, 0.5, f"layer {layer}", size=8, rotation=90, va="center", transform=beside.transAxes)
-            for head, places in zip(found, grid[row * len(ratios) :].T, strict=False):
-                above, below = places[0], places[len(ratios) - 1]
-                above.set_title(f"head {head.head}: {head.toeplitzness:.2f}\n{head.name}", size=7, loc="left", pad=3)
-                if head.scores is not None:
-                    scores = averaged(head.scores, PANEL)
-                    low, high = limits(scores, float(head.scores.double().median()))
-                    look = {"cmap": PALETTES["diverging"], "vmin": low, "vmax": high, "interpolation": "nearest"}
-                    above.imshow(scores, aspect="auto", **look)
-                curve = curve_of(head)
-                heights = height_of(curve)
-                below.axhline(0, **line)
-                below.axvline(0, **line)
-                below.plot(head.offsets[near], curve[near], linewidth=1.2, marker="" if middle else "o", clip_on=False)
-                below.set_ylim(heights.low, heights.high)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), autoscale_on=False)
+        axes.set_axis_off()
 
-    return width, height, paint
+        def draw(panel: Panel, most: int, left: int, bottom: int, high: int) -> None:
+            middle, (least, most_of_all) = len(panel.curve) // 2, panel.heights
+            reach = min(most, middle)
+            near = panel.curve[middle - reach : middle + reach + 1]
+            zero, *up = (bottom - high * (value - least) / (most_of_all - least) for value in (0.0, *near.tolist()))
+            line = {"color": rcParams["grid.color"], "linewidth": 0.6}
+            axes.plot((left, left + PANEL), (zero, zero), **line)
+            axes.plot((left + PANEL / 2,) * 2, (bottom, bottom - high), **line)
+            across = np.linspace(left, left + PANEL, len(up)) if reach else [left + PANEL / 2]
+            axes.plot(across, up, color="C0", linewidth=1.2, marker="" if reach else "o")
+
+        for number, (layer, panels) in enumerate(layers.items()):
+            top = 30 + number * row
+            axes.text(8, top + (above + below) / 2, f"layer {layer}", size=8, rotation=90, va="center", ha="center")
+            for column, panel in enumerate(panels):
+                left = 20 + column * (PANEL + 12)
+                axes.text(left, top - 3, panel.title, size=7, va="bottom")
+                if panel.above is not None and panel.above.ndim == 2:
+                    scores = averaged(panel.above, pixels)
+                    low, high = limits(scores, float(panel.above.double().median()))
+                    extent = left, left + PANEL, top + above - 4, top
+                    image = axes.imshow(scores, cmap=BLUE_TO_ORANGE, vmin=low, vmax=high, extent=extent, aspect="auto")
+                    image.set_interpolation("nearest")
+                elif panel.above is not None:
+                    draw(panel, len(panel.curve), left, top + above - 4, above - 4)
+                draw(panel, NEAR, left, top + above + below, below)
+
+    return Figure(title, paint, caption, (width, height), folded)
 
 
 def scatter_points(models: Sequence[ModelFindings]) -> tuple[list[Point], str]:

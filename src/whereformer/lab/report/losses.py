@@ -129,7 +129,7 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], 
             look = looks[name]
             axes.plot(places, median, label=name, marker=look.marker, markersize=5, **look.line)
             if high != low:
-                axes.vlines(places, low, high, color=look.color, linewidth=1.2, gid=look.group)
+                axes.vlines(places, low, high, color=look.color, linewidth=1.2)
         canvas.legend(loc="outside right upper")
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
