@@ -1,4 +1,4 @@
-"""Batches of labeled rows: the same padded or packed."""
+"""Batches of labeled rows."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from tests.recipes.finetuning import save_model
-from whereformer import EncoderConfig, EncoderForSequenceClassification
+from whereformer import EncoderConfig
 from whereformer.data import rows
 from whereformer.data.glue import Split
 from whereformer.errors import InputError
@@ -48,20 +48,14 @@ def test_pairs_are_tokenized_as_their_tokenizer_does(tokenizer, monkeypatch):
     assert 0 < found.cut == sum(len(row) > 14 for row in typed(*sides)["input_ids"])
 
 
-def test_padded_and_packed_batches(encoded):
+def test_padded_batches(encoded):
     found = encoded()
     padded = found.padded([0, 1])
-    packed = rows.packed(padded)
     long, short = found.lengths[:2]
-    (first, _), (second, _) = found.rows[:2]
     assert padded["input_ids"].shape == (2, long)
     assert padded["attention_mask"].tolist() == [[1] * long, [1] * short + [0] * (long - short)]
-    assert packed["input_ids"][0].tolist() == [*first, *second]
-    assert packed["position_ids"][0].tolist() == [*range(long), *range(short)]
-    assert packed["document_ids"][0].tolist() == [0] * long + [1] * short
-    assert padded["labels"].tolist() == packed["labels"].tolist() == [0, 1]
+    assert padded["labels"].tolist() == [0, 1]
     assert "attention_mask" not in found.padded([0])
-    assert rows.packed(found.padded([0]))["document_ids"].tolist() == [[0] * long]
     assert padded["labels"].dtype == torch.int64
     assert encoded(regression=True).padded([0])["labels"].dtype == torch.float32
 
@@ -74,24 +68,6 @@ def test_a_funnel_drops_only_padding(encoded, tokenizer):
     blocks = EncoderConfig(blocks="1-1-1")
     found = rows.tokenized(Split([("the cat",)], [0]), tokenizer, 9, blocks)
     assert found.end == 3
-
-
-@pytest.mark.parametrize("position", ["learned", "learned+tisa", "rope"])
-def test_packed_is_padded(encoded, position):
-    found = encoded()
-    torch.manual_seed(0)
-    config = EncoderConfig(
-        vocab_size=200, hidden_size=16, num_attention_heads=2, blocks="2", position=position, num_labels=2
-    )
-    model = EncoderForSequenceClassification(config).eval()
-    results = []
-    for inputs in (padded := found.padded(range(4)), rows.packed(padded)):
-        model.zero_grad()
-        output = model(**inputs)
-        output.loss.backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        results.append((output.logits, output.loss, gradients))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
 def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
@@ -134,7 +110,7 @@ def test_token_types_that_the_model_lacks_are_left_out():
         batch = encoded(EncoderConfig(type_vocab_size=kinds)).padded([0])
         assert ("token_type_ids" in batch) == (kinds == 2)
     batch = encoded(EncoderConfig()).padded([0])
-    assert batch["token_type_ids"].tolist() == rows.packed(batch)["token_type_ids"].tolist() == [[0, 0, 1]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 1]]
 
 
 def test_a_tokenizer_has_to_fit(tokenizer):

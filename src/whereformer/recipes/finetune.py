@@ -182,8 +182,6 @@ class Finetune(ManyRuns, Trains):
     max_length: Annotated[int | None, Range(4, MOST_SIZE)] = None
     """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
     model is an error."""
-    packed: bool = False
-    """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
     out: Annotated[Path, Free] = Path("runs/finetune")
     """Folder for the results."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"], Free] = "none"
@@ -250,8 +248,6 @@ class Finetune(ManyRuns, Trains):
         for variant in self.variants.values():
             model = loading.load_classifier(self.model, variant.position, variant.kernels, 2)
             if not tasks:
-                if self.packed and "-" in model.config.blocks:
-                    raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
                 tokenizer = loading.load_tokenizer(self.model, self.tokenizer)
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
                 for data in loaded:
@@ -300,23 +296,13 @@ class Finetune(ManyRuns, Trains):
             bfloat16=self.dtype == "bfloat16",
         )
         torch.manual_seed(seed)  # of dropout, whatever the model has drawn
-        file, step = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}"), 0
+        file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
+
+        def batch(step: int) -> Any:
+            return rows.train.padded(drawn[step])
+
         with trackers.reporting(self.report_to, run.folder, file) as tell:
-
-            def on_log(steps: int, loss: float) -> None:
-                nonlocal step
-                step += steps
-                run.step(steps, loss)
-                tell(step, {"loss": loss})
-
-            done = training.train(
-                model,
-                lambda step: rows.train.padded(drawn[step]),
-                plan,
-                device=run.device,
-                on_log=on_log,
-                collate=labeled.packed if self.packed else None,
-            )
+            done = training.train(model, batch, plan, device=run.device, on_log=run.step, tell=tell)
         scores = {}
         for judged, split in rows.judged.items():
             logits = self.predict(model, split)
@@ -339,9 +325,8 @@ class Finetune(ManyRuns, Trains):
         with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
             for numbers in drawn:
                 batch = split.padded(numbers)
-                inputs = labeled.packed(batch) if self.packed else batch
-                del inputs["labels"]
-                found.append(model(**{name: each.to(model.device) for name, each in inputs.items()}).logits)
+                del batch["labels"]
+                found.append(model(**{name: each.to(model.device) for name, each in batch.items()}).logits)
         logits = [row for each in found for row in each.float().tolist()]  # which waits for the device
         pairs = zip((number for numbers in drawn for number in numbers), logits, strict=True)
         every = [pair for part in ranks.gather(list(pairs)) for pair in part]

@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import InputError
 from ..files import new_folder
 from ..lab import ranks, trackers
-from ..lab.options import MOST_THREADS
-from ..lab.recipe import Free, Range, Recipe, Trains, lazily
+from ..lab.recipe import Free, Recipe, Trains, lazily
 
 with lazily(__name__):
     from ..kernels import torch_private
@@ -37,8 +36,6 @@ class LongRun(Trains):
     cache: Annotated[Path | None, Free] = None
     """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
     it. Default: cache/ in --out."""
-    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
-    """Threads on the CPU. Default: torch's."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
     """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
     installed."""
@@ -57,8 +54,7 @@ class LongRun(Trains):
             return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
 
     def begin(self, run: Run) -> None:
-        """Set the threads, and say so if the processor has no instructions for the arithmetic."""
-        run.threads = self.threads or run.threads
+        """Say so if the processor has no instructions for the arithmetic."""
         if self.dtype == "bfloat16" and run.device == "cpu" and not torch_private.multiplies_bfloat16():
             run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
 
@@ -85,17 +81,10 @@ class LongRun(Trains):
             facts: what the training is of, as JSON.
             also: writes more into the folder of each checkpoint.
         """
-        step = 0
         tracker = self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
         with trackers.reporting(tracker, self.out) as tell:
 
-            def on_log(steps: int, loss: float) -> None:
-                nonlocal step
-                step += steps
-                run.step(steps, loss)
-                tell(step, {"train/loss": loss})
-
-            def scored(model: Any) -> dict[str, float]:
+            def scored(step: int) -> dict[str, float]:
                 scores = score(step)
                 run.say(f"step {step:,}: held-out {losses.in_words(scores)}")
                 tell(step, {f"eval/{name}": value for name, value in scores.items()})
@@ -111,7 +100,8 @@ class LongRun(Trains):
                 checkpoints=training.Checkpoints(
                     run.folder / "checkpoints", every, facts, run.say, getattr(self, "keep", 2), also
                 ),
-                on_log=on_log,
+                on_log=run.step,
+                tell=tell,
             )
 
     def save(
@@ -132,8 +122,9 @@ class LongRun(Trains):
             with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
                 model.save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                about = parameters, text, scores, self.record(), self.command(), run.provenance
-                card.write_card(partial, model, *about)
+                rounded = {name: round(score, 4) for name, score in scores.items()}
+                about: dict[str, Any] = {"parameters": parameters, "text": text, "scores": rounded}
+                card.write_card(partial, model, self.record(), run.provenance, command=self.command(), **about)
                 manifest.write(partial, facts)
         ranks.wait()
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.lab.report.findings import model_of
 from tests.recipes import test_compare_report as compare
-from whereformer.lab.report.findings import report_of
+from whereformer.recipes.analyze_report import report_of
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

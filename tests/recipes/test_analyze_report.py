@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.lab.report.findings import model_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
-from whereformer.lab.report.findings import averaged, kernels_of, limits, peak, report_of, scatter_points
 from whereformer.lab.terminal import Terminal
+from whereformer.recipes.analyze_report import averaged, kernels_of, limits, peak, related, report_of
 
 ADDS, LOOK = "what-position-adds-head-by-head", "where-the-heads-look-in-text"
 
@@ -112,21 +112,20 @@ def test_several_models_with_scores():
         r"<h1>The position embeddings of model &lt;2&gt; are the most Toeplitz \(0\.\d\d\), those of ", text
     )
     assert "Toeplitzness over training" not in text
-    assert re.search(r"correlation 0\.\d\d over 3 models", text)
+    assert re.search(r"Scores and the Toeplitzness of P correlate by 0\.\d\d over 3 models\.", text)
     assert [row[:3] for row in page.cells[:3]] == [[f"model <{i}>", "learned", f"{70 + i}"] for i in range(3)]
-    assert all(f">model &lt;{i}&gt;</text>" in text for i in range(3))
     assert text.count("What position adds, head by head</summary>") == 3
 
 
-def test_a_score_of_models_without_tables_stands_against_their_heads():
-    models = [model_of(str(i), n=8, score=float(i), table=i != 1) for i in range(3)]
-    points, measure = scatter_points(models[:2])
-    assert measure == "mean Toeplitzness of heads"
-    assert len(points) == 2
-    for some in (models, [dataclasses.replace(models[1], score=None), *models[::2]]):
-        points, measure = scatter_points(some)
-        assert measure == "Toeplitzness of P"
-        assert [name for name, _, _ in points] == ["0", "2"]
+def test_scores_are_related_to_heads_where_models_have_no_tables():
+    models = [model_of(str(i), n=8, score=float(i), table=False, noise=0.1 + i) for i in range(3)]
+    (sentence,) = related(models)
+    assert re.search(r"the Toeplitzness of heads correlate by .0\.\d\d over 3 models", sentence)
+    assert related(models[:2]) == []
+    assert related([dataclasses.replace(model, score=1.0) for model in models]) == []
+    tables = [model_of(str(i), n=8, score=float(i), table=i != 1, noise=0.1 + i) for i in range(4)]
+    assert "of P correlate" in related(tables)[0]
+    assert "over 3 models" in related(tables)[0]
 
 
 def test_checkpoints_of_a_run():
@@ -135,7 +134,6 @@ def test_checkpoints_of_a_run():
     check(text)
     assert re.search(r"<h1>Toeplitzness goes from 0\.\d\d at step 0 to 0\.\d\d at step 1,000</h1>", text)
     assert "Toeplitzness over training" in text
-    assert "Toeplitzness and score" not in text
 
 
 def test_names_of_heads_that_are_not_known_have_looks():
@@ -164,7 +162,7 @@ def test_files(tmp_path):
     paths = report_of(models, []).write(tmp_path)
     assert sorted(paths) == sorted(tmp_path.iterdir())
     drawn = {f"{model}-{what}" for model in ("a-b", "a-c") for what in ("position-embeddings", ADDS, LOOK)}
-    drawn |= {"toeplitzness-over-training", "toeplitzness-and-score"}
+    drawn.add("toeplitzness-over-training")
     assert {path.name for path in paths} == {"report.html", "report.md", *(f"{name}.svg" for name in drawn)}
     for name in drawn:
         assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
-from ...analysis.fit import TisaFit
-from ...analysis.naming import RULES
-from ..sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
-from .report import Figure, Report
+from ..analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
+from ..analysis.fit import TisaFit
+from ..analysis.naming import RULES
+from ..lab.report.report import Figure, Report
+from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
 
-Point = tuple[str, float, float]
-"""A model's name, Toeplitzness and score."""
 NAMES = ("previous token", "next token", "local window", "global", "position-blind")
 """Kinds of heads in the order in which they are counted; other names follow."""
 BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
@@ -32,7 +30,6 @@ BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
 """For values on both sides of a middle. Color-blind people can read it, and cividis for small to large."""
 OUTLIERS = 0.5
 """Percentage of pixels at each end of a scale that take the end's color, so that they do not stretch the scale."""
-SIZE = 420, 300
 PIXELS = 256
 """The most pixels of P's side."""
 MOST_HEADS = 24
@@ -56,14 +53,14 @@ def report_of(models: Sequence[ModelFindings], notes: Sequence[str]) -> Report:
     """
     several = len(models) > 1
     missing = [f"{model.name}: {why}" for model in models for why in (model.no_table, model.no_heads) if why]
-    parts: list[Sheet | Figure] = [models_sheet(models, missing), *overviews(models)]
+    parts: list[Sheet | Figure] = [models_sheet(models, missing), *over_training(models)]
     for model in models:
         parts += _parts(model, f"{model.name}: " if several else "")
     about = [(each.name, each.source, each.kind, f"{each.length:,}", _sizes(each)) for each in models]
     parts.append(Sheet.of("The models", ["model", "source", "kind", "analyzed", "sizes"], about, folded=True))
     parts.append(Sheet.of("How heads are named", ["name", "the first rule that holds"], [*RULES.items()], folded=True))
     title = f"What did {'they' if several else models[0].name} learn about position?"
-    return Report(title, [verdict(models), *notes], parts, {model.name: model for model in models})
+    return Report(title, [verdict(models), *related(models), *notes], parts, {model.name: model for model in models})
 
 
 def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
@@ -370,59 +367,38 @@ def grid(title: str, layers: Mapping[int, Sequence[Panel]], caption: str, *, fol
     return Figure(title, paint, caption, (width, height), folded)
 
 
-def scatter_points(models: Sequence[ModelFindings]) -> tuple[list[Point], str]:
-    """Return the models that have a score as points, and the name of the measure of Toeplitzness.
+def related(models: Sequence[ModelFindings]) -> list[str]:
+    """Return how the models' scores go with their Toeplitzness, in a sentence, if at least three differ in both.
 
     It is the Toeplitzness of P if at least two models have a P, else that of heads. P is preferred because the heads of
     relative methods are Toeplitz by design, which says nothing about a score.
     """
-    scored = [(model, model.score) for model in models if model.score is not None]
-    tables = [(m.name, m.table.toeplitzness, score) for m, score in scored if m.table is not None]
-    if len(tables) > 1:
-        return tables, "Toeplitzness of P"
-    points = [(model.name, model.mean_of_heads, score) for model, score in scored]
-    return [(name, mean, score) for name, mean, score in points if mean is not None], "mean Toeplitzness of heads"
+    scored = [model for model in models if model.score is not None]
+    measure, shares = "P", {model.name: model.table.toeplitzness for model in scored if model.table is not None}
+    if len(shares) < 2:
+        means = {model.name: model.mean_of_heads for model in scored}
+        measure, shares = "heads", {name: mean for name, mean in means.items() if mean is not None}
+    scores = [model.score or 0.0 for model in scored if model.name in shares]
+    if len(shares) < 3 or len(set(shares.values())) == 1 or len(set(scores)) == 1:
+        return []
+    found = float(np.corrcoef([*shares.values()], scores)[0, 1])
+    return [f"Scores and the Toeplitzness of {measure} correlate by {decimals(found, 2)} over {len(shares)} models."]
 
 
-def overviews(models: Sequence[ModelFindings]) -> list[Figure]:
-    """Return the figures of Toeplitzness over training and over scores, if there are at least two points to show."""
+def over_training(models: Sequence[ModelFindings]) -> list[Figure]:
+    """Return the figure of Toeplitzness over the steps of a training, if there are at least two."""
     stepped = sorted([(model.step, model) for model in models if model.step is not None], key=lambda each: each[0])
     lines = {
         "P": [(step, model.table.toeplitzness) for step, model in stepped if model.table is not None],
         "heads, mean": [(step, mean) for step, model in stepped if (mean := model.mean_of_heads) is not None],
     }
     lines = {name: points for name, points in lines.items() if len(points) > 1}
-    points, measure = scatter_points(models)
 
-    def over_steps(figure: Canvas) -> None:
+    def paint(figure: Canvas) -> None:
         axes = figure.add_subplot(xlabel="training step", ylabel="Toeplitzness", ylim=(0, 1.03))
         for (name, points), marker in zip(lines.items(), "os", strict=False):
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=4.5, label=name)
-        if len(lines) > 1:
-            axes.legend(frameon=False, loc="best")
+        axes.legend(frameon=False, loc="best")
 
-    def over_scores(figure: Canvas) -> None:
-        axes = figure.add_subplot(xlabel=measure, ylabel="score")
-        axes.margins(0.12)
-        center = np.median([x for _, x, _ in points])
-        for name, x, y in points:
-            axes.plot(x, y, "o", color="C0", markersize=5.5)
-            side, away = ("left", 8) if x <= center else ("right", -8)
-            axes.annotate(name, (x, y), (away, 0), textcoords="offset points", ha=side, va="center", size=9)
-
-    found = []
-    if lines:
-        note = "At 1, only the distance between two positions counts."
-        found.append(Figure("Toeplitzness over training", over_steps, note, SIZE))
-    if len(points) > 1:
-        note = f"Each point is a model{correlation(points)}."
-        found.append(Figure("Toeplitzness and score", over_scores, note, SIZE))
-    return found
-
-
-def correlation(points: Sequence[Point]) -> str:
-    """Return Pearson's correlation and the number of points as text; "" for fewer than three points."""
-    _, first, second = zip(*points, strict=True)
-    if len(points) < 3 or len(set(first)) == 1 or len(set(second)) == 1:
-        return ""
-    return f"; correlation {decimals(float(np.corrcoef(first, second)[0, 1]), 2)} over {len(points)} models"
+    note = "At 1, only the distance between two positions counts."
+    return [Figure("Toeplitzness over training", paint, note, (420, 300))] if lines else []
