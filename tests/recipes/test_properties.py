@@ -88,7 +88,6 @@ def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
     # What the line says helps.
     run(text, place, positions=f"none,{METHODS}")
     assert set(measured(capsys, *command[1:], "rope")[1]) == {"rope"}
-    assert "--measure: only a pattern chooses" in fails(capsys, *command, "--extrapolates")
 
 
 def runs_of(*losses, cannot=""):

@@ -25,7 +25,6 @@ class Column:
     Args:
         name: its header.
         detail: a smaller line below the header.
-        first: the direction of the first sort on a page, "ascending" or "descending".
         left: whether its text begins at the left, as words do and numbers do not.
         wraps: whether long text may take several lines.
         page: whether it is on pages only, which have more room than a terminal.
@@ -33,7 +32,6 @@ class Column:
 
     name: str
     detail: str = ""
-    first: str = "ascending"
     left: bool = False
     wraps: bool = False
     page: bool = False

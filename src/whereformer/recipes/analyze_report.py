@@ -113,11 +113,11 @@ def models_sheet(models: Sequence[ModelFindings], notes: Sequence[str]) -> Sheet
         Column("model", wraps=True): [Cell(model.name, order=model.name) for model in models],
         Column("position", left=True, wraps=True): [Cell(model.position, order=model.position) for model in models],
         Column("step"): [_cell(model.step, "{:,}".format) for model in models],
-        Column("score", first="descending"): [_cell(model.score, plain) for model in models],
+        Column("score"): [_cell(model.score, plain) for model in models],
         Column("length"): [_cell(model.length, "{:,}".format) for model in models],
-        Column("Toeplitz", "of P", "descending"): [_cell(share) for share in toeplitz],
-        Column("Toeplitz", "of heads", "descending"): [_cell(model.mean_of_heads) for model in models],
-        Column("heads", "", "descending", left=True, wraps=True): [
+        Column("Toeplitz", "of P"): [_cell(share) for share in toeplitz],
+        Column("Toeplitz", "of heads"): [_cell(model.mean_of_heads) for model in models],
+        Column("heads", left=True, wraps=True): [
             Cell(counted(model.heads) or DASH, order=len(model.heads)) for model in models
         ],
     }
@@ -158,13 +158,13 @@ def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
         if model.attention is not None:
             cells.append(_cell(float(model.attention.explained[head.layer, head.head]), percent))
         rows.append(cells)
-    columns = [
-        Column("layer"),
-        Column("head"),
+    columns: list[Column | str] = [
+        "layer",
+        "head",
         Column("is", left=True),
-        Column("Toeplitz", "of scores", "descending"),
-        Column("range", first="descending"),
-        *(Column(f"S={count}", first="descending") for count in kernels),
+        Column("Toeplitz", "of scores"),
+        "range",
+        *(f"S={count}" for count in kernels),
     ]
     said = [
         "range: the largest difference that position makes to a score",
@@ -172,7 +172,7 @@ def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
         "S: the share of the curve that this number of TISA kernels explains",
     ]
     if model.attention is not None:
-        columns.append(Column("measured", first="descending"))
+        columns.append("measured")
         said.append("measured: the share of the variance of log attention weights in text that the offset explains")
     notes = (f"{'; '.join(said)}.",)
     return Sheet.of(f"Heads of {model.name}", columns, rows, notes=notes, sortable=True, folded=folded)

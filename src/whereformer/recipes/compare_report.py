@@ -57,8 +57,8 @@ def table(
         Column("#"),
         Column("position", left=True),
         *(Column("loss", f"@{length}") for length in lengths),
-        Column("accuracy", "", "descending"),
-        Column("rate", "", "descending", page=True),
+        Column("accuracy"),
+        Column("rate", page=True),
         Column("GFLOPs", "a step"),
         Column("params"),
     ]

@@ -30,14 +30,13 @@ with lazily(__name__):
     from ..data import rows as labeled
     from ..lab import loading, metrics
     from ..lab import train as training
-    from ..lab.report import figures, report
+    from ..lab.report import figures, losses, report
     from ..lab.run import Run
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"
 MOST_KERNELS = 1024
 REACH = 32  # learned curves are kept at this number of offsets on each side
-POINTS = 50  # about this number of points of the training loss is kept
 MOST_ACROSS = 4  # plots side by side
 CURVES = (
     "A line for each head. Tokens before the one that looks are on the left, tokens after it on the right. Where a "
@@ -99,13 +98,13 @@ class Tuned:
 
     Args:
         scores: the scores by split and metric, at most 1.
-        losses: about POINTS steps, each with the mean training loss since the one before.
+        losses: steps with the training loss, a moving average.
         curves: what each head adds to scores at offsets -REACH to REACH, [layer][head][offset]; None for methods
             without such curves.
     """
 
     scores: dict[str, dict[str, float]]
-    losses: list[list[float]]
+    losses: list[Any]
     curves: list[Any] | None
 
 
@@ -312,10 +311,7 @@ class Finetune(ManyRuns, Trains):
             scores[judged] = metrics.score(rows.data.task.metrics, split.labels, logits)
         found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
         run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")
-        part = max(1, steps // POINTS)
-        losses = [done.losses[at : at + part] for at in range(0, steps, part)]
-        points = [[min(part * number, steps), round(fmean(each), 4)] for number, each in enumerate(losses, 1)]
-        return Tuned(scores, points, reading.head_curves(model.encoder, REACH))
+        return Tuned(scores, losses.smoothed(done.losses), reading.head_curves(model.encoder, REACH))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
@@ -437,7 +433,7 @@ def table(
     gains: Mapping[tuple[str, str], Gain],
 ) -> Sheet:
     """Return the table of one position method: the scores of its models by task and metric, and gains by the same."""
-    columns = [Column(name, first="descending") for name in (*labels, "gain", "error reduction")]
+    columns = [Column(name) for name in (*labels, "gain", "error reduction")]
     rows = []
     for (task, metric), models in scores.items():
         best = max(map(median, models)) if len(models) > 1 else None
@@ -461,7 +457,7 @@ def ranking(
         by_task = [[100 * fmean(each[2] for each in flat(tuned[t, name, s].scores)) for s in seeds] for t in tasks]
         columns[name] = [*by_task, list(map(fmean, zip(*by_task, strict=True)))]
     order = sorted(names, key=lambda name: -median(columns[name][-1]))
-    heads = [Column("model"), *(Column(name, first="descending") for name in (*tasks, "mean"))]
+    heads = ["model", *tasks, "mean"]
     rows = [[Cell(name, order=name), *map(score, columns[name])] for name in order]
     note = "A task's score is the mean of its scores. Models whose ranges overlap may differ by chance."
     return Sheet.of("All models, the best first", heads, rows, notes=(note,), sortable=True)

@@ -32,7 +32,7 @@ class Outcome:
     """A finished training.
 
     Args:
-        losses: the mean training loss of a few steps each, with the last of these steps.
+        losses: steps with the training loss, a moving average.
         scores: the held-out scores by name, each with its step.
         tokens: how many tokens, without padding, were read.
         parameters, embedding_parameters, positional_parameters: those of the model; of ELECTRA, of both models.
@@ -341,7 +341,7 @@ class Pretrain(LongRun):
 
         every = self.every or max(1, self.steps // 10)
         done = self.fit(run, model, work.windows.batch, plan, score, every, facts, also=model.save_pretrained)
-        outcome = Outcome(losses.means(done.losses), done.scores, work.windows.tokens, **sizes_of(work.config))
+        outcome = Outcome(losses.smoothed(done.losses), done.scores, work.windows.tokens, **sizes_of(work.config))
         trained, tokenizer = model if self.objective == "mlm" else model.discriminator, work.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
         tokenizer.model_max_length = work.config.max_position_embeddings

@@ -74,7 +74,7 @@ class Outcome:
     """A finished training.
 
     Args:
-        losses: the mean training loss of a few steps each, with the last of these steps.
+        losses: steps with the training loss, a moving average.
         scores: the held-out scores by name, each with its step.
         averaged, averaged_steps: the scores of the saved model, and the steps whose weights it is the mean of.
         epochs: how many times the text was read.
@@ -337,7 +337,7 @@ class Translate(LongRun):
         trained.take_mean()
         sizes = sizes_of(work.config)
         outcome = Outcome(
-            losses.means(done.losses),
+            losses.smoothed(done.losses),
             done.scores,
             self.held_out_scores(trained, work),
             last,

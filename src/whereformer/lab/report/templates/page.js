@@ -6,7 +6,7 @@ for (const button of document.querySelectorAll("thead button")) {
     const header = button.closest("th");
     const table = header.closest("table");
     const was = header.getAttribute("aria-sort");
-    const order = was === null ? header.dataset.first : was === "ascending" ? "descending" : "ascending";
+    const order = was === "ascending" ? "descending" : "ascending";
     for (const other of table.querySelectorAll("thead th")) other.removeAttribute("aria-sort");
     header.setAttribute("aria-sort", order);
     const key = (row) => row.cells[header.cellIndex].dataset.order;
