@@ -227,9 +227,8 @@ class Trains(Recipe):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
     float32."""
-    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
-    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
-    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """How weights are updated. muon: Muon for the matrices of layers, and AdamW for the rest, at AdamW's rates."""
     schedule: Schedule = "linear"
     """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
     stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the

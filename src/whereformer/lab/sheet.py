@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -68,45 +68,36 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of cells; ``look`` is "best" for one that stands out, or "dim" for one to compare with."""
-
-    cells: tuple[Cell, ...]
-    look: str = ""
-
-
-@dataclass(frozen=True)
 class Sheet:
     """A table with its title, and notes below that say how to read it.
 
     Args:
         title: what the table shows.
         columns: the columns. The first names the rows, unless ``named`` says otherwise.
-        rows: the rows.
+        rows: the cells of each row.
         notes: sentences below the table.
         named: the index of the column that names the rows.
         sortable: whether readers of a page can sort it.
         folded: whether it is on pages only, where a click opens it.
+        looks: rows by their index that look "best", which stand out on a page, or "dim", to compare with.
     """
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     named: int = 0
     sortable: bool = False
     folded: bool = False
+    looks: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, title: str, columns: Sequence[Column | str], rows: Sequence[Row | Sequence[Cell | str]], **more: Any
+        cls, title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[Cell | str]], **more: Any
     ) -> Sheet:
         """Make a sheet in which text stands for a column or a cell that has nothing else."""
         heads = [each if isinstance(each, Column) else Column(each) for each in columns]
-        full = [
-            each if isinstance(each, Row) else Row(tuple(c if isinstance(c, Cell) else Cell(c) for c in each))
-            for each in rows
-        ]
+        full = [tuple(each if isinstance(each, Cell) else Cell(each) for each in row) for row in rows]
         return cls(title, tuple(heads), tuple(full), **more)
 
     @property
@@ -147,15 +138,15 @@ class Sheet:
             table.add_column(
                 _lines(column.name, column.detail), justify="left" if left else "right", no_wrap=not column.wraps
             )
-        for row in self.rows:
-            texts = (_lines(row.cells[index].text, row.cells[index].detail) for index in shown)
-            table.add_row(*texts, style="dim" if row.look == "dim" else None)
+        for number, row in enumerate(self.rows):
+            texts = (_lines(row[index].text, row[index].detail) for index in shown)
+            table.add_row(*texts, style="dim" if self.looks.get(number) == "dim" else None)
         return table
 
     def markdown(self) -> list[str]:
         """Return the table's lines in Markdown. Details stand in parentheses."""
         heads = [_beside(column.name, column.detail) for column in self.columns]
-        rows = [[_beside(cell.text, cell.detail) for cell in row.cells] for row in self.rows]
+        rows = [[_beside(cell.text, cell.detail) for cell in row] for row in self.rows]
         bars = ["---" if column.left or index == self.named else "---:" for index, column in enumerate(self.columns)]
         return [f"| {' | '.join(line)} |" for line in (heads, bars, *rows)]
 

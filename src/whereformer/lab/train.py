@@ -42,7 +42,7 @@ class Training:
         steps: the number of steps.
         rate: the peak of the learning rate.
         kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
-        optimizer: "adamw", "stable_adamw" or "muon"; or what builds one for a model, with its schedule.
+        optimizer: "adamw" or "muon"; or what builds one for a model, with its schedule.
         schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
         warmup: steps in which the rate rises to its peak; None is a tenth of all.
         accumulate: parts of a batch that are computed one after another, in less memory.

@@ -11,7 +11,7 @@ from ..analysis.ranking import Ranking
 from ..lab.report import losses
 from ..lab.report.figures import Series
 from ..lab.report.report import Figure
-from ..lab.sheet import DASH, Cell, Column, Row, Sheet
+from ..lab.sheet import DASH, Cell, Column, Sheet
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ def table(
         Column("GFLOPs", "a step"),
         Column("params"),
     ]
-    several = any(row.rank != 1 for row in ranking.ranked)
     rows = []
     for row in ranking.rows:
         every = list(runs[row.position].values())
@@ -79,7 +78,7 @@ def table(
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
             Cell(f"{every[0].parameters:,}", order=every[0].parameters),
         ]
-        rows.append(Row(tuple(cells), "best" if row.rank == 1 and several else ""))
+        rows.append(cells)
     notes = [
         "Methods with the same # cannot be told apart: none is better with every seed, by more than twice the "
         "standard error over the held-out text, and by more than another seed changes.",
@@ -91,7 +90,9 @@ def table(
         notes.insert(1, "Without #: not yet learning, since the loss is not clearly lower than without positions.")
     goal = "causal" if causal else "masked"
     title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
-    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True)
+    best = [number for number, row in enumerate(ranking.rows) if row.rank == 1]
+    looks_of = dict.fromkeys(best, "best") if len(best) < len(ranking.ranked) else {}
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, looks=looks_of)
 
 
 def curves(

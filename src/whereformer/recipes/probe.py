@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_SEEDS
 from ..lab.recipe import Choice, Free, ManyRuns, Names, Range, lazily
-from ..lab.sheet import Cell, Row, Sheet
+from ..lab.sheet import Cell, Sheet
 
 with lazily(__name__):
     import torch
@@ -293,9 +293,9 @@ class Probe(ManyRuns):
                 raise InputError("length", f"expected {shortest}, got {self.length}")
 
     def resolved(self) -> Probe:
-        names = methods.known_methods(",".join(self.positions))
+        names = methods.known_methods(self.positions)
         methods.check_methods(names, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=self.length + 1)
-        return replace(self, positions=tuple(names))
+        return replace(self, positions=names)
 
     @property
     def lengths(self) -> list[int]:
@@ -349,22 +349,11 @@ class Probe(ManyRuns):
             if index in (0, len(self.lengths) - 1):
                 sentences.append(most(judged, len(self.tasks), length, "" if index else "; train longer"))
             guesses = [Rows.of(task, length).guess for task in self.tasks]
-            rows = [
-                Row(
-                    (Cell("guessing"), *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), Cell("")),
-                    "dim",
-                ),
-                *(
-                    Row(
-                        (
-                            Cell(name),
-                            *(each.cell for each in row),
-                            Cell(f"{sum(each.solved for each in row)}/{len(row)}"),
-                        )
-                    )
-                    for name, row in judged.items()
-                ),
+            rows: list[list[Cell | str]] = [
+                ["guessing", *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), ""]
             ]
+            for name, row in judged.items():
+                rows.append([name, *(each.cell for each in row), f"{sum(each.solved for each in row)}/{len(row)}"])
             times = f"{LENGTH_FACTORS[index]} times as many as trained" if index else "as trained"
             notes = [*(f"{task} needs: {TASKS[task].needs}" for task in self.tasks), READING]
             sheets.append(
@@ -373,6 +362,7 @@ class Probe(ManyRuns):
                     ["position", *self.tasks, "solved"],
                     rows,
                     notes=tuple(notes) if length == self.lengths[-1] else (),
+                    looks={0: "dim"},
                 )
             )
         if len(seeds) == 1:

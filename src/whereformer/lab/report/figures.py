@@ -6,15 +6,16 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cycler import cycler
 from markupsafe import Markup
 from matplotlib import style
 from matplotlib.figure import Figure
 
 # Matplotlib needs fixed colors, but the page needs CSS variables, which depend on dark or light mode. So drawings use
-# colors that nothing else uses, and the SVG gets the variables in their place.
+# colors that nothing else uses (the file of their style too), and the SVG gets the variables in their place.
+STYLE = Path(__file__).parent / "templates" / "page.mplstyle"
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
 HUES = tuple(f"#0000a{index}" for index in range(6))
 _CSS = {
@@ -22,33 +23,6 @@ _CSS = {
     MUTED: "var(--muted)",
     GRID: "var(--grid)",
     **{hue: f"var(--hue-{index})" for index, hue in enumerate(HUES)},
-}
-_STYLE = {
-    "axes.edgecolor": GRID,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 10,
-    "axes.prop_cycle": cycler(color=HUES),
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.use": True,
-    "figure.facecolor": "none",
-    "font.size": 10,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "image.composite_image": False,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "savefig.facecolor": "none",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "whereformer",
-    "text.color": INK,
-    "xtick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.color": GRID,
-    "ytick.labelcolor": MUTED,
 }
 PRINTED = {
     INK: "#1f2328",
@@ -102,7 +76,7 @@ def draw(width: int, height: int, paint: Callable[[Figure], None]) -> str:
 
     At ``width`` and ``height`` in CSS pixels, the figure's text is as large as a page's.
     """
-    with style.context(["default", _STYLE]):
+    with style.context(["default", STYLE]):
         figure = Figure(figsize=(width / 72, height / 72))
         paint(figure)
         file = io.StringIO()
