@@ -222,8 +222,12 @@ class ManyRuns(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Trains(Recipe):
-    """Base class of recipes that let people choose how a model is trained."""
+    """Base class of recipes that let people choose how a model is trained. Their :meth:`run` heeds ``dry_run``."""
 
+    DRY: ClassVar = "A dry run: nothing was trained or written."
+
+    dry_run: Annotated[bool, Free] = False
+    """Check everything, show the plan and stop. Nothing is trained or written."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
     float32."""
@@ -233,6 +237,12 @@ class Trains(Recipe):
     """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
     stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
     inverse square root of the step."""
+
+    def start(self, *, quiet: bool = False) -> Report:
+        if not self.dry_run:
+            return super().start(quiet=quiet)
+        with TemporaryDirectory() as scratch:
+            return Recipe.start(replace(self, out=Path(scratch)), quiet=quiet)
 
 
 def function(kind: type[Recipe]) -> Callable[..., Report]:

@@ -97,7 +97,7 @@ class Sheet:
     ) -> Sheet:
         """Make a sheet in which text stands for a column or a cell that has nothing else."""
         heads = [each if isinstance(each, Column) else Column(each) for each in columns]
-        full = [tuple(each if isinstance(each, Cell) else Cell(each) for each in row) for row in rows]
+        full = [tuple(each if isinstance(each, Cell) else Cell(each, order=each) for each in row) for row in rows]
         return cls(title, tuple(heads), tuple(full), **more)
 
     @property

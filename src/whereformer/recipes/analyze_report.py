@@ -109,9 +109,9 @@ def _sizes(model: ModelFindings) -> str:
 def models_sheet(models: Sequence[ModelFindings], notes: Sequence[str]) -> Sheet:
     """Return a table with a row for each model, without the columns for which no model has anything."""
     toeplitz = [None if model.table is None else model.table.toeplitzness for model in models]
-    columns = {
-        Column("model", wraps=True): [Cell(model.name, order=model.name) for model in models],
-        Column("position", left=True, wraps=True): [Cell(model.position, order=model.position) for model in models],
+    columns: dict[Column, Sequence[Cell | str]] = {
+        Column("model", wraps=True): [model.name for model in models],
+        Column("position", left=True, wraps=True): [model.position for model in models],
         Column("step"): [_cell(model.step, "{:,}".format) for model in models],
         Column("score"): [_cell(model.score, plain) for model in models],
         Column("length"): [_cell(model.length, "{:,}".format) for model in models],
@@ -121,7 +121,11 @@ def models_sheet(models: Sequence[ModelFindings], notes: Sequence[str]) -> Sheet
             Cell(counted(model.heads) or DASH, order=len(model.heads)) for model in models
         ],
     }
-    shown = {column: cells for column, cells in columns.items() if any(cell.order is not None for cell in cells)}
+    shown = {
+        column: cells
+        for column, cells in columns.items()
+        if not all(isinstance(cell, Cell) and cell.order is None for cell in cells)
+    }
     return Sheet.of("Position", list(shown), list(zip(*shown.values(), strict=True)), notes=tuple(notes), sortable=True)
 
 

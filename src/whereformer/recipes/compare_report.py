@@ -68,9 +68,8 @@ def table(
         name = Cell(
             row.position, "not learning" if row.rank is None else "", order=row.position, swatch=looks[row.position]
         )
-        place = Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank)
         cells = [
-            place,
+            Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank),
             name,
             *(scored([run.scores[index] for run in every]) for index in range(len(lengths))),
             Cell.of_seeds([run.scores[0][1] for run in every], "{:.1%}".format, None),

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
 from ..files import new_folder
 from ..lab import ranks, trackers
-from ..lab.recipe import Free, Recipe, Trains, lazily
+from ..lab.recipe import Free, Trains, lazily
 
 with lazily(__name__):
     from ..kernels import torch_private
     from ..lab import card, loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
-    from ..lab.report.report import Report
     from ..lab.run import Run
-
-
-DRY = "A dry run: nothing was trained or written."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +34,17 @@ class LongRun(Trains):
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
     """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
     installed."""
-    dry_run: Annotated[bool, Free] = False
-    """Check everything, show the plan and stop. Nothing is trained or written."""
 
     def check(self) -> None:
         trackers.check_installed(self.report_to or "none")
         if self.dry_run and ranks.size() > 1:
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
-    def start(self, *, quiet: bool = False) -> Report:
-        if not self.dry_run:
-            return super().start(quiet=quiet)
-        with TemporaryDirectory() as scratch:
-            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
-
-    def begin(self, run: Run) -> None:
-        """Say so if the processor has no instructions for the arithmetic."""
+    def begin(self, run: Run) -> Path:
+        """Say so if the processor has no instructions for the arithmetic. Return the folder for the encoded text."""
         if self.dtype == "bfloat16" and run.device == "cpu" and not torch_private.multiplies_bfloat16():
             run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
+        return run.folder / "cache" if self.cache is None or self.dry_run else self.cache
 
     def fit(
         self,

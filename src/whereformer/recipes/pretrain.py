@@ -12,7 +12,7 @@ from ..errors import InputError, shown
 from ..lab import options, ranks
 from ..lab.recipe import Between, Free, Range, lazily
 from ..lab.sheet import Column, Sheet
-from .long_run import DRY, LongRun
+from .long_run import LongRun
 
 with lazily(__name__):
     import torch
@@ -248,7 +248,7 @@ class Pretrain(LongRun):
         return config
 
     def run(self, run: Run) -> report.Report:
-        self.begin(run)
+        cache = self.begin(run)
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
             paths = read.fetched(self.data, run.say)
@@ -257,12 +257,12 @@ class Pretrain(LongRun):
         run.identify("text", text.fingerprint, "data")
         run.identify("tokenizer", choice.setting, "tokenizer")
         with ranks.main_first():
-            encoded = encode.open_or_encode(self.cache or run.folder / "cache", text, choice, run.say)
+            encoded = encode.open_or_encode(cache, text, choice, run.say)
         work = self.prepare(encoded)
         plan = self.plan(work)
         if self.dry_run:
             self.tell_costs(run, work)
-            return report.Report("What would be trained?", [DRY], [plan])
+            return report.Report("What would be trained?", [self.DRY], [plan])
         run.say(plan)
         facts = {"options": run.options, "text": text.fingerprint, "tokenizer": choice.setting}
         problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
