@@ -55,7 +55,7 @@ def plot(rows: Sequence[Row]) -> dict[str, bytes]:
     figure, png = Figure(figsize=(width / 72, height / 72), layout="constrained"), io.BytesIO()
     paint(figure)
     figure.savefig(png, format="png", dpi=144)
-    return {"plot.png": png.getvalue(), "plot.svg": figures.as_file(width, height, paint).encode()}
+    return {"plot.png": png.getvalue(), "plot.svg": figures.printed(figures.draw(width, height, paint)).encode()}
 
 
 def _panel(axes: Axes, lines: Mapping[str, Sequence[Row]], dtype: str, direction: str) -> None:

@@ -98,9 +98,7 @@ class Speed:
         classes = None if data.task.classes is None else len(data.task.classes)
         kernels = self.kernels if "tisa" in self.position.split("+") else None
         with quiet_transformers():
-            models = {
-                name: load_classifier(self.model, self.position, kernels, classes) for name in ("ours", "ours, packed")
-            }
+            models: dict[str, Any] = {"ours": load_classifier(self.model, self.position, kernels, classes)}
             for name in (PEER, f"{PEER}, by length"):
                 models[name] = AutoModelForSequenceClassification.from_pretrained(
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
@@ -121,7 +119,7 @@ class Speed:
                 if name.startswith(PEER):
                     cost = self._time_peer(name, models[name], optimizers[name], plain, tokenizer, turn)
                 else:
-                    cost = self._time_ours(models[name], mine, encoded, packed="packed" in name)
+                    cost = self._time_ours(models[name], mine, encoded)
                 costs[name].append(cost)
         ratios = {
             name: [mine / theirs for mine, theirs in zip(costs[name], costs[PEER], strict=True)][1:] for name in costs
@@ -139,7 +137,7 @@ class Speed:
         write_results(self.out / "results.json", results)
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
-    def _time_ours(self, model: Any, drawn: list[list[int]], encoded: rows.Rows, *, packed: bool) -> float:
+    def _time_ours(self, model: Any, drawn: list[list[int]], encoded: rows.Rows) -> float:
         """Return CPU seconds of our loop per token of text, over some steps."""
         started: list[float] = []
 
@@ -148,7 +146,7 @@ class Speed:
             return encoded.padded(drawn[step])
 
         plan = Training(steps=self.steps, rate=3e-5, warmup=0)
-        train(model, batch, plan, collate=rows.packed if packed else None)
+        train(model, batch, plan)
         tokens = sum(encoded.lengths[number] for numbers in drawn for number in numbers)
         return (time.process_time() - started[0]) / tokens
 

@@ -25,7 +25,7 @@ LAYERS = (
 """From below to above. A module imports from its own layer or from one below."""
 
 HUGGING_FACE = {"huggingface_hub", "safetensors", "tokenizers", "transformers"}
-DRAWING = {"PIL", "cycler", "jinja2", "markupsafe", "matplotlib", "numpy"}
+DRAWING = {"jinja2", "markupsafe", "matplotlib", "numpy"}
 LIBRARIES = {
     NAME: {"torch"},
     "kernels": {"torch", "triton"},

@@ -1,4 +1,4 @@
-"""Batches of labeled rows: the same padded or packed."""
+"""Batches of labeled rows."""
 
 from dataclasses import replace
 
@@ -48,20 +48,14 @@ def test_pairs_are_tokenized_as_their_tokenizer_does(tokenizer, monkeypatch):
     assert 0 < found.cut == sum(len(row) > 14 for row in typed(*sides)["input_ids"])
 
 
-def test_padded_and_packed_batches(encoded):
+def test_padded_batches(encoded):
     found = encoded()
     padded = found.padded([0, 1])
-    packed = rows.packed(padded)
     long, short = found.lengths[:2]
-    (first, _), (second, _) = found.rows[:2]
     assert padded["input_ids"].shape == (2, long)
     assert padded["attention_mask"].tolist() == [[1] * long, [1] * short + [0] * (long - short)]
-    assert packed["input_ids"][0].tolist() == [*first, *second]
-    assert packed["position_ids"][0].tolist() == [*range(long), *range(short)]
-    assert packed["document_ids"][0].tolist() == [0] * long + [1] * short
-    assert padded["labels"].tolist() == packed["labels"].tolist() == [0, 1]
+    assert padded["labels"].tolist() == [0, 1]
     assert "attention_mask" not in found.padded([0])
-    assert rows.packed(found.padded([0]))["document_ids"].tolist() == [[0] * long]
     assert padded["labels"].dtype == torch.int64
     assert encoded(regression=True).padded([0])["labels"].dtype == torch.float32
 
@@ -116,7 +110,7 @@ def test_token_types_that_the_model_lacks_are_left_out():
         batch = encoded(EncoderConfig(type_vocab_size=kinds)).padded([0])
         assert ("token_type_ids" in batch) == (kinds == 2)
     batch = encoded(EncoderConfig()).padded([0])
-    assert batch["token_type_ids"].tolist() == rows.packed(batch)["token_type_ids"].tolist() == [[0, 0, 1]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 1]]
 
 
 def test_a_tokenizer_has_to_fit(tokenizer):

@@ -56,14 +56,17 @@ class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "stable_adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("schedule", ["linear", "wsd"])
 def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_path):
     training = plan(optimizer=optimizer, schedule=schedule, log_every=1)
     to = Checkpoints(tmp_path, 4, {"seed": 0})
-    scores = {"score": lambda model: model.head.decoder.bias.sum().item(), "score_at": (3, 10)}
+
+    def scores(model):
+        return {"score": lambda step: model.head.decoder.bias.sum().item(), "score_at": (3, 10)}
+
     whole = model()
-    expected = train(whole, batches, training, **scores)
+    expected = train(whole, batches, training, **scores(whole))
 
     def stop(steps, loss):
         seen.append(steps)
@@ -72,11 +75,13 @@ def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_p
 
     seen = []
     with pytest.raises(StopError):
-        train(model(), batches, training, checkpoints=to, on_log=stop, **scores)
+        train(other := model(), batches, training, checkpoints=to, on_log=stop, **scores(other))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-8"]
     (tmp_path / "partial").mkdir()  # of a kill while it was written
     told, again = [], model()
-    found = train(again, batches, training, checkpoints=to, on_log=lambda steps, loss: told.append(steps), **scores)
+    found = train(
+        again, batches, training, checkpoints=to, on_log=lambda steps, loss: told.append(steps), **scores(again)
+    )
     assert found == expected
     assert told[0] == 8
     assert same(weights(again), weights(whole))

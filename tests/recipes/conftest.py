@@ -11,7 +11,7 @@ DRAWN = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def _figures_are_drawn_once(request) -> Iterator[None]:
-    """Every report paints its figures, but only the first of a name and title becomes SVG; tests of pages have all."""
+    """Every report paints its figures, but only the first of a size becomes SVG; tests of pages have all."""
     if request.module.__name__.endswith("_report"):
         yield
         return
@@ -21,12 +21,13 @@ def _figures_are_drawn_once(request) -> Iterator[None]:
 
     draw = figures.draw
 
-    def draw_once(name, label, width, height, paint):
-        if (name, label) in DRAWN:
+    def draw_once(width, height, paint):
+        size = width, height
+        if size in DRAWN:
             paint(Figure())
         else:
-            DRAWN[name, label] = draw(name, label, width, height, paint)
-        return DRAWN[name, label]
+            DRAWN[size] = draw(*size, paint)
+        return DRAWN[size]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(figures, "draw", draw_once)

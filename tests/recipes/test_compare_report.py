@@ -69,11 +69,11 @@ def test_the_page_needs_nothing_else_and_every_reference_leads_somewhere(text):
 def test_the_table_has_each_method_once_with_its_numbers(text):
     assert Page(text).cells[:4] == [
         ["1", "tisa", "4.000", "4.200", "4.400", "25.0%", "0.004", "2.00", "1,234"],
-        ["2", "learned", "4.250", "cannot1", "cannot1", "25.0%", "0.004", "2.00", "5,678"],
+        ["2", "learned", "4.250", "cannot", "cannot", "25.0%", "0.004", "2.00", "5,678"],
         ["2", ODD_NAME, "4.260", "4.460", "4.660", "25.0%", "0.004", "2.00", "0"],
         ["4", "none", "4.500", "4.700", "4.900", "25.0%", "0.004", "2.00", "0"],
     ]
-    assert text.count(f'<li id="part-1-1">{CANNOT.format(31)}</li>') == 1
+    assert text.count(f'title="{CANNOT.format(31)}"') == 1
     assert "<h1>Too few steps to choose: tisa leads after 60 steps" in text
     markdown = report_of().markdown()
     assert "| 1 | tisa | 4.000 |" in markdown
@@ -92,7 +92,6 @@ def test_what_came_from_outside_is_escaped(text):
     assert "<i>news" not in text
     assert "my&lt;b&gt;&amp;&#34;own&#34;" in text
     assert "&lt;i&gt;news&lt;/i&gt; &amp; more.txt" in text
-    assert "rope/<wbr>rope/<wbr>rope/<wbr>none" in wide_report().page()
 
 
 def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):

@@ -91,7 +91,7 @@ def test_several_methods_are_ranked_in_one_table():
     options = {"seeds": 2, "position": "learned,rope", "kernels": 0}
     sheet = report_of(scores, **options).sheets[-1]
     assert sheet.title == "All models, the best first"
-    rows = [[cell.text for cell in row.cells] for row in sheet.rows]
+    rows = [[cell.text for cell in row] for row in sheet.rows]
     assert rows == [
         ["rope", "90.0", "40.0", "65.0"],
         ["learned", "50.0", "60.0", "55.0"],

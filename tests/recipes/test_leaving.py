@@ -47,7 +47,7 @@ def test_the_model_card_says_what_the_model_is(out, folder, text):
     data = card.data.to_dict()
     assert data["library_name"] == "whereformer"
     assert data["pipeline_tag"] == "fill-mask"
-    assert data["tags"] == ["transformers", "position", "learned", "tisa"]
+    assert data["tags"] == ["whereformer", "transformers", "position", "learned", "tisa"]
     assert data["metrics"] == ["accuracy", "loss"]
     assert f"`{round(results['scores'][-1][1]['loss'], 4)}`" in card.text
     assert f"{results['parameters']:,} parameters" in card.text

@@ -156,7 +156,7 @@ def staged(text, out, *more):
         (run, ["--dropout=0.2", "--accumulate=2", "--hide-masked"]),
         (run, [*ELECTRA, *FUNNEL]),
         pytest.param(run, ["--optimizer=muon", "--schedule=wsd"], marks=pytest.mark.slow),
-        pytest.param(run, ["--optimizer=stable_adamw", "--schedule=cosine"], marks=pytest.mark.slow),
+        pytest.param(run, ["--optimizer=muon", "--schedule=cosine"], marks=pytest.mark.slow),
         (staged, ["--dropout=0.2", "--accumulate=2"]),
         pytest.param(staged, [*ELECTRA, *FUNNEL], marks=pytest.mark.slow),
     ],

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union, cast
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -99,39 +100,36 @@ def _parse(given: Sequence[str]) -> tuple[Any, Any]:
         if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # an empty path would be the current folder
             raise InputError(None, f"{word.strip().rstrip('=') or before}: got an empty word".lstrip(": "))
     name, *options = given or [""]
-    if name and not name.startswith("-") and name not in COMMANDS:
+    if name in ("-h", "--help"):
+        print("usage: whereformer COMMAND OPTIONS; COMMAND --help lists them", *map(_summary, COMMANDS), sep="\n")
+        raise SystemExit(0)
+    if name not in COMMANDS:
         close = get_close_matches(name.lower(), COMMANDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise InputError(None, f"unknown command {name!r}{hint} known: {', '.join(COMMANDS)}")
-    rules: Any = {
-        "registry": registry(),
-        "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    }
-    if name in COMMANDS:
-        kind = command_class(name)
-        if name == "run" and options and not options[0].startswith("-"):
-            kind, name, options = kind.recipe(options[0]), f"run {options[0]}", options[1:]
-        description = inspect.getdoc(kind) if issubclass(kind, Recipe) else None
-        if issubclass(kind, Recipe):
-            rules["registry"] = registry(kind.usual(_as_typed(options)))
-        found = tyro.cli(kind, description=description, prog=f"whereformer {name}", args=options, **rules)
-        found = getattr(found, "command", found)  # of those of translate, the one that was chosen
-        if not isinstance(found, dict):
-            return found, found
-        return kind if issubclass(kind, Recipe) else recipes.recipe_class(name), found
-    parsers = []
-    for each in COMMANDS:
-        kind = command_class(each)
-        summary = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-        parsers.append(Annotated[Any, tyro.conf.subcommand(each, constructor=kind, description=summary)])
+        problem = f"unknown command {name!r}" if name else "expected a command"
+        raise InputError(None, f"{problem}{hint} known: {', '.join(COMMANDS)}")
+    kind = command_class(name)
+    if name == "run" and options and not options[0].startswith("-"):
+        kind, name, options = kind.recipe(options[0]), f"run {options[0]}", options[1:]
+    recipe = issubclass(kind, Recipe)
     found = tyro.cli(
-        cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # the union of all commands
-        prog="whereformer",
-        description="Token positions as a swappable, inspectable and fast part of self-attention.",
-        args=given,
-        **rules,
+        kind,
+        description=inspect.getdoc(kind) if recipe else None,
+        prog=f"whereformer {name}",
+        args=options,
+        registry=registry(kind.usual(_as_typed(options)) if recipe else {}),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
-    return found, found
+    found = getattr(found, "command", found)  # of those of translate, the one that was chosen
+    if not isinstance(found, dict):
+        return found, found
+    return kind if recipe else recipes.recipe_class(name), found
+
+
+def _summary(name: str) -> str:
+    """Return the first paragraph of what a command says of itself, behind its name."""
+    text = (inspect.getdoc(command_class(name)) or "").partition("\n\n")[0]
+    return fill(text, 100, initial_indent=f"  {name:11}", subsequent_indent=" " * 13)
 
 
 def _as_typed(words: Sequence[str]) -> dict[str, Any]:

@@ -6,14 +6,14 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from rich.console import Console
 
 
 @dataclass(frozen=True)
 class ListPositions:
-    """List the position methods, or those with some properties, and the options of each with defaults in JSON.
+    """List the position methods, and the options of each with defaults in JSON.
 
     With --measure, print Table 1 of the TISA paper instead, measured on the models of a finished comparison. Six
     questions about every method: Can it read text longer than its training text (inductive)? Do gradients reach its
@@ -28,15 +28,6 @@ class ListPositions:
     pattern: str | None = None
     """Only methods whose name matches, such as "rope*"."""
 
-    acts_on: Literal["embeddings", "queries", "keys", "values", "scores"] | None = None
-    """Only methods that act on this."""
-
-    extrapolates: bool = False
-    """Only methods that take text longer than max_length."""
-
-    shift_invariant: bool = False
-    """Only methods for which the same number added to all positions changes nothing."""
-
     measure: Path | None = None
     """The folder of a finished `whereformer compare`, of masked language models. With several seeds, medians decide
     "inductive", and the rest is measured with the first."""
@@ -46,8 +37,6 @@ class ListPositions:
         from ..errors import InputError
 
         if self.measure is not None:
-            if self.acts_on or self.extrapolates or self.shift_invariant:
-                raise InputError("measure", "only a pattern chooses among the methods of a comparison")
             from rich.progress import track
 
             from ..recipes.properties import measured_table
@@ -61,14 +50,9 @@ class ListPositions:
         from ..positions import ALIASES, describe, method_class, position_names
         from ..positions.base import ACTS_ON
 
-        names = position_names(
-            self.pattern,
-            acts_on=self.acts_on,
-            extrapolates=self.extrapolates or None,
-            shift_invariant=self.shift_invariant or None,
-        )
+        names = position_names(self.pattern)
         if not names:
-            raise InputError(None, "no method has this name and these properties; leave some out")
+            raise InputError(None, f"no method has a name such as {self.pattern!r}")
         groups: dict[str, list[str]] = {}
         for name in names:
             changed = [on for on in ACTS_ON if on in method_class(name).acts_on]

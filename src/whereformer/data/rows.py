@@ -1,10 +1,10 @@
-"""Tokenize labeled rows, and put them into batches, padded or packed."""
+"""Tokenize labeled rows, and put them into padded batches."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +63,6 @@ class Rows:
         if int(lengths.min()) < width:
             batch["attention_mask"] = (torch.arange(width) < lengths.unsqueeze(1)).long()
         return {**batch, "labels": torch.tensor([self.labels[number] for number in numbers])}
-
-
-def packed(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Join the rows of a padded batch into one without padding, (1, all tokens), with position and document ids."""
-    ids = batch["input_ids"]
-    real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
-    rows, places = real.nonzero(as_tuple=True)
-    joined = {name: batch[name][real][None] for name in ("input_ids", "token_type_ids") if name in batch}
-    return {**joined, "position_ids": places[None], "document_ids": rows[None], "labels": batch["labels"]}
 
 
 @dataclass(frozen=True)

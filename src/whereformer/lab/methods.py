@@ -6,7 +6,7 @@ Importing this is fast, so that a misspelled name is refused at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,20 @@ _SOURCES: dict[str, str] = {}
 """The hash of the files that each method comes from which is not the library's."""
 
 
-def known_methods(named: str) -> list[str]:
-    """Return the distinct methods of a comma-separated list, which :func:`fields_of_row` knows; "all": every method.
+def known_methods(named: Sequence[str]) -> tuple[str, ...]:
+    """Return distinct methods, which :func:`fields_of_row` knows; "all" alone stands for every method.
 
     Raises:
-        InputError: for ``positions``, if there are none, or one is unknown.
+        InputError: for ``positions``, if one is unknown.
     """
-    names = position_names() if named.strip() == "all" else named.split(",")
+    names = position_names() if list(named) == ["all"] else named
     try:
-        chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
+        chosen = tuple(dict.fromkeys(own_name("".join(name.split())) for name in names))
         for name in chosen:
             for part in method_names(fields_of_row(name)["position"]):
                 method_class(part)
     except InputError as error:
         raise about_method(error, "positions") from None
-    if not chosen:
-        raise InputError("positions", "expected at least one method, got none")
     return chosen
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..positions import Position
 
 BETAS = (0.9, 0.98)
-"""Decay rates of Adam's two means, in all its variants."""
+"""Decay rates of Adam's two means."""
 
 
 def build_optimizer(
@@ -35,7 +35,7 @@ def build_optimizer(
         learning_rate: the learning rate.
         kernel_learning_rate: a learning rate for ``kernel_parameters`` of position methods (such as TISA's kernels);
             None uses ``learning_rate``.
-        name: "adamw", "stable_adamw", or "muon", which trains the matrices of layers with Muon and the rest with AdamW.
+        name: "adamw", or "muon", which trains the matrices of layers with Muon and the rest with AdamW.
         weight_decay: the decay of the parameters with weight decay.
         eps: Adam's epsilon.
     """
@@ -54,8 +54,6 @@ def build_optimizer(
     chosen = {id(parameter) for group in groups for parameter in group["params"]} | set(map(id, hidden.values()))
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     groups.append({"params": others, "weight_decay": 0.0})
-    if name == "stable_adamw":
-        return StableAdamW(groups, lr=learning_rate, betas=BETAS, eps=eps)
     adamw = AdamW(groups, lr=learning_rate, betas=BETAS, eps=eps, fused=True)
     if name == "adamw":
         return adamw
@@ -63,42 +61,6 @@ def build_optimizer(
     adjust = "match_rms_adamw"
     muon = Muon(hidden.values(), lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn=adjust)
     return MuonWithAdamW(muon, adamw)
-
-
-class StableAdamW(Optimizer):
-    """AdamW that takes a smaller step for a tensor whose gradients are larger than their running mean foretells.
-
-    The learning rate of a tensor is divided by the root mean square of g / sqrt(v), where g is its gradient and v the
-    running mean of its square, unless that is below 1. Source: Wortsman et al. (2023), algorithm 2.
-
-    Args:
-        groups: parameters in groups, each with its ``weight_decay`` and perhaps an ``lr`` of its own.
-        lr: the learning rate.
-        betas: decay rates of the running means of the gradient and its square.
-        eps: what is added to the root of v.
-    """
-
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step. There is no ``closure``."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        (beta1, beta2), eps, state = group["betas"], group["eps"], self.state[parameter]
-        if not state:
-            state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
-        state["step"] += 1
-        mean = state["exp_avg"].lerp_(gradient, 1 - beta1) / (1 - beta1 ** state["step"])
-        square = state["exp_avg_sq"].lerp_(gradient * gradient, 1 - beta2) / (1 - beta2 ** state["step"])
-        surprise = (gradient * gradient / square.clamp(min=eps**2)).mean().sqrt()
-        rate = group["lr"] / surprise.clamp(min=1)
-        parameter.mul_(1 - rate * group["weight_decay"]).sub_(rate * mean / (square.sqrt() + eps))
 
 
 class MuonWithAdamW(Optimizer):

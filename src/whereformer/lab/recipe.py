@@ -230,14 +230,17 @@ class ManyRuns(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Trains(Recipe):
-    """Base class of recipes that let people choose how a model is trained."""
+    """Base class of recipes that let people choose how a model is trained. Their :meth:`run` heeds ``dry_run``."""
 
+    DRY: ClassVar = "A dry run: nothing was trained or written."
+
+    dry_run: Annotated[bool, Free] = False
+    """Check everything, show the plan and stop. Nothing is trained or written."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
     float32. "auto" is bfloat16 on a GPU."""
-    optimizer: Literal["adamw", "stable_adamw", "muon"] = "adamw"
-    """How weights are updated. stable_adamw: AdamW that takes smaller steps where gradients jump, as for ModernBERT.
-    muon: Muon for the matrices of layers, AdamW for the rest, with AdamW's learning rates."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """How weights are updated. muon: Muon for the matrices of layers, and AdamW for the rest, at AdamW's rates."""
     schedule: Schedule = "linear"
     """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
     stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
@@ -246,6 +249,12 @@ class Trains(Recipe):
     def bfloat16(self, device: str) -> bool:
         """Return whether to compute in bfloat16."""
         return self.dtype == "bfloat16" or (self.dtype == "auto" and device == "cuda")
+
+    def start(self, *, quiet: bool = False) -> Report:
+        if not self.dry_run:
+            return super().start(quiet=quiet)
+        with TemporaryDirectory() as scratch:
+            return Recipe.start(replace(self, out=Path(scratch)), quiet=quiet)
 
 
 def function(kind: type[Recipe]) -> Callable[..., Report]:

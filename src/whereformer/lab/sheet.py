@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ class Column:
     Args:
         name: its header.
         detail: a smaller line below the header.
-        first: the direction of the first sort on a page, "ascending" or "descending".
         left: whether its text begins at the left, as words do and numbers do not.
         wraps: whether long text may take several lines.
         page: whether it is on pages only, which have more room than a terminal.
@@ -33,7 +32,6 @@ class Column:
 
     name: str
     detail: str = ""
-    first: str = "ascending"
     left: bool = False
     wraps: bool = False
     page: bool = False
@@ -47,21 +45,17 @@ class Cell:
         text: its text.
         detail: a smaller line below.
         order: the value to sort by. Cells without one stay last in both directions.
-        note: a sentence about it. On a page it is a footnote, elsewhere it is left out.
         title: what a pointer shows on a page.
         style: its colors on a page, as CSS.
         swatch: on a page, the look of the method's lines in figures.
-        link: on a page, the id of what the text leads to.
     """
 
     text: str
     detail: str = ""
     order: float | str | None = None
-    note: str = ""
     title: str = ""
     style: str = ""
     swatch: Any = None
-    link: str = ""
 
     @classmethod
     def of_seeds(
@@ -74,58 +68,42 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of cells; ``look`` is "best" for one that stands out, "dim" for one to compare with, or a CSS class."""
-
-    cells: tuple[Cell, ...]
-    look: str = ""
-
-
-@dataclass(frozen=True)
 class Sheet:
     """A table with its title, and notes below that say how to read it.
 
     Args:
         title: what the table shows.
         columns: the columns. The first names the rows, unless ``named`` says otherwise.
-        rows: the rows.
+        rows: the cells of each row.
         notes: sentences below the table.
         named: the index of the column that names the rows.
         sortable: whether readers of a page can sort it.
-        kind: a CSS class for the page.
         folded: whether it is on pages only, where a click opens it.
+        looks: rows by their index that look "best", which stand out on a page, or "dim", to compare with.
     """
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     named: int = 0
     sortable: bool = False
-    kind: str = ""
     folded: bool = False
+    looks: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, title: str, columns: Sequence[Column | str], rows: Sequence[Row | Sequence[Cell | str]], **more: Any
+        cls, title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[Cell | str]], **more: Any
     ) -> Sheet:
         """Make a sheet in which text stands for a column or a cell that has nothing else."""
         heads = [each if isinstance(each, Column) else Column(each) for each in columns]
-        full = [
-            each if isinstance(each, Row) else Row(tuple(c if isinstance(c, Cell) else Cell(c) for c in each))
-            for each in rows
-        ]
+        full = [tuple(each if isinstance(each, Cell) else Cell(each, order=each) for each in row) for row in rows]
         return cls(title, tuple(heads), tuple(full), **more)
 
     @property
     def has_header(self) -> bool:
         """Whether any column has a name."""
         return any(column.name for column in self.columns)
-
-    @property
-    def footnotes(self) -> list[str]:
-        """The distinct notes of cells, in order."""
-        return list(dict.fromkeys(cell.note for row in self.rows for cell in row.cells if cell.note))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         """Draw the sheet, with the columns that the terminal has no room for in more tables below."""
@@ -160,15 +138,15 @@ class Sheet:
             table.add_column(
                 _lines(column.name, column.detail), justify="left" if left else "right", no_wrap=not column.wraps
             )
-        for row in self.rows:
-            texts = (_lines(row.cells[index].text, row.cells[index].detail) for index in shown)
-            table.add_row(*texts, style="dim" if row.look == "dim" else None)
+        for number, row in enumerate(self.rows):
+            texts = (_lines(row[index].text, row[index].detail) for index in shown)
+            table.add_row(*texts, style="dim" if self.looks.get(number) == "dim" else None)
         return table
 
     def markdown(self) -> list[str]:
         """Return the table's lines in Markdown. Details stand in parentheses."""
         heads = [_beside(column.name, column.detail) for column in self.columns]
-        rows = [[_beside(cell.text, cell.detail) for cell in row.cells] for row in self.rows]
+        rows = [[_beside(cell.text, cell.detail) for cell in row] for row in self.rows]
         bars = ["---" if column.left or index == self.named else "---:" for index, column in enumerate(self.columns)]
         return [f"| {' | '.join(line)} |" for line in (heads, bars, *rows)]
 

@@ -9,7 +9,7 @@ import math
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ class Training:
         steps: the number of steps.
         rate: the peak of the learning rate.
         kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
-        optimizer: "adamw", "stable_adamw" or "muon"; or what builds one for a model, with its schedule.
+        optimizer: "adamw" or "muon"; or what builds one for a model, with its schedule.
         schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
         warmup: steps in which the rate rises to its peak; None is a tenth of all.
         accumulate: parts of a batch that are computed one after another, in less memory.
@@ -122,11 +122,11 @@ def train(
     training: Training,
     *,
     device: str = "cpu",
-    score: Callable[[nn.Module], Any] | None = None,
+    score: Callable[[int], Any] | None = None,
     score_at: Container[int] = (),
     checkpoints: Checkpoints | None = None,
     on_log: Callable[[int, float], None] = lambda steps, loss: None,
-    collate: Callable[[Batch], Batch] | None = None,
+    tell: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
 ) -> Trained:
     """Train a model that returns its loss, the mean over the labels of a batch.
 
@@ -136,11 +136,11 @@ def train(
             Of several processes, each takes its rows of it.
         training: how it is trained.
         device: "cpu" or "cuda".
-        score: computes a held-out score.
+        score: computes a held-out score after a step.
         score_at: the numbers of steps after which it is computed.
         checkpoints: where to save, and to continue from.
         on_log: is told how many more steps are done, and the last loss.
-        collate: makes what the model reads of the rows of a process, such as one row of them all.
+        tell: is told the last loss by its name, and after which step, as a tracker is.
 
     Raises:
         NotFiniteError: if a loss is not finite.
@@ -157,7 +157,7 @@ def train(
     model.train()
     with _interrupts() as interrupts:
         for step in range(done.step + 1, training.steps + 1):
-            parts = _parts(batches(step - 1), collate or dict, training.accumulate)
+            parts = _parts(batches(step - 1), training.accumulate)
             losses[step - 1] = state.step(parts, training)
             saves = checkpoints is not None and step % checkpoints.every == 0
             scores = score is not None and step in score_at
@@ -172,9 +172,10 @@ def train(
                 if not math.isfinite(loss):
                     raise NotFiniteError.after(number - 1, training.rate)
             on_log(step - done.step, new[-1])
+            tell(step, {"train/loss": new[-1]})
             done.step, done.losses = step, [*done.losses, *new]
             if score is not None and scores:
-                done.scores.append([step, score(model)])
+                done.scores.append([step, score(step)])
                 model.train()
             if checkpoints is not None and (saves or stops) and step < training.steps:
                 state.save(checkpoints, done)
@@ -294,7 +295,7 @@ def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
     return None
 
 
-def _parts(batch: Batch, collate: Callable[[Batch], Batch], accumulate: int) -> list[tuple[float | None, Batch]]:
+def _parts(batch: Batch, accumulate: int) -> list[tuple[float | None, Batch]]:
     """Return the parts of a step's batch for this process, each with its share of the labels.
 
     The loss of a part is the mean over its labels. Times its share, and with the mean over processes that
@@ -303,7 +304,7 @@ def _parts(batch: Batch, collate: Callable[[Batch], Batch], accumulate: int) -> 
     """
     count = ranks.size() * accumulate
     if count == 1:
-        return [(None, collate(batch))]
+        return [(None, batch)]
     parts: list[tuple[float | None, Batch]] = []
     for at in range(ranks.rank(), count, ranks.size()):
         part = {name: each[at::count] for name, each in batch.items()}
@@ -311,7 +312,7 @@ def _parts(batch: Batch, collate: Callable[[Batch], Batch], accumulate: int) -> 
         if not share:
             row = max(range(len(batch["labels"])), key=lambda row: _labels(batch["labels"][row]))
             part = {name: each[[row] * max(1, len(part["labels"]))] for name, each in batch.items()}
-        parts.append((share, collate(part)))
+        parts.append((share, part))
     return parts
 
 

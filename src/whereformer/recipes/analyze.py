@@ -27,13 +27,13 @@ with lazily(__name__):
     from ..analysis import findings, fit, measured, naming, reading, tables, toeplitz
     from ..data import corpus
     from ..lab import loading
-    from ..lab.report import findings as drawing
     from ..lab.report.report import Report
     from ..lab.run import Run
     from ..models import Encoder
     from ..models.checkpoints import files as checkpoint_files
     from ..models.checkpoints import loading as checkpoint_loading
     from ..models.checkpoints import sources as checkpoint_sources
+    from . import analyze_report as drawing
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""

@@ -214,12 +214,12 @@ class Compare(ManyRuns):
 
     def resolved(self) -> Compare:
         methods.load_plugin(self.plugin)
-        names = methods.known_methods(",".join(self.positions))
+        names = methods.known_methods(self.positions)
         corpus.Text(self.data, self.column)  # to look whether its files are there
         sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "max_length": self.length}
         layers = self.config(encoders.BASELINE, self.vocab_size).num_hidden_layers
         methods.check_methods(names, num_layers=layers, **sizes)
-        return replace(self, positions=tuple(names))
+        return replace(self, positions=names)
 
     def run(self, run: Run) -> report.Report:
         text = corpus.Text(self.data, self.column, characters=self.characters)

@@ -11,7 +11,7 @@ from ..analysis.ranking import Ranking
 from ..lab.report import losses
 from ..lab.report.figures import Series
 from ..lab.report.report import Figure
-from ..lab.sheet import DASH, Cell, Column, Row, Sheet
+from ..lab.sheet import DASH, Cell, Column, Sheet
 
 
 @dataclass(frozen=True)
@@ -57,31 +57,27 @@ def table(
         Column("#"),
         Column("position", left=True),
         *(Column("loss", f"@{length}") for length in lengths),
-        Column("accuracy", "", "descending"),
-        Column("rate", "", "descending", page=True),
+        Column("accuracy"),
+        Column("rate", page=True),
         Column("GFLOPs", "a step"),
         Column("params"),
     ]
-    several = any(row.rank != 1 for row in ranking.ranked)
     rows = []
     for row in ranking.rows:
         every = list(runs[row.position].values())
-        # One note says it for all lengths.
-        why_not = next((score for run in every for score in run.scores if isinstance(score, str)), "")
         name = Cell(
             row.position, "not learning" if row.rank is None else "", order=row.position, swatch=looks[row.position]
         )
-        place = Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank)
         cells = [
-            place,
+            Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank),
             name,
-            *(scored([run.scores[index] for run in every], why_not) for index in range(len(lengths))),
+            *(scored([run.scores[index] for run in every]) for index in range(len(lengths))),
             Cell.of_seeds([run.scores[0][1] for run in every], "{:.1%}".format, None),
             Cell(f"{every[0].rate:.2g}", order=every[0].rate),
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
             Cell(f"{every[0].parameters:,}", order=every[0].parameters),
         ]
-        rows.append(Row(tuple(cells), "best" if row.rank == 1 and several else ""))
+        rows.append(cells)
     notes = [
         "Methods with the same # cannot be told apart: none is better with every seed, by more than twice the "
         "standard error over the held-out text, and by more than another seed changes.",
@@ -93,7 +89,9 @@ def table(
         notes.insert(1, "Without #: not yet learning, since the loss is not clearly lower than without positions.")
     goal = "causal" if causal else "masked"
     title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
-    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, kind="ranking cards")
+    best = [number for number, row in enumerate(ranking.rows) if row.rank == 1]
+    looks_of = dict.fromkeys(best, "best") if len(best) < len(ranking.ranked) else {}
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, looks=looks_of)
 
 
 def curves(
@@ -130,8 +128,9 @@ def curves(
     )
 
 
-def scored(scores: Sequence[Any], why_not: str) -> Cell:
-    """Return the cell of the losses of all seeds at a length, or the reason why there are none."""
-    if any(isinstance(score, str) for score in scores):
-        return Cell("cannot", note=why_not)
+def scored(scores: Sequence[Any]) -> Cell:
+    """Return the cell of the losses of all seeds at a length, or of the reason why there are none."""
+    for score in scores:
+        if isinstance(score, str):
+            return Cell("cannot", title=score)
     return Cell.of_seeds([loss for loss, _ in scores], "{:.3f}".format, "{:.2f}".format)

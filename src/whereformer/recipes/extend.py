@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
 from ..files import new_folder
-from ..lab.options import MOST_COUNT, MOST_SEED, MOST_THREADS
+from ..lab.options import MOST_COUNT, MOST_SEED
 from ..lab.recipe import Free, Range, Recipe, lazily
 from ..lab.sheet import Column, Sheet
 
@@ -113,11 +113,8 @@ class Extend(Recipe):
     .jsonl. Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
     """The column of tables that holds the text. Default: "text", or the only column of text."""
-    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
-    """Threads on the CPU. Default: torch's."""
 
     def run(self, run: Run) -> Report:
-        run.threads = self.threads or run.threads
         teacher, kind = encoders.load_encoder(self.model)
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
@@ -187,7 +184,7 @@ class Extend(Recipe):
                     log_every=5,
                 ),
                 device=run.device,
-                score=lambda model: judge(student),
+                score=lambda step: judge(student),
                 score_at=[round(self.steps * part / JUDGED) for part in range(1, JUDGED + 1)],
                 checkpoints=training.Checkpoints(
                     run.folder / "checkpoints", max(1, self.steps // JUDGED), about, run.say
@@ -200,9 +197,8 @@ class Extend(Recipe):
         outcome = Outcome(kind, teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
-            card.write_changed_card(
-                partial, student.model, self.model, about, self.report(text, outcome), run.provenance
-            )
+            report = self.report(text, outcome)
+            card.write_card(partial, student.model, about, run.provenance, original=self.model, report=report)
             manifest.write(partial, about)
         return outcome
 

@@ -18,7 +18,6 @@ from ..lab import ranks, trackers
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
-from .long_run import DRY
 
 with lazily(__name__):
     import numpy
@@ -30,15 +29,12 @@ with lazily(__name__):
     from ..data import rows as labeled
     from ..lab import loading, metrics
     from ..lab import train as training
-    from ..lab.report import figures, report
+    from ..lab.report import figures, losses, report
     from ..lab.run import Run
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"
-MOST_KERNELS = 1024
 REACH = 32  # learned curves are kept at this number of offsets on each side
-POINTS = 50  # about this number of points of the training loss is kept
-MOST_ACROSS = 4  # plots side by side
 CURVES = (
     "A line for each head. Tokens before the one that looks are on the left, tokens after it on the right. Where a "
     "line is higher, its head looks more; only differences within a head matter."
@@ -99,13 +95,13 @@ class Tuned:
 
     Args:
         scores: the scores by split and metric, at most 1.
-        losses: about POINTS steps, each with the mean training loss since the one before.
+        losses: steps with the training loss, a moving average.
         curves: what each head adds to scores at offsets -REACH to REACH, [layer][head][offset]; None for methods
             without such curves.
     """
 
     scores: dict[str, dict[str, float]]
-    losses: list[list[float]]
+    losses: list[Any]
     curves: list[Any] | None
 
 
@@ -165,7 +161,7 @@ class Finetune(ManyRuns, Trains):
     position: Annotated[Names, Free] = ("learned+tisa",)
     """Position methods; each gets its own table. "learned+tisa" adds to the model's position embeddings, "tisa"
     replaces them, and "own" leaves the model as it is; `whereformer positions` lists others."""
-    kernels: Annotated[Counts, Range(0, MOST_KERNELS), Free] = (0, 1, 3, 5)
+    kernels: Annotated[Counts, Range(0, 1024), Free] = (0, 1, 3, 5)
     """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
     seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 5
     """How many seeds to repeat every run with."""
@@ -182,14 +178,10 @@ class Finetune(ManyRuns, Trains):
     max_length: Annotated[int | None, Range(4, MOST_SIZE)] = None
     """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
     model is an error."""
-    packed: bool = False
-    """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
     out: Annotated[Path, Free] = Path("runs/finetune")
     """Folder for the results."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"], Free] = "none"
     """Program to report the losses of each run to. It is named after --out, with the task, the variant and the seed."""
-    dry_run: Annotated[bool, Free] = False
-    """Check everything, show the plan and stop. Nothing is trained or written."""
 
     def check(self) -> None:
         own = {"validation": self.validation, "text": self.text, "label": self.label}
@@ -246,30 +238,22 @@ class Finetune(ManyRuns, Trains):
             given = self.train, self.validation, self.text, self.label
             loaded = [glue.load_own(*given, regression=self.regression, train_rows=self.train_rows)]
         tasks: dict[str, labeled.TaskRows] = {}
-        read, sizes = {}, {}
+        read, sizes = dict[str, str](), {}
         for variant in self.variants.values():
             model = loading.load_classifier(self.model, variant.position, variant.kernels, 2)
             if not tasks:
-                if self.packed and "-" in model.config.blocks:
-                    raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
                 tokenizer = loading.load_tokenizer(self.model, self.tokenizer)
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
                 for data in loaded:
-                    rows = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
-                    tasks[data.task.name], read[data.task.name] = (
-                        rows,
-                        rows.fingerprint(loading.fingerprint_of(model)),
-                    )
+                    tasks[data.task.name] = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
+                read = {name: rows.fingerprint(loading.fingerprint_of(model)) for name, rows in tasks.items()}
             labeled.check_lengths(model, list(tasks.values()))
             sizes[variant.name] = loading.sizes_of(model)
         return Prepared(tasks, read, sizes)
 
-    def start(self, *, quiet: bool = False) -> report.Report:
-        if not self.dry_run:
-            return super().start(quiet=quiet)
-        return report.Report("What would be fine-tuned?", [DRY], [self.resolved().plan()])
-
     def run(self, run: Run) -> report.Report:
+        if self.dry_run:
+            return report.Report("What would be fine-tuned?", [self.DRY], [self.plan()])
         read = self.prepared.read
         for task, found in read.items():
             run.identify(f"model or other rows of {task}", found, of=task)
@@ -300,23 +284,13 @@ class Finetune(ManyRuns, Trains):
             bfloat16=self.bfloat16(run.device),
         )
         torch.manual_seed(seed)  # of dropout, whatever the model has drawn
-        file, step = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}"), 0
+        file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
+
+        def batch(step: int) -> Any:
+            return rows.train.padded(drawn[step])
+
         with trackers.reporting(self.report_to, run.folder, file) as tell:
-
-            def on_log(steps: int, loss: float) -> None:
-                nonlocal step
-                step += steps
-                run.step(steps, loss)
-                tell(step, {"loss": loss})
-
-            done = training.train(
-                model,
-                lambda step: rows.train.padded(drawn[step]),
-                plan,
-                device=run.device,
-                on_log=on_log,
-                collate=labeled.packed if self.packed else None,
-            )
+            done = training.train(model, batch, plan, device=run.device, on_log=run.step, tell=tell)
         scores = {}
         for judged, split in rows.judged.items():
             logits = self.predict(model, split)
@@ -326,10 +300,7 @@ class Finetune(ManyRuns, Trains):
             scores[judged] = metrics.score(rows.data.task.metrics, split.labels, logits)
         found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
         run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")
-        part = max(1, steps // POINTS)
-        losses = [done.losses[at : at + part] for at in range(0, steps, part)]
-        points = [[min(part * number, steps), round(fmean(each), 4)] for number, each in enumerate(losses, 1)]
-        return Tuned(scores, points, reading.head_curves(model.encoder, REACH))
+        return Tuned(scores, losses.smoothed(done.losses), reading.head_curves(model.encoder, REACH))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
@@ -342,9 +313,8 @@ class Finetune(ManyRuns, Trains):
         ):
             for numbers in drawn:
                 batch = split.padded(numbers)
-                inputs = labeled.packed(batch) if self.packed else batch
-                del inputs["labels"]
-                found.append(model(**{name: each.to(model.device) for name, each in inputs.items()}).logits)
+                del batch["labels"]
+                found.append(model(**{name: each.to(model.device) for name, each in batch.items()}).logits)
         logits = [row for each in found for row in each.float().tolist()]  # which waits for the device
         pairs = zip((number for numbers in drawn for number in numbers), logits, strict=True)
         every = [pair for part in ranks.gather(list(pairs)) for pair in part]
@@ -455,19 +425,16 @@ def table(
     gains: Mapping[tuple[str, str], Gain],
 ) -> Sheet:
     """Return the table of one position method: the scores of its models by task and metric, and gains by the same."""
-    columns = [Column(name, first="descending") for name in (*labels, "gain", "error reduction")]
-    rows = []
+    columns: list[Column | str] = ["task", Column("metric", left=True), *labels, "gain", "error reduction"]
+    rows: list[list[Cell | str]] = []
     for (task, metric), models in scores.items():
         best = max(map(median, models)) if len(models) > 1 else None
         found = gains.get((task, metric))
-        points, removed = (None, None) if found is None else (found.points, found.removed)
-        mark = "*" if found is not None and found.clear else ""
-        last = Cell(signed(points) + mark, order=points), Cell(signed(removed, "%"), order=removed)
-        rows.append(
-            [Cell(task, order=task), Cell(metric, order=metric), *(score(each, best) for each in models), *last]
-        )
-    title = f"{position}: scores in percent"
-    return Sheet.of(title, ["task", Column("metric", left=True), *columns], rows, sortable=True, kind="tasks")
+        last = [Cell(DASH), Cell(DASH)]
+        if found is not None:
+            last = [signed(found.points, "*" if found.clear else ""), signed(found.removed, "%")]
+        rows.append([task, metric, *(score(each, best) for each in models), *last])
+    return Sheet.of(f"{position}: scores in percent", columns, rows, sortable=True)
 
 
 def ranking(
@@ -479,10 +446,9 @@ def ranking(
         by_task = [[100 * fmean(each[2] for each in flat(tuned[t, name, s].scores)) for s in seeds] for t in tasks]
         columns[name] = [*by_task, list(map(fmean, zip(*by_task, strict=True)))]
     order = sorted(names, key=lambda name: -median(columns[name][-1]))
-    heads = [Column("model"), *(Column(name, first="descending") for name in (*tasks, "mean"))]
-    rows = [[Cell(name, order=name), *map(score, columns[name])] for name in order]
+    rows: list[list[Cell | str]] = [[name, *map(score, columns[name])] for name in order]
     note = "A task's score is the mean of its scores. Models whose ranges overlap may differ by chance."
-    return Sheet.of("All models, the best first", heads, rows, notes=(note,), sortable=True, kind="tasks")
+    return Sheet.of("All models, the best first", ["model", *tasks, "mean"], rows, notes=(note,), sortable=True)
 
 
 def score(values: Sequence[float], best: float | None = None) -> Cell:
@@ -491,9 +457,9 @@ def score(values: Sequence[float], best: float | None = None) -> Cell:
     return Cell.of_seeds(values, partial(decimals, digits=1), partial(decimals, digits=1), style=style)
 
 
-def signed(number: float | None, unit: str = "") -> str:
-    """Format a number with its sign."""
-    return DASH if number is None else f"{number:+z.1f}{unit}".replace("-", MINUS)
+def signed(number: float | None, mark: str) -> Cell:
+    """Return the cell of a number with its sign, and a mark behind it."""
+    return Cell(DASH if number is None else f"{number:+z.1f}{mark}".replace("-", MINUS), order=number)
 
 
 def flat(scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, float]]:
@@ -516,17 +482,11 @@ def verdict(gained: Sequence[tuple[Gain, str, str, str]]) -> str:
 
 
 def drawn_curves(title: str, layers: Sequence[Sequence[Sequence[float]]], *, folded: bool) -> report.Figure:
-    """Return a figure with a plot for each layer, or one plot if all layers are equal.
-
-    Args:
-        title: its title.
-        layers: a number for each layer, head and offset; offset 0 is in the middle.
-        folded: whether a click opens it.
-    """
+    """Return a figure of ``layers[layer][head][offset]``, offset 0 in the middle; one plot if all layers are equal."""
     same = len(layers) > 1 and all(layer == layers[0] for layer in layers)
     shown = {"all layers": layers[0]} if same else {f"layer {number}": layer for number, layer in enumerate(layers)}
     reach = len(layers[0][0]) // 2
-    across = min(MOST_ACROSS, len(shown))
+    across = min(4, len(shown))
     down = math.ceil(len(shown) / across)
 
     def paint(canvas: Any) -> None:

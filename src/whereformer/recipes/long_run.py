@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError
 from ..files import new_folder
 from ..lab import ranks, trackers
-from ..lab.options import MOST_THREADS
-from ..lab.recipe import Free, Range, Recipe, Trains, lazily
+from ..lab.recipe import Free, Trains, lazily
 
 with lazily(__name__):
     from ..kernels import torch_private
     from ..lab import card, loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
-    from ..lab.report.report import Report
     from ..lab.run import Run
-
-
-DRY = "A dry run: nothing was trained or written."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,30 +31,20 @@ class LongRun(Trains):
     cache: Annotated[Path | None, Free] = None
     """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
     it. Default: cache/ in --out."""
-    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
-    """Threads on the CPU. Default: torch's."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
     """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
     installed."""
-    dry_run: Annotated[bool, Free] = False
-    """Check everything, show the plan and stop. Nothing is trained or written."""
 
     def check(self) -> None:
         trackers.check_installed(self.report_to or "none")
         if self.dry_run and ranks.size() > 1:
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
-    def start(self, *, quiet: bool = False) -> Report:
-        if not self.dry_run:
-            return super().start(quiet=quiet)
-        with TemporaryDirectory() as scratch:
-            return Recipe.start(replace(self, out=Path(scratch), cache=None), quiet=quiet)
-
-    def begin(self, run: Run) -> None:
-        """Set the threads, and say so if the processor has no instructions for the arithmetic."""
-        run.threads = self.threads or run.threads
+    def begin(self, run: Run) -> Path:
+        """Say so if the processor has no instructions for the arithmetic. Return the folder for the encoded text."""
         if self.bfloat16(run.device) and run.device == "cpu" and not torch_private.multiplies_bfloat16():
             run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
+        return run.folder / "cache" if self.cache is None or self.dry_run else self.cache
 
     def fit(
         self,
@@ -85,17 +69,10 @@ class LongRun(Trains):
             facts: what the training is of, as JSON.
             also: writes more into the folder of each checkpoint.
         """
-        step = 0
         tracker = self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
         with trackers.reporting(tracker, self.out) as tell:
 
-            def on_log(steps: int, loss: float) -> None:
-                nonlocal step
-                step += steps
-                run.step(steps, loss)
-                tell(step, {"train/loss": loss})
-
-            def scored(model: Any) -> dict[str, float]:
+            def scored(step: int) -> dict[str, float]:
                 scores = score(step)
                 run.say(f"step {step:,}: held-out {losses.in_words(scores)}")
                 tell(step, {f"eval/{name}": value for name, value in scores.items()})
@@ -111,7 +88,8 @@ class LongRun(Trains):
                 checkpoints=training.Checkpoints(
                     run.folder / "checkpoints", every, facts, run.say, getattr(self, "keep", 2), also
                 ),
-                on_log=on_log,
+                on_log=run.step,
+                tell=tell,
             )
 
     def save(
@@ -132,8 +110,9 @@ class LongRun(Trains):
             with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
                 model.save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                about = parameters, text, scores, self.record(), self.command(), run.provenance
-                card.write_card(partial, model, *about)
+                rounded = {name: round(score, 4) for name, score in scores.items()}
+                about: dict[str, Any] = {"parameters": parameters, "text": text, "scores": rounded}
+                card.write_card(partial, model, self.record(), run.provenance, command=self.command(), **about)
                 manifest.write(partial, facts)
         ranks.wait()
 

@@ -12,7 +12,7 @@ from ..errors import InputError, shown
 from ..lab import options, ranks
 from ..lab.recipe import Between, Free, Range, lazily
 from ..lab.sheet import Column, Sheet
-from .long_run import DRY, LongRun
+from .long_run import LongRun
 
 with lazily(__name__):
     import torch
@@ -32,7 +32,7 @@ class Outcome:
     """A finished training.
 
     Args:
-        losses: the mean training loss of a few steps each, with the last of these steps.
+        losses: steps with the training loss, a moving average.
         scores: the held-out scores by name, each with its step.
         tokens: how many tokens, without padding, were read.
         parameters, embedding_parameters, positional_parameters: those of the model; of ELECTRA, of both models.
@@ -253,7 +253,7 @@ class Pretrain(LongRun):
         return config
 
     def run(self, run: Run) -> report.Report:
-        self.begin(run)
+        cache = self.begin(run)
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
             paths = read.fetched(self.data, run.say)
@@ -262,12 +262,12 @@ class Pretrain(LongRun):
         run.identify("text", text.fingerprint, "data")
         run.identify("tokenizer", choice.setting, "tokenizer")
         with ranks.main_first():
-            encoded = encode.open_or_encode(self.cache or run.folder / "cache", text, choice, run.say)
+            encoded = encode.open_or_encode(cache, text, choice, run.say)
         work = self.prepare(encoded)
         plan = self.plan(work)
         if self.dry_run:
             self.tell_costs(run, work)
-            return report.Report("What would be trained?", [DRY], [plan])
+            return report.Report("What would be trained?", [self.DRY], [plan])
         run.say(plan)
         facts = {"options": run.options, "text": text.fingerprint, "tokenizer": choice.setting}
         problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
@@ -347,7 +347,7 @@ class Pretrain(LongRun):
 
         every = self.every or max(1, self.steps // 10)
         done = self.fit(run, model, work.windows.batch, plan, score, every, facts, also=model.save_pretrained)
-        outcome = Outcome(losses.means(done.losses), done.scores, work.windows.tokens, **sizes_of(work.config))
+        outcome = Outcome(losses.smoothed(done.losses), done.scores, work.windows.tokens, **sizes_of(work.config))
         trained, tokenizer = model if self.objective == "mlm" else model.discriminator, work.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
         tokenizer.model_max_length = work.config.max_position_embeddings

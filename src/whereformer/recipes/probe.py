@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_SEEDS
 from ..lab.recipe import Choice, Free, ManyRuns, Names, Range, lazily
-from ..lab.sheet import Cell, Row, Sheet
+from ..lab.sheet import Cell, Sheet
 
 with lazily(__name__):
     import torch
@@ -295,9 +295,9 @@ class Probe(ManyRuns):
                 raise InputError("length", f"expected {shortest}, got {self.length}")
 
     def resolved(self) -> Probe:
-        names = methods.known_methods(",".join(self.positions))
+        names = methods.known_methods(self.positions)
         methods.check_methods(names, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=self.length + 1)
-        return replace(self, positions=tuple(names))
+        return replace(self, positions=names)
 
     @property
     def lengths(self) -> list[int]:
@@ -351,22 +351,11 @@ class Probe(ManyRuns):
             if index in (0, len(self.lengths) - 1):
                 sentences.append(most(judged, len(self.tasks), length, "" if index else "; train longer"))
             guesses = [Rows.of(task, length).guess for task in self.tasks]
-            rows = [
-                Row(
-                    (Cell("guessing"), *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), Cell("")),
-                    "dim",
-                ),
-                *(
-                    Row(
-                        (
-                            Cell(name),
-                            *(each.cell for each in row),
-                            Cell(f"{sum(each.solved for each in row)}/{len(row)}"),
-                        )
-                    )
-                    for name, row in judged.items()
-                ),
+            rows: list[list[Cell | str]] = [
+                ["guessing", *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), ""]
             ]
+            for name, row in judged.items():
+                rows.append([name, *(each.cell for each in row), f"{sum(each.solved for each in row)}/{len(row)}"])
             times = f"{LENGTH_FACTORS[index]} times as many as trained" if index else "as trained"
             notes = [*(f"{task} needs: {TASKS[task].needs}" for task in self.tasks), READING]
             sheets.append(
@@ -375,7 +364,7 @@ class Probe(ManyRuns):
                     ["position", *self.tasks, "solved"],
                     rows,
                     notes=tuple(notes) if length == self.lengths[-1] else (),
-                    kind="squares",
+                    looks={0: "dim"},
                 )
             )
         if len(seeds) == 1:
@@ -386,7 +375,7 @@ class Probe(ManyRuns):
         else:
             about = f"Solved means solved with each of {len(seeds)} seeds. More steps may change what was not learned."
         asked = [(name, TASKS[name].asks, TASKS[name].needs, Cell(*TASKS[name].example)) for name in self.tasks]
-        sheets.append(Sheet.of("The tasks", ["task", "question", "needs", "example"], asked, kind="words", folded=True))
+        sheets.append(Sheet.of("The tasks", ["task", "question", "needs", "example"], asked, folded=True))
         return Report("What can each position method do?", [*sentences, about], sheets, outcomes)
 
 

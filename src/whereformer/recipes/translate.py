@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..lab import options, ranks
 from ..lab.recipe import Between, Free, Range, Schedule, lazily
 from ..lab.sheet import Column, Sheet
-from .long_run import DRY, LongRun, scored_steps
+from .long_run import LongRun, scored_steps
 
 with lazily(__name__):
     import torch
@@ -74,7 +74,7 @@ class Outcome:
     """A finished training.
 
     Args:
-        losses: the mean training loss of a few steps each, with the last of these steps.
+        losses: steps with the training loss, a moving average.
         scores: the held-out scores by name, each with its step.
         averaged, averaged_steps: the scores of the saved model, and the steps whose weights it is the mean of.
         epochs: how many times the text was read.
@@ -243,23 +243,23 @@ class Translate(LongRun):
         return config
 
     def run(self, run: Run) -> report.Report:
-        self.begin(run)
+        cache = self.begin(run)
         text = parallel.ParallelText(*self.files)
         run.identify("text", text.fingerprint, text.pairs.field)
         with ranks.main_first():
-            work = self.prepare(run, text)
+            work = self.prepare(run, text, cache)
         plan = self.plan(work)
         if self.dry_run:
-            return report.Report("What would be trained?", [DRY], [plan])
+            return report.Report("What would be trained?", [self.DRY], [plan])
         run.say(plan)
         facts = {"options": run.options, "text": text.fingerprint}
         problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
         outcomes = run.each([()], self.train, work, facts, kind=Outcome, steps=work.steps, problem=lambda key: problem)
         return self.report(outcomes[()], plan)
 
-    def prepare(self, run: Run, text: parallel.ParallelText) -> Work:
+    def prepare(self, run: Run, text: parallel.ParallelText, cache: Path) -> Work:
         """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
-        encoded, tokenizer = parallel.open_or_encode(self.cache or run.folder / "cache", text, self.vocab_size, run.say)
+        encoded, tokenizer = parallel.open_or_encode(cache, text, self.vocab_size, run.say)
         rows, pairs = {}, {}
         for name, source in zip(parallel.PARTS, text.sources, strict=True):
             every = encoded[name]
@@ -337,7 +337,7 @@ class Translate(LongRun):
         trained.take_mean()
         sizes = sizes_of(work.config)
         outcome = Outcome(
-            losses.means(done.losses),
+            losses.smoothed(done.losses),
             done.scores,
             self.held_out_scores(trained, work),
             last,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.lab.report.findings import model_of
 from tests.recipes import test_compare_report as compare
-from whereformer.lab.report.findings import report_of
+from whereformer.recipes.analyze_report import report_of
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -130,100 +130,21 @@ def test_tables_sort_by_click_and_by_keyboard(page):
         assert set(directions) == {"ascending", "descending"}
 
 
-def shown(browser):
-    """The id of the head that is open large, or None."""
-    return browser.execute_script("return document.querySelector('dialog[open]')?.id")
-
-
-def focused(browser):
-    return browser.execute_script("return document.activeElement.getAttribute('href')")
-
-
-def test_heads_open_large_and_give_the_focus_back(page):
-    from selenium.webdriver.common.keys import Keys
-
-    if page.page.startswith("compare"):
-        pytest.skip("it has no heads")
-    if page.page == "several":
-        page.execute_script("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-    panels = [link for link in select(page, ".head > a") if link.is_displayed()]
-    first, second = (link.get_attribute("href").split("#")[1] for link in panels[:2])
-    panels[0].click()
-    assert shown(page) == first
-    large = select(page, "dialog[open]")[0]
-    assert large.size["width"] > 700
-    assert large.size["height"] > 200
-    press(page, Keys.ESCAPE)
-    assert shown(page) is None
-    assert focused(page) == f"#{first}"
-    # By keyboard alone: on to the next head, which is then the one that has the focus.
-    press(page, Keys.ENTER)
-    assert shown(page) == first
-    press(page, Keys.ARROW_LEFT)
-    assert shown(page) == first
-    press(page, Keys.ARROW_RIGHT)
-    assert shown(page) == second
-    press(page, Keys.ESCAPE)
-    assert (shown(page), focused(page)) == (None, f"#{second}")
-    # By mouse: the arrows, and close.
-    panels[0].click()
-    select(page, "dialog[open] [data-step='1']")[0].click()
-    assert shown(page) == second
-    select(page, "dialog[open] [data-close]")[0].click()
-    assert shown(page) is None
-
-
-def test_what_is_drawn_large_is_the_small_curve_again(page):
-    if page.page.startswith("compare"):
-        pytest.skip("it has no heads")
-    if page.page == "several":
-        page.execute_script("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-    panel = next(link for link in select(page, ".head > a") if link.is_displayed())
-    panel.click()
-    widths = page.execute_script(
-        "return [...document.querySelectorAll('dialog[open] use')].map((use) => use.getBBox().width)"
-    )
-    assert widths
-    assert min(widths) > 0
-
-
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 def test_nothing_is_wider_than_the_page(page, width):
     show(page, width)
     page.execute_script("for (const part of document.querySelectorAll('details')) part.open = true")
     overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.execute_script(overflow) == 0
-    if page.page.startswith("compare"):
-        return
-    panel = select(page, ".head > a")[0]
-    page.execute_script("arguments[0].click()", panel)
-    inside = "const d = document.querySelector('dialog[open]'); return [d.scrollWidth - d.clientWidth, d.clientWidth]"
-    wider, dialog = page.execute_script(inside)
-    assert wider == 0
-    assert dialog > 0.8 * min(width, 1100)
 
 
 @pytest.mark.parametrize("width", [1100, WIDE])
 def test_a_wide_ranking_shows_all_its_columns_on_a_desk(browser, files, width):
     show(browser, width)
     browser.get(files["compare-wide"])
-    box = "const box = document.querySelector('.ranking').parentElement; return [box.scrollWidth, box.clientWidth]"
+    box = "const box = document.querySelector('table').parentElement; return [box.scrollWidth, box.clientWidth]"
     needed, there = browser.execute_script(box)
     assert 0 < needed <= there <= width
-
-
-@pytest.mark.parametrize("width", [NARROW, 390])
-def test_cards_on_a_phone_are_in_two_columns_of_equal_width(browser, files, width):
-    show(browser, width)
-    browser.get(files["compare-wide"])
-    # A name of the user's own, with no "/" or "+" at which it could wrap.
-    browser.execute_script("document.querySelector('.cards tbody th').append('a_method_of_my_own_with_a_long_name')")
-    cards = [card.rect for card in select(browser, ".cards tbody tr")]
-    assert len(cards) == len(compare.LONG_NAMES)
-    assert len({card["x"] for card in cards}) == 2
-    assert len({card["width"] for card in cards}) == 1
-    inside = "return [...document.querySelectorAll('.cards tbody tr')].every((e) => e.scrollWidth <= e.clientWidth)"
-    assert browser.execute_script(inside)
 
 
 CONTRASTS = """
@@ -258,62 +179,9 @@ return found;
 def test_text_can_be_read_dark_and_light(page, dark):
     show(page, WIDE, dark=dark)
     page.execute_script("for (const part of document.querySelectorAll('details')) part.open = true")
-    for panel in select(page, ".head > a")[:1]:
-        page.execute_script("arguments[0].click()", panel)
     contrasts = page.execute_script(CONTRASTS)
     assert len(contrasts) > 10
     # WCAG 2's level AA.
     assert {what: contrast for what, contrast in contrasts.items() if contrast < 4.5} == {}
     ground = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (int(ground.split("(")[1].split(",")[0]) < 128) == dark
-
-
-def test_a_legend_hides_kinds_of_heads(browser, files):
-    show(browser, WIDE)
-    browser.get(files["analyze"])
-    button = next(each for each in select(browser, ".legend button") if "previous token" in each.text)
-
-    def visible():
-        return sum(each.is_displayed() for each in select(browser, ".head:has(> a .name)"))
-
-    assert visible() == 6
-    button.click()
-    assert visible() == 4
-    button.click()
-    assert visible() == 6
-
-
-def test_fits_are_switched_on_and_off(browser, files):
-    show(browser, WIDE)
-    browser.get(files["analyze"])
-    select(browser, ".head > a")[0].click()
-    buttons = select(browser, "dialog[open] [data-group]")
-    assert [button.get_attribute("aria-pressed") for button in buttons] == ["false"] * 4 + ["true"]
-    buttons[0].click()
-    drawn = (
-        "return [...document.querySelectorAll('dialog[open] svg:not(.swatch) .other')].map((e) => !e.matches('.off'))"
-    )
-    assert browser.execute_script(drawn) == [True, False, False, False, True]
-
-
-def test_an_address_leads_to_a_head(browser, files):
-    show(browser, WIDE)
-    browser.get("about:blank")
-    browser.get(files["several"] + "#model-1-heads-0-2")
-    assert shown(browser) == "model-1-heads-0-2"
-    assert select(browser, "dialog[open]")[0].is_displayed()
-
-
-def test_without_scripts_a_head_opens_by_its_address(browser, files):
-    show(browser, WIDE)
-    browser.get("about:blank")
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        browser.get(files["analyze"] + "#model-0-heads-0-1")
-        document = browser.execute_cdp_cmd("DOM.getDocument", {})["root"]["nodeId"]
-        node = browser.execute_cdp_cmd("DOM.querySelector", {"nodeId": document, "selector": "dialog:target"})
-        box = browser.execute_cdp_cmd("DOM.getBoxModel", node)["model"]
-    finally:
-        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-    assert box["width"] > 700
-    assert box["height"] > 300

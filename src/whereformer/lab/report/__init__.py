@@ -1,4 +1,4 @@
-"""Parts that the HTML reports of all studies share: the page, its panels and its figures."""
+"""Reports of all studies: what they are made of, and how it is drawn."""
 
 from __future__ import annotations
 

@@ -6,15 +6,16 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cycler import cycler
 from markupsafe import Markup
 from matplotlib import style
 from matplotlib.figure import Figure
 
 # Matplotlib needs fixed colors, but the page needs CSS variables, which depend on dark or light mode. So drawings use
-# colors that nothing else uses, and the SVG gets the variables in their place.
+# colors that nothing else uses (the file of their style too), and the SVG gets the variables in their place.
+STYLE = Path(__file__).parent / "templates" / "page.mplstyle"
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
 HUES = tuple(f"#0000a{index}" for index in range(6))
 _CSS = {
@@ -22,32 +23,6 @@ _CSS = {
     MUTED: "var(--muted)",
     GRID: "var(--grid)",
     **{hue: f"var(--hue-{index})" for index, hue in enumerate(HUES)},
-}
-_STYLE = {
-    "axes.edgecolor": GRID,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 10,
-    "axes.prop_cycle": cycler(color=HUES),
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.use": True,
-    "figure.facecolor": "none",
-    "font.size": 10,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "savefig.facecolor": "none",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "whereformer",
-    "text.color": INK,
-    "xtick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.color": GRID,
-    "ytick.labelcolor": MUTED,
 }
 PRINTED = {
     INK: "#1f2328",
@@ -62,7 +37,6 @@ PRINTED = {
 class Series:
     """The look of one method or other series in all figures and legends of a page."""
 
-    index: int
     color: str
     dash: tuple[float, ...]
     marker: str
@@ -73,15 +47,10 @@ class Series:
         return _CSS[self.color]
 
     @property
-    def group(self) -> str:
-        """The ``gid`` of its artists. In the page it is their class, by which a legend hides and shows them."""
-        return f"series-{self.index}"
-
-    @property
     def line(self) -> dict[str, Any]:
         """Keyword arguments for ``Axes.plot``."""
         dashes = (0, self.dash) if self.dash else "solid"
-        return {"color": self.color, "linestyle": dashes, "gid": self.group}
+        return {"color": self.color, "linestyle": dashes}
 
 
 def series(count: int, plain: int | None = None) -> list[Series]:
@@ -95,28 +64,19 @@ def series(count: int, plain: int | None = None) -> list[Series]:
     for index in range(count):
         marker = "os^DvPX*"[index % 8]
         if index == plain:
-            looks.append(Series(index, INK, (), marker))
+            looks.append(Series(INK, (), marker))
         else:
-            looks.append(Series(index, HUES[hue % len(HUES)], dashes[hue // len(HUES) % len(dashes)], marker))
+            looks.append(Series(HUES[hue % len(HUES)], dashes[hue // len(HUES) % len(dashes)], marker))
             hue += 1
     return looks
 
 
-def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure], None]) -> Markup:
-    """Let ``paint`` fill a figure, and return it as SVG that scales with the page.
+def draw(width: int, height: int, paint: Callable[[Figure], None]) -> str:
+    """Let ``paint`` fill an empty figure, and return it as an SVG file, in the colors that stand for others.
 
-    Args:
-        name: a name that is unique on the page; ids begin with it.
-        label: what the figure shows, for readers who can't see it.
-        width, height: in CSS pixels; at this size the figure's text is as large as the page's.
-        paint: fills the empty figure that it is given.
+    At ``width`` and ``height`` in CSS pixels, the figure's text is as large as a page's.
     """
-    return _inline(_svg(width, height, paint), name, label)
-
-
-def _svg(width: int, height: int, paint: Callable[[Figure], None]) -> str:
-    """Let ``paint`` fill a figure, and return the SVG file, in the colors that stand for others."""
-    with style.context(["default", _STYLE]):
+    with style.context(["default", STYLE]):
         figure = Figure(figsize=(width / 72, height / 72))
         paint(figure)
         file = io.StringIO()
@@ -124,20 +84,25 @@ def _svg(width: int, height: int, paint: Callable[[Figure], None]) -> str:
     return file.getvalue()
 
 
-def as_file(width: int, height: int, paint: Callable[[Figure], None]) -> str:
-    """Let ``paint`` fill a figure, and return an SVG file of it in the page's light colors, on nothing."""
-    return re.sub(r"#0000\w\w", lambda color: PRINTED.get(color[0], color[0]), _svg(width, height, paint))
+def printed(svg: str) -> str:
+    """Return a drawing as a file of its own, in the page's light colors, on nothing."""
+    return re.sub(r"#0000\w\w", lambda color: PRINTED.get(color[0], color[0]), svg)
 
 
-def _inline(text: str, name: str, label: str) -> Markup:
-    """Turn Matplotlib's SVG file into an element of a page, with the page's font and colors and its own ids."""
-    _, _, width, height = re.findall(r'viewBox="(.*?)"', text)[0].split()
-    inside = text[text.index(">", text.index("<svg")) + 1 :]
+def inline(svg: str, name: str, label: str) -> Markup:
+    """Return a drawing as an element of a page, with the page's font and colors, that scales with it.
+
+    Args:
+        svg: the drawing.
+        name: a name that is unique on the page; ids begin with it.
+        label: what the figure shows, for readers who can't see it.
+    """
+    _, _, width, height = re.findall(r'viewBox="(.*?)"', svg)[0].split()
+    inside = svg[svg.index(">", svg.index("<svg")) + 1 :]
     for pattern, new in (
         ("<metadata>.*?</metadata>|<style.*?</style>", ""),
         (' id="image[^"]*"', ""),  # the same for equal images
-        ('id="(series-)', r'class="\1'),
-        ('( id="|url[(]#|href="#)', rf"\1{name}-"),
+        (r'( id="|url[(]#|href="#)', rf"\1{name}-"),
         ("xlink:href", "href"),
         ('font-family: [^;"]*;? ?', ""),
         (r"#0000\w\w", lambda color: _CSS.get(color[0], color[0])),

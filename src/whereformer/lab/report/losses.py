@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -15,24 +14,17 @@ from .figures import Series
 from .report import Figure
 
 Paint = Callable[[Canvas], None]
-Curve = tuple[Sequence[float], Sequence[float]]
-"""Steps and their losses."""
+Curve = Sequence[Sequence[float]]
+"""Steps, each with a loss."""
 POINTS = 200
-"""The most points of a curve."""
+"""The most points of a curve, about."""
 
 
-def means(losses: Sequence[float]) -> list[Any]:
-    """Return means of the losses of a few steps each, with the last of these steps."""
-    window = math.ceil(len(losses) / POINTS)
-    return [[end, fmean(losses[end - window : end])] for end in range(window, len(losses) + 1, window)]
-
-
-def smoothed(losses: Sequence[float]) -> Curve:
-    """Return steps and losses to draw. Each loss is a mean over a window of a twenty-fifth of the training."""
-    window = max(1, len(losses) // 25)
-    stride = max(1, len(losses) // POINTS)
+def smoothed(losses: Sequence[float]) -> list[Any]:
+    """Return steps, each with the mean loss of the twenty-fifth of the training that ends there."""
+    window, stride = max(1, len(losses) // 25), max(1, len(losses) // POINTS)
     ends = range(len(losses), window - 1, -stride)[::-1]
-    return list(ends), [fmean(losses[end - window : end]) for end in ends]
+    return [[end, fmean(losses[end - window : end])] for end in ends]
 
 
 def in_words(scores: Mapping[str, float]) -> str:
@@ -51,17 +43,15 @@ def course(
     """Return a table of all scores, and a figure with the losses in training and on held-out text.
 
     Args:
-        losses: steps with their training losses, see :func:`means`.
+        losses: steps with their training losses.
         scores: steps with their held-out scores by name, "loss" among them.
         last: scores for more rows of the table, by the names of these rows.
     """
     names = [name.replace("_", " ") for name in scores[-1][1]]
     named = [(f"{step:,}", each) for step, each in scores] + [*(last or {}).items()]
     rows = [[name, *map(number, each, each.values())] for name, each in named]
-    held_out = [step for step, _ in scores], [each["loss"] for _, each in scores]
-    training = [step for step, _ in losses], [loss for _, loss in losses]
-    paint = over_steps({"training": training, "held-out": held_out})
-    caption = "The training loss is a mean over a few steps."
+    paint = over_steps({"training": losses, "held-out": [(step, each["loss"]) for step, each in scores]})
+    caption = "The training loss is a moving average."
     return [Sheet.of("Held-out scores", ["step", *names], rows), Figure("Loss over steps", paint, caption)]
 
 
@@ -81,20 +71,19 @@ def over_steps(
 
     def paint(canvas: Canvas) -> None:
         axes = canvas.add_subplot(xlabel="training step", ylabel="loss")
-        for name, (steps, values) in curves.items():
-            axes.plot(steps, values, label=name, marker="o" if len(steps) == 1 else "", **looks[name].line)
+        for name, curve in curves.items():
+            axes.plot(*zip(*curve, strict=True), label=name, marker="o" if len(curve) == 1 else "", **looks[name].line)
         if len(curves) > 1:
             canvas.legend(loc="outside right upper")
         # The loss falls so far in the first steps that they would press the rest flat.
-        first = max(steps[-1] for steps, _ in curves.values()) / 10
+        first = max(curve[-1][0] for curve in curves.values()) / 10
         seen = [] if guessing is None else [guessing]
-        for steps, values in curves.values():
-            seen += [loss for step, loss in zip(steps, values, strict=True) if step > first]
+        seen += [loss for curve in curves.values() for step, loss in curve if step > first]
         room = 0.1 * (max(seen) - min(seen)) or 0.1
         axes.set(ylim=(min(seen) - room, max(seen) + room), xlim=(0, None))
         if guessing is None:
             return
-        below = min(values[-1] for _, values in curves.values()) > guessing
+        below = min(curve[-1][1] for curve in curves.values()) > guessing
         axes.axhline(guessing, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2)))
         axes.annotate(
             "guessing by frequency",
@@ -129,7 +118,7 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], 
             look = looks[name]
             axes.plot(places, median, label=name, marker=look.marker, markersize=5, **look.line)
             if high != low:
-                axes.vlines(places, low, high, color=look.color, linewidth=1.2, gid=look.group)
+                axes.vlines(places, low, high, color=look.color, linewidth=1.2)
         canvas.legend(loc="outside right upper")
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]

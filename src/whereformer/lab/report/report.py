@@ -6,16 +6,19 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import __version__
 from ...files import write_atomically
 from ..sheet import Sheet
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.figure import Figure as Canvas
     from rich.console import RenderableType
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -24,19 +27,24 @@ class Figure:
 
     Args:
         title: what it shows.
-        paint: fills an empty figure of matplotlib, with the colors of :mod:`.figures`; None if only a page shows it.
+        paint: fills an empty figure of matplotlib, with the colors of :mod:`.figures`.
         caption: how to read it.
         size: width and height in CSS pixels.
         folded: whether a click opens it.
-        page: draws what a page shows instead, which people can click.
     """
 
     title: str
-    paint: Callable[[Canvas], None] | None
+    paint: Callable[[Canvas], None]
     caption: str = ""
     size: tuple[int, int] = (640, 320)
     folded: bool = False
-    page: Callable[[], Markup] | None = None
+
+    @cached_property
+    def svg(self) -> str:
+        """The drawing as an SVG file, in the colors that stand for others."""
+        from .figures import draw
+
+        return draw(*self.size, self.paint)
 
     @property
     def file(self) -> str:
@@ -86,25 +94,17 @@ class Report:
         return file.getvalue()
 
     def _repr_html_(self) -> str:
-        from .page import fragment
-
-        return fragment(self.sentences, self.sheets)
+        return _render("fragment.html.j2", report=self)
 
     def page(self) -> str:
         """Return the report as a page, which loads nothing from elsewhere. Equal reports give identical pages."""
-        from .page import TEMPLATES, render
+        from .figures import inline
 
         parts = []
         for number, part in enumerate(self.parts, 1):
-            drawing = None
-            if isinstance(part, Figure) and part.page is not None:
-                drawing = part.page()
-            elif isinstance(part, Figure) and part.paint is not None:
-                from .figures import draw
-
-                drawing = draw(f"part-{number}", part.title, *part.size, part.paint)
-            parts.append((f"part-{number}", part, drawing))
-        return render(TEMPLATES / "report.html.j2", report=self, parts=parts, title=self.title)
+            name = f"part-{number}"
+            parts.append((name, part, inline(part.svg, name, part.title) if isinstance(part, Figure) else None))
+        return _render("report.html.j2", report=self, parts=parts)
 
     def markdown(self) -> str:
         """Return the report in Markdown. Its figures are files beside it."""
@@ -113,7 +113,7 @@ class Report:
         for part in self.parts:
             if isinstance(part, Sheet):
                 lines += [f"## {part.title}", "\n".join(part.markdown()), *part.notes]
-            elif part.paint is not None:
+            else:
                 caption = [part.caption] if part.caption else []
                 lines += [f"## {part.title}", f"![{part.title}]({part.file})", *caption]
         command = [f"`{self.command}`"] if self.command else []
@@ -125,10 +125,24 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         files = {"report.html": self.page(), "report.md": self.markdown()}
         for part in self.parts:
-            if isinstance(part, Figure) and part.paint is not None:
-                from .figures import as_file
+            if isinstance(part, Figure):
+                from .figures import printed
 
-                files[part.file] = as_file(*part.size, part.paint)
+                files[part.file] = printed(part.svg)
         for name, content in files.items():
             write_atomically(folder / name, content)
         return [folder / name for name in files]
+
+
+def _render(template: str, **content: Any) -> str:
+    """Render a template. All text but Markup is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(version=__version__, **content) + "\n"

@@ -5,16 +5,19 @@ import io
 import re
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.lab.report.findings import model_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
-from whereformer.lab.report.findings import kernels_of, peak, report_of, scatter_points
 from whereformer.lab.terminal import Terminal
+from whereformer.recipes.analyze_report import averaged, kernels_of, limits, peak, related, report_of
 
-ADDS = "what-position-adds-head-by-head"
+ADDS, LOOK = "what-position-adds-head-by-head", "where-the-heads-look-in-text"
 
 
 def page_of(models):
@@ -22,7 +25,8 @@ def page_of(models):
 
 
 def heads_in(text):
-    return text.count('<dialog class="large"')
+    """How many panels of heads have been drawn."""
+    return len(re.findall(">head [0-9]+: ", text))
 
 
 def check(text):
@@ -46,7 +50,8 @@ def test_a_whole_model(text):
     # A head of each grid: what position adds, and where it looks in text.
     assert heads_in(text) == 6 + 6
     assert len([row for row in page.cells if row[2:3] == ["previous token"]]) == 2
-    assert "S = 5</button></th><td>98.0%</td>" in text
+    assert text.count('data-order="0.98" title="') == 6  # of S=5, with its kernels
+    assert text.count('title="its curve peaks at offset') == 6
     assert text.count("The mean word embedding stands for every word.") == 1
     rules = {row[0]: row[1] for row in page.cells if len(row) == 2}
     assert rules["position-blind"].startswith("scores by position alone hardly differ")
@@ -83,8 +88,7 @@ def test_curves_without_scores():
     text = page_of([model_of(table=False, scores=False, position="tisa")])
     check(text)
     assert "data:image/png" not in text
-    assert "added to scores" in text
-    assert "standard deviation" not in text
+    assert "Above: that at any offset." in text
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -108,21 +112,20 @@ def test_several_models_with_scores():
         r"<h1>The position embeddings of model &lt;2&gt; are the most Toeplitz \(0\.\d\d\), those of ", text
     )
     assert "Toeplitzness over training" not in text
-    assert re.search(r"correlation 0\.\d\d over 3 models", text)
+    assert re.search(r"Scores and the Toeplitzness of P correlate by 0\.\d\d over 3 models\.", text)
     assert [row[:3] for row in page.cells[:3]] == [[f"model <{i}>", "learned", f"{70 + i}"] for i in range(3)]
-    assert all(f">model &lt;{i}&gt;</text>" in text for i in range(3))
     assert text.count("What position adds, head by head</summary>") == 3
 
 
-def test_a_score_of_models_without_tables_stands_against_their_heads():
-    models = [model_of(str(i), n=8, score=float(i), table=i != 1) for i in range(3)]
-    points, measure = scatter_points(models[:2])
-    assert measure == "mean Toeplitzness of heads"
-    assert len(points) == 2
-    for given in (models, [dataclasses.replace(models[1], score=None), *models[::2]]):
-        points, measure = scatter_points(given)
-        assert measure == "Toeplitzness of P"
-        assert [name for name, _, _ in points] == ["0", "2"]
+def test_scores_are_related_to_heads_where_models_have_no_tables():
+    models = [model_of(str(i), n=8, score=float(i), table=False, noise=0.1 + i) for i in range(3)]
+    (sentence,) = related(models)
+    assert re.search(r"the Toeplitzness of heads correlate by .0\.\d\d over 3 models", sentence)
+    assert related(models[:2]) == []
+    assert related([dataclasses.replace(model, score=1.0) for model in models]) == []
+    tables = [model_of(str(i), n=8, score=float(i), table=i != 1, noise=0.1 + i) for i in range(4)]
+    assert "of P correlate" in related(tables)[0]
+    assert "over 3 models" in related(tables)[0]
 
 
 def test_checkpoints_of_a_run():
@@ -131,7 +134,6 @@ def test_checkpoints_of_a_run():
     check(text)
     assert re.search(r"<h1>Toeplitzness goes from 0\.\d\d at step 0 to 0\.\d\d at step 1,000</h1>", text)
     assert "Toeplitzness over training" in text
-    assert "Toeplitzness and score" not in text
 
 
 def test_names_of_heads_that_are_not_known_have_looks():
@@ -159,8 +161,8 @@ def test_files(tmp_path):
     models = [model_of(name, n=16, score=float(i), step=i) for i, name in enumerate(("a/b", "a_c"))]
     paths = report_of(models, []).write(tmp_path)
     assert sorted(paths) == sorted(tmp_path.iterdir())
-    drawn = {f"{model}-{what}" for model in ("a-b", "a-c") for what in ("position-embeddings", ADDS)}
-    drawn |= {"toeplitzness-over-training", "toeplitzness-and-score"}
+    drawn = {f"{model}-{what}" for model in ("a-b", "a-c") for what in ("position-embeddings", ADDS, LOOK)}
+    drawn.add("toeplitzness-over-training")
     assert {path.name for path in paths} == {"report.html", "report.md", *(f"{name}.svg" for name in drawn)}
     for name in drawn:
         assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
@@ -177,5 +179,25 @@ def test_the_old_page_survives_a_failure(tmp_path):
 
 
 def test_peaks_of_attention_are_named():
-    assert peak([-2, -1, 0, 1, 2], [0.1, 0.6, 0.1, 0.1, 0.1]) == "\N{MINUS SIGN}1: 60%"
+    assert peak([-2, -1, 0, 1, 2], [0.1, 0.6, 0.1, 0.1, 0.1]) == "\N{MINUS SIGN}1, 60%"
     assert peak([-2, -1, 0, 1, 2], [0.2] * 5) == "even"
+
+
+@given(n=st.integers(1, 40), pixels=st.integers(1, 40))
+def test_averaging_keeps_constants_and_bounds(n, pixels):
+    matrix = torch.arange(n * n, dtype=torch.float64).reshape(n, n)
+    small = averaged(matrix, pixels)
+    assert max(small.shape) <= pixels
+    assert small.min() >= 0
+    assert small.max() <= n * n - 1
+    assert np.allclose(averaged(torch.full((n, n), 7.0), pixels), 7.0)
+
+
+def test_blocks_at_the_end_are_averaged_over_what_they_have():
+    matrix = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
+    assert averaged(matrix, 2).tolist() == [[3.0, 4.5], [7.5, 9.0]]
+
+
+def test_equal_values_have_a_scale_around_them():
+    assert limits(np.full((2, 2), 3.0)) == (2.5, 3.5)
+    assert limits(np.full((2, 2), 3.0), center=3.0) == (2.5, 3.5)
