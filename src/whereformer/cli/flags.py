@@ -52,7 +52,7 @@ SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 """Placeholders by type, for all other fields."""
 
 
-def registry(usual: Mapping[str, Any] | None = None) -> ConstructorRegistry:
+def registry(usual: Mapping[str, Any]) -> ConstructorRegistry:
     """Return the rules by which tyro shows our dataclasses, which know nothing of tyro.
 
     A recipe becomes a dictionary of its options, since tyro would hide what a recipe says of a bad one.
@@ -61,7 +61,7 @@ def registry(usual: Mapping[str, Any] | None = None) -> ConstructorRegistry:
         usual: defaults of a recipe that are not those of its fields.
     """
     found = ConstructorRegistry()
-    found.struct_rule(partial(_dataclass_rule, usual or {}))
+    found.struct_rule(partial(_dataclass_rule, usual))
     found.primitive_rule(_optional_rule)
     return found
 
