@@ -155,7 +155,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
         num_heads: attention heads.
         options: other sizes, and the method's own options, as its class documents them. Each goes to every part that
             has it; an option with the name of a part is a dictionary, and goes to this part alone:
-            ``tisa={"num_kernels": 3}``. The sizes are those of :meth:`ModelShape.of`:
+            ``tisa={"num_kernels": 3}``. The sizes are those of :class:`ModelShape`:
 
             - ``num_layers``: attention layers; a shared layer counts once per pass. 1 by default.
             - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.
@@ -172,7 +172,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
         TypeError: for an option that no part has.
     """
     sizes = {option: options.pop(option) for option in _SIZES & options.keys()}
-    model = ModelShape.of(hidden_size=hidden_size, num_heads=num_heads, **sizes)
+    model = ModelShape(hidden_size=hidden_size, num_heads=num_heads, **sizes)
     if isinstance(name, type):
         if not issubclass(name, Position):
             raise InputError("position", f"expected a method's name or a class of Position, got {name.__name__}")

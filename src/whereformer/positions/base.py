@@ -78,103 +78,61 @@ class PositionRangeError(ValueError):
     """A position lies beyond what a method with a fixed number of positions can represent."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The sizes of the model that a position method serves.
 
     Args:
         hidden_size: width of the hidden states.
         num_heads: attention heads.
-        head_dim: width of one head.
         num_layers: attention layers; a shared layer counts once per pass.
-        embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size).
         max_length: the number of positions in tables of a fixed size.
         causal: whether keys to the right are masked everywhere.
+        head_dim: width of one head; None: hidden_size / num_heads.
+        embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size); None: hidden_size.
         initializer_range: standard deviation of the model's own fresh weights, for methods that follow it.
         passes: the index of the distinct layer behind each of the ``num_layers``, for methods whose parameters are
-            shared where the layers are.
+            shared where the layers are; None: every pass runs a layer of its own.
         separate_cls: whether the first token is [CLS], which pooling leaves alone.
+
+    Raises:
+        InputError: for a size that does not fit.
     """
 
     hidden_size: int
     num_heads: int
-    head_dim: int
-    num_layers: int
-    embedding_size: int
-    max_length: int
-    causal: bool
-    initializer_range: float
-    passes: tuple[int, ...]
-    separate_cls: bool
+    num_layers: int = 1
+    max_length: int = 512
+    causal: bool = False
+    head_dim: int = None  # type: ignore[assignment]  # filled in below, as the two others
+    embedding_size: int = None  # type: ignore[assignment]
+    initializer_range: float = 0.02
+    passes: tuple[int, ...] = None  # type: ignore[assignment]
+    separate_cls: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        hidden_size: int,
-        num_heads: int,
-        num_layers: int = 1,
-        max_length: int = 512,
-        causal: bool = False,
-        head_dim: int | None = None,
-        embedding_size: int | None = None,
-        initializer_range: float = 0.02,
-        passes: Sequence[int] | None = None,
-        separate_cls: bool = False,
-    ) -> ModelShape:
-        """Check the sizes and fill in those that follow from others.
-
-        ``head_dim`` is hidden_size / num_heads by default, ``embedding_size`` is hidden_size, and by default every
-        pass runs a layer of its own.
-
-        Raises:
-            InputError: for a size that does not fit.
-        """
-        sizes = {
-            "hidden_size": hidden_size,
-            "num_heads": num_heads,
-            "num_layers": num_layers,
-            "max_length": max_length,
-            "head_dim": head_dim,
-            "embedding_size": embedding_size,
-        }
-        for name, size in sizes.items():
-            optional = name in ("head_dim", "embedding_size")
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_heads", "num_layers", "max_length", "head_dim", "embedding_size"):
+            size, optional = getattr(self, name), name in ("head_dim", "embedding_size")
             most = MOST_POSITIONS if name == "max_length" else MOST
             check_value(name, size, "int | None" if optional else "int", most)
             if size is not None and size < 1:
                 raise InputError(name, f"expected at least 1, got {shown(size)}")
-        for name, value, kind in (
-            ("causal", causal, "bool"),
-            ("separate_cls", separate_cls, "bool"),
-            ("initializer_range", initializer_range, "float"),
-        ):
-            check_value(name, value, kind)
-        if head_dim is None:
-            if hidden_size % num_heads:
-                raise InputError("num_heads", f"{num_heads} heads do not divide hidden_size {hidden_size}")
-            head_dim = hidden_size // num_heads
-        if initializer_range <= 0:
-            raise InputError("initializer_range", f"expected a positive number, got {initializer_range}")
-        if passes is not None:
-            if not isinstance(passes, Sequence) or isinstance(passes, str | bytes) or len(passes) != num_layers:
-                raise InputError("passes", f"expected one number for each of {num_layers} layers, got {shown(passes)}")
-            for layer in passes:
-                check_value("passes", layer, "int")
-                if layer < 0:
-                    raise InputError("passes", f"expected numbers of at least 0, got {shown(layer)}")
-        return cls(
-            hidden_size=hidden_size,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            embedding_size=embedding_size or hidden_size,
-            max_length=max_length,
-            causal=causal,
-            initializer_range=initializer_range,
-            passes=tuple(range(num_layers) if passes is None else passes),
-            separate_cls=separate_cls,
-        )
+        for name, kind in (("causal", "bool"), ("separate_cls", "bool"), ("initializer_range", "float")):
+            check_value(name, getattr(self, name), kind)
+        if self.initializer_range <= 0:
+            raise InputError("initializer_range", f"expected a positive number, got {self.initializer_range}")
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+        passes: Any = range(self.num_layers) if self.passes is None else self.passes
+        if not isinstance(passes, Sequence) or isinstance(passes, str | bytes) or len(passes) != self.num_layers:
+            raise InputError("passes", f"expected one number for each of {self.num_layers} layers, got {shown(passes)}")
+        for layer in passes:
+            check_value("passes", layer, "int")
+            if layer < 0:
+                raise InputError("passes", f"expected numbers of at least 0, got {shown(layer)}")
+        filled = {"head_dim": self.head_dim or self.hidden_size // self.num_heads, "passes": tuple(passes)}
+        for name, value in {**filled, "embedding_size": self.embedding_size or self.hidden_size}.items():
+            object.__setattr__(self, name, value)  # it is frozen
 
 
 _OF_SITE = {
