@@ -714,9 +714,7 @@ def test_loading_what_was_not_attached(tmp_path):
     attach(model, "tisa", share_layers=True)
     model.config.whereformer["options"] = {}
     model.save_pretrained(tmp_path / "other")
-    with pytest.raises(
-        ValueError, match=r"the checkpoint has 30 numbers of 'tisa', and what its config.json says of .* 90$"
-    ):
+    with pytest.raises(ValueError, match=r"has no 'whereformer.amplitude' of shape \(3, 2, 5\)$"):
         load_attached(tmp_path / "other", transformers.AutoModel)
 
 
@@ -733,7 +731,7 @@ def test_loading_what_was_not_attached(tmp_path):
         ),
         (
             {"whereformer": {"position": "tupe", "keep_absolute": True, "options": {"max_length": 2**31 - 1}}},
-            "path_or_id: the checkpoint has 90 numbers of 'tupe', and what its config.json says of the method makes 34,",
+            "path_or_id: the checkpoint has 90 numbers of 'tupe', and what its config.json says of the method makes 34",
         ),
     ],
 )

@@ -180,7 +180,7 @@ def _attach(
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
     for stack in stacks:
         # Whichever part takes the images: the model, one inside it, or the stack.
-        for part in around(model, stack.stack) if stack.grid is not None else ():
+        for part in around(model, stack.stack) if stack.position.grid is not None else ():
             check = CheckImage(stack.stack.config)
             undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
 
@@ -273,7 +273,7 @@ class Stack:
             raise InputError(
                 "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
             )
-        self.grid = grid_of(config, calls[0].n_q, self.position)
+        self.position.grid = grid_of(config, calls[0].n_q, self.position)
         for part in self.position.methods():
             if type(part).embed is not Position.embed:
                 raise InputError(
@@ -307,10 +307,9 @@ class Stack:
         counted = len(layers) < len(self.calls)
         begins = self._beginning()
         if _takes_keywords(begins):
-            checkpointed = [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)]
-            start = Start(stack, checkpointed, self.grid)
+            start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
             undo.add(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
         for call in self.calls:
             if (own := layers.pop(id(call.module), None)) is not None:
-                enter = Enter(stack, tuple(own), counted, self.grid)
+                enter = Enter(stack, tuple(own), counted)
                 undo.add(call.module.register_forward_pre_hook(enter, with_kwargs=True).remove)
