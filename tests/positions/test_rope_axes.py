@@ -41,10 +41,8 @@ def encoder(**options):
 
 def text_model(kind):
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": SECTIONS[KINDS[kind]]}
-    sizes = {"vocab_size": 50, "num_hidden_layers": 2, "intermediate_size": 32, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = {"vocab_size": 50, "num_hidden_layers": 2, "intermediate_size": 32, "head_dim": HEAD_DIM}
     config = getattr(transformers, f"{kind}TextConfig")(**THEIRS, **sizes, num_key_value_heads=1, rope_parameters=rope)
-    # Qwen2-VL's heads are as wide as the sizes say.
-    config.head_dim = HEAD_DIM
     return getattr(transformers, f"{kind}TextModel")(config).eval()
 
 
