@@ -729,6 +729,10 @@ def test_loading_what_was_not_attached(tmp_path):
             {"whereformer": {"position": "tisa", "keep_absolute": "no", "options": {}}},
             "keep_absolute: expected True or False, got 'no'",
         ),
+        (
+            {"whereformer": {"position": "tupe", "keep_absolute": True, "options": {"max_length": 2**31 - 1}}},
+            "path_or_id: the checkpoint has 90 numbers of 'tupe', and what its config.json says of the method makes 34",
+        ),
     ],
 )
 def test_a_configuration_of_other_hands_is_refused(fields, message, tmp_path):

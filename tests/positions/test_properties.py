@@ -151,19 +151,6 @@ def test_a_number_added_to_all_scores_of_a_row_changes_nothing(n_q, n_k, seed):
 
 
 @pytest.mark.parametrize("method", ["rope", "rope interleaved", "rope partial"])
-@some
-@given(ids=st.lists(st.integers(-(10**6), 10**6), min_size=1, max_size=8), seed=seeds)
-def test_rope_keeps_norms_and_values(method, ids, seed):
-    torch.manual_seed(seed)
-    query, key, value = torch.randn(3, 2, HEADS, len(ids), HEAD_DIM, dtype=torch.float64)
-    ids = torch.tensor(ids)
-    turned_query, turned_key, same_value = make(method).rotate(query, key, value, Site(ids, ids))
-    assert_close(turned_query.norm(dim=-1), query.norm(dim=-1))
-    assert_close(turned_key.norm(dim=-1), key.norm(dim=-1))
-    assert same_value is value
-
-
-@pytest.mark.parametrize("method", ["rope", "rope interleaved", "rope partial"])
 def test_rope_at_position_zero_is_the_identity(method):
     query, key, value = torch.randn(3, 2, HEADS, 5, HEAD_DIM)
     ids = torch.zeros(5, dtype=torch.long)
@@ -192,7 +179,8 @@ def test_rope_turns_each_pair_as_a_complex_number(position, rotary_dim, base, se
     torch.manual_seed(seed)
     query, key, value = torch.randn(3, 1, HEADS, 1, HEAD_DIM, dtype=torch.float64)
     rope = build("rope", layout="interleaved", rotary_dim=rotary_dim, base=base)
-    turned, _, _ = rope.rotate(query, key, value, Site(torch.tensor([position]), torch.tensor([0])))
+    turned, _, same = rope.rotate(query, key, value, Site(torch.tensor([position]), torch.tensor([0])))
+    assert same is value
     turns = [cmath.exp(1j * position * base ** (-2 * pair / rotary_dim)) for pair in range(rotary_dim // 2)]
     pairs = query[..., :rotary_dim].unflatten(-1, (-1, 2)).contiguous()
     expected = torch.view_as_complex(pairs) * torch.tensor(turns, dtype=torch.complex128)

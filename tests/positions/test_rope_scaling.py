@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, modeling_rope_utils
 
 from tests.positions.stack import build
-from whereformer import Encoder, EncoderConfig, Positions, Site
+from whereformer import Positions, Site
 from whereformer.positions.rope_scaling import Scaling
 
 CPU = torch.device("cpu")
@@ -154,16 +154,3 @@ def test_queries_and_keys_turn_by_these_angles_and_grow_by_the_factor(layout):
         angles = at.values().double()[:, None] * scaling.frequencies(100.0, CPU)
         expected = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)
         torch.testing.assert_close(torch.view_as_complex(turned.contiguous()), expected * scaling.attention_factor)
-
-
-def test_a_scaled_model_survives_its_configuration(tmp_path):
-    scaling = {"rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 16}
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "blocks": "1"}
-    model = Encoder(EncoderConfig(vocab_size=9, position="rope", position_options={"scaling": scaling}, **sizes)).eval()
-    model.save_pretrained(tmp_path)
-    loaded = Encoder.from_pretrained(tmp_path).eval()
-    ids = torch.randint(1, 9, (1, 30))
-    assert torch.equal(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
-    plain = Encoder(EncoderConfig(vocab_size=9, position="rope", **sizes)).eval()
-    plain.load_state_dict(model.state_dict())
-    assert not torch.allclose(plain(ids).last_hidden_state, model(ids).last_hidden_state)

@@ -87,7 +87,8 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     recipe = Compare(out="x", blocks="1x2", length=16, hidden_size=16)
-    models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tisa", "tupe+t5", "none+sinks")}
+    models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tupe+t5", "rope+sinks", "hybrid")}
+    assert [model.config.sinks for model in models.values()] == [False, False, True, False]
     backbone = models["none"].state_dict()
     for model in models.values():
         state = model.state_dict()

@@ -73,18 +73,6 @@ def test_the_function_does_what_the_command_does(tmp_path):
     assert {path.name for path in report.write(tmp_path / "saved")} == {"report.html", "report.md"}
 
 
-def test_methods_start_from_the_same_backbone():
-    recipe = Probe(length=8, steps=1)
-    backbone = recipe.build("none", 5).state_dict()
-    for name in ("learned", "tisa", "tupe+t5", "rope+sinks", "hybrid"):
-        model = recipe.build(name, 5)
-        state, config = model.state_dict(), model.config
-        assert (config.sinks, config.windows) == (name == "rope+sinks", "0,64" if name == "hybrid" else None)
-        assert all(torch.equal(state[key], weight) for key, weight in backbone.items())
-    other = recipe.build("none", 6).state_dict()
-    assert any(not torch.equal(other[key], weight) for key, weight in backbone.items())
-
-
 def test_rope_finds_the_previous_token_and_none_can_only_guess():
     with_rope, without = (scores("previous", name, 80) for name in ("rope", "none"))
     accuracy, ahead, error = with_rope[0]

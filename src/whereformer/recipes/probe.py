@@ -477,5 +477,5 @@ def colors(accuracy: float) -> str:
     from matplotlib.colors import to_hex
 
     color = colormaps["cividis"](accuracy)
-    luminance = 0.3 * color[0] + 0.6 * color[1] + 0.1 * color[2]
-    return f"background: {to_hex(color)}; color: {'#000' if luminance >= 0.5 else '#fff'}"
+    luminance = sum(share * part**2.2 for share, part in zip((0.2126, 0.7152, 0.0722), color[:3], strict=True))
+    return f"background: {to_hex(color)}; color: {'#000' if luminance >= 0.18 else '#fff'}"

@@ -1,11 +1,14 @@
 """Pages as people meet them: opened in Chromium, clicked, sorted, read on a phone, dark and light."""
 
 import shutil
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from tests.lab.report.findings import model_of
 from tests.recipes import test_compare_report as compare
+from whereformer.recipes import probe
 from whereformer.recipes.analyze_report import report_of
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -185,3 +188,24 @@ def test_text_can_be_read_dark_and_light(page, dark):
     assert {what: contrast for what, contrast in contrasts.items() if contrast < 4.5} == {}
     ground = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (int(ground.split("(")[1].split(",")[0]) < 128) == dark
+
+
+def test_text_on_the_colors_of_accuracies_can_be_read(browser):
+    cells = "".join(f'<td style="{probe.colors(number / 100)}">x</td>' for number in range(101))
+    browser.get("data:text/html,<table>" + quote(cells.replace("<td", "<td class=x")))
+    assert browser.execute_script(CONTRASTS)["TD.x"] >= 4.5
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_pages_of_the_site_fit_a_phone_without_scripts(browser, dark):
+    """All pages that ``make docs`` has built."""
+    if not (pages := sorted((Path(__file__).parents[3] / "docs/_build/html").rglob("*.html"))):
+        pytest.skip("the site is not built")
+    show(browser, 380, dark=dark)
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        for page in pages:
+            browser.get(page.as_uri())
+            assert browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]["width"] <= 380, page
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -25,6 +27,8 @@ from .served import is_served
 from .undo import Undo
 
 _UNDO = "_whereformer_undo"
+HARMLESS = 2**20
+"""Numbers of a method that may be made before the checkpoint is read, which then says what it lacks."""
 
 
 def attach(
@@ -68,6 +72,22 @@ def attach(
             positions cannot be switched off; for "rope" where the model keeps a rotation of its own; for a model that
             computes something else when this library attends. A model that is refused is as it was.
     """
+    return attach_sized(model, position, keep_absolute, prove, position_options)
+
+
+def attach_sized(
+    model: PreTrainedModel,
+    position: str,
+    keep_absolute: bool,
+    prove: bool,
+    position_options: dict[str, Any],
+    most: int | None = None,
+) -> PreTrainedModel:
+    """Do what :func:`attach` does, with a method of at most about so many numbers, however many are asked for.
+
+    Raises:
+        InputError: for ``path_or_id``, before memory is taken, if it has more.
+    """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(position, str):
@@ -94,7 +114,7 @@ def attach(
     undo = Undo()
     try:
         serve(model, undo, parts_with(model, calls))
-        _attach(model, calls, masks, position, keep_absolute, position_options, undo)
+        _attach(model, calls, masks, position, keep_absolute, position_options, undo, most)
     except Exception:
         undo.run()
         raise
@@ -122,6 +142,7 @@ def _attach(
     keep_absolute: bool,
     position_options: dict[str, Any],
     undo: Undo,
+    most: int | None,
 ) -> None:
     """Do what :func:`attach` says to a model with these calls; ``undo`` gets what takes it back, as far as it got."""
     grouped = by_stack(model, calls)
@@ -131,7 +152,7 @@ def _attach(
         raise InputError(
             "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
         )
-    stacks = [Stack(stack, own, position, position_options) for stack, own in grouped]
+    stacks = [Stack(stack, own, position, position_options, most) for stack, own in grouped]
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
         raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
@@ -159,7 +180,7 @@ def _attach(
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
     for stack in stacks:
         # Whichever part takes the images: the model, one inside it, or the stack.
-        for part in around(model, stack.stack) if stack.grid is not None else ():
+        for part in around(model, stack.stack) if stack.position.grid is not None else ():
             check = CheckImage(stack.stack.config)
             undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
 
@@ -200,9 +221,17 @@ class Stack:
         calls: the calls of its self-attention in one forward.
         name: the position method, or several joined by "+".
         options: the method's options, and the sizes that callers of :func:`attach` may change.
+        most: the most numbers that the method may have; None: any.
     """
 
-    def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], name: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        stack: PreTrainedModel,
+        calls: list[AttentionCall],
+        name: str,
+        options: dict[str, Any],
+        most: int | None,
+    ) -> None:
         self.stack = stack
         # Residuals that attend to the layers before (Inkling 2) have another number of queries than there are tokens.
         lengths = {call.n_q for call in calls if _takes_position(call.module)}
@@ -230,14 +259,21 @@ class Stack:
         for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
             if option != "causal" or options[option] is not False:
                 raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
-        self.position = build_position(name, **{**sizes, **options})
+        build = partial(build_position, name, **{**sizes, **options})
+        if most is not None:
+            with torch.device("meta"):
+                count = sum(tensor.numel() for tensor in build().state_dict().values())
+            if count > most + HARMLESS:
+                has = f"the checkpoint has {most:,} numbers of {name!r}"
+                raise InputError("path_or_id", f"{has}, and what its config.json says of the method makes {count:,}")
+        self.position = build()
         if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
             isinstance(method, NoPosition) for method in self.position.methods()
         ):
             raise InputError(
                 "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
             )
-        self.grid = grid_of(config, calls[0].n_q, self.position)
+        self.position.grid = grid_of(config, calls[0].n_q, self.position)
         for part in self.position.methods():
             if type(part).embed is not Position.embed:
                 raise InputError(
@@ -271,10 +307,9 @@ class Stack:
         counted = len(layers) < len(self.calls)
         begins = self._beginning()
         if _takes_keywords(begins):
-            checkpointed = [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)]
-            start = Start(stack, checkpointed, self.grid)
+            start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
             undo.add(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
         for call in self.calls:
             if (own := layers.pop(id(call.module), None)) is not None:
-                enter = Enter(stack, tuple(own), counted, self.grid)
+                enter = Enter(stack, tuple(own), counted)
                 undo.add(call.module.register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -30,22 +30,13 @@ class StackForward:
         share: whether layers may use what another one computed.
         with_weights: whether the caller wants attention weights; None: the configuration decides.
         placed: whether the caller gives positions, which may begin anew with each text of a row.
-        grid: (1, n, 2), the rows and columns of an image model's tokens, if the method takes them.
     """
 
-    def __init__(
-        self,
-        position: Position,
-        share: bool,
-        with_weights: bool | None = None,
-        placed: bool = False,
-        grid: Tensor | None = None,
-    ) -> None:
+    def __init__(self, position: Position, share: bool, with_weights: bool | None = None, placed: bool = False) -> None:
         self.position = position
         self.share = share
         self.with_weights = with_weights
         self.placed = placed
-        self.grid = grid
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
         self.kept: tuple[PositionsLike, PositionsLike, Tensor | None, Tensor | None, Any] | None = None
@@ -65,8 +56,8 @@ class StackForward:
         from 0 in each packed text.
         """
         key = site.queries, site.keys, asked.real, asked.documents
-        if self.grid is not None:
-            site = replace(site, queries=self.grid, keys=self.grid)
+        if (grid := self.position.grid) is not None:
+            site = replace(site, queries=grid, keys=grid)
         elif not offsets_suffice(self.position):
             site = asked.counted(site)
         if not self.share:
@@ -139,13 +130,11 @@ class Start:
     Args:
         stack: the model that has the method.
         layers: its layers that may be checkpointed.
-        grid: as for :class:`StackForward`.
     """
 
-    def __init__(self, stack: Any, layers: list[GradientCheckpointingLayer], grid: Tensor | None) -> None:
+    def __init__(self, stack: Any, layers: list[GradientCheckpointingLayer]) -> None:
         self.stack = stack
         self.layers = layers
-        self.grid = grid
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -155,8 +144,7 @@ class Start:
             raise InputError("is_causal", f"{stated} needs config.is_causal = {stated} before a method is attached")
         # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
         share = not (module.training and any(layer.gradient_checkpointing for layer in self.layers))
-        placed = kwargs.get("position_ids") is not None
-        forward = StackForward(method, share, kwargs.get("output_attentions"), placed, self.grid)
+        forward = StackForward(method, share, kwargs.get("output_attentions"), kwargs.get("position_ids") is not None)
         return args, {**kwargs, "whereformer_forward": forward}
 
 
@@ -167,14 +155,12 @@ class Enter:
         stack: the model that has the method.
         layers: the layer's numbers, one for each of its passes.
         counted: whether the layers that ran before have to be counted to tell the pass.
-        grid: as for :class:`StackForward`.
     """
 
-    def __init__(self, stack: Any, layers: tuple[int, ...], counted: bool, grid: Tensor | None) -> None:
+    def __init__(self, stack: Any, layers: tuple[int, ...], counted: bool) -> None:
         self.stack = stack
         self.layers = layers
         self.counted = counted
-        self.grid = grid
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -184,7 +170,7 @@ class Enter:
             # The stack gives its layers no keyword arguments, or the layer runs alone. It then shares nothing.
             if self.counted:
                 raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
-            forward = StackForward(getattr(self.stack, NAME), share=False, grid=self.grid)
+            forward = StackForward(getattr(self.stack, NAME), share=False)
         config = getattr(module, "config", self.stack.config)
         if not is_ours(config._attn_implementation):
             # Another attention function would silently ignore the positions.

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from ...errors import InputError, one_line, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
-from .attaching import attach
+from .attaching import attach_sized
 from .implementations import NAME
 
 SETTINGS = {"position", "keep_absolute", "options"}
@@ -62,7 +62,8 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
-    attach(model, settings["position"], keep_absolute=settings["keep_absolute"], prove=prove, **settings["options"])
+    most = sum(tensor.numel() for name, tensor in header.items() if f"{NAME}." in name)
+    attach_sized(model, settings["position"], settings["keep_absolute"], prove, settings["options"], most)
     saved = read_tensors(files, part=f"{NAME}.")
     check_weights(saved)
     # The names of a base model and of a model with a head differ by a prefix.

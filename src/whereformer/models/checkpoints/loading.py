@@ -178,14 +178,11 @@ def _groups(names: Collection[str]) -> list[str]:
         module, _, _ = name.rpartition(".")
         whole = {f"{module}.weight", f"{module}.bias"} <= set(names)
         group = layer[1] if layer else module if whole else name
-        layers, parts = found.setdefault(group, (set(), set()))
+        numbers, parts = found.setdefault(group, (set(), set()))
         if layer:
-            layers.add(int(layer[2]))
+            numbers.add(int(layer[2]))
             parts.add(layer[3])
-    return [
-        ".".join((group, *_range(layers), *(parts if len(parts) == 1 else ())))
-        for group, (layers, parts) in found.items()
-    ]
+    return [".".join((group, *_range(at), *(of if len(of) == 1 else ()))) for group, (at, of) in found.items()]
 
 
 def _range(layers: Collection[int]) -> list[str]:
