@@ -104,25 +104,13 @@ __all__ = [
 ]
 
 
-_KERNELS = {
-    "attention",
-    "attention_varlen",
-    "attention_weights",
-    "explain",
-    "merge_attention",
-}
-_TERMS = {
-    *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetQueries", "OffsetValues"),
-    "Positions",
-}
-_POSITIONS = {"PositionRangeError", "Site", "build_position", "position_names"}
-_STUDIES = {"analyze", "compare", "extend", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
-    **dict.fromkeys(_KERNELS, "kernels"),
-    **dict.fromkeys(_TERMS, "kernels.terms"),
-    **dict.fromkeys(_POSITIONS, "positions"),
+    **dict.fromkeys(("attention", "attention_varlen", "attention_weights", "explain", "merge_attention"), "kernels"),
+    **dict.fromkeys(("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys"), "kernels.terms"),
+    **dict.fromkeys(("OffsetQueries", "OffsetValues", "Positions"), "kernels.terms"),
+    **dict.fromkeys(("PositionRangeError", "Site", "build_position", "position_names"), "positions"),
 }
-"""Where a name comes from, if not from ``models``."""
+"""Where a name comes from, if not from ``recipes`` or ``models``."""
 
 
 def __getattr__(name: str) -> Any:
@@ -132,8 +120,9 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _STUDIES:
-        from . import recipes
+    from . import recipes
+
+    if name in recipes.RECIPES:
         from .lab.recipe import function
 
         return globals().setdefault(name, function(recipes.recipe_class(name)))

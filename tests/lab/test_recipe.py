@@ -102,6 +102,7 @@ def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
         toy(out=tmp_path, size=4)
     with open_folder(tmp_path), pytest.raises(InputError, match="another command is writing"):
         toy(out=tmp_path)
+    assert toy(out=tmp_path, jobs=1).values[0,] == first.values[0,]
 
 
 def test_folders_of_other_versions_and_pipes_are_refused(tmp_path):

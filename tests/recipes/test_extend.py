@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
 
 import whereformer
-from tests.failing import fails, largest_file
+from tests.failing import fails
 from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.run import read_records
@@ -179,16 +179,6 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
     assert "doing train again: model.safetensors was changed" in capsys.readouterr().out
 
 
-def test_a_damaged_checkpoint_is_passed_over(finished, model, documents, tmp_path, monkeypatch, capsys):
-    options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": tmp_path / "out"}
-    interrupt(monkeypatch, options)
-    (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
-    (saved / "state.pt").write_bytes((saved / "state.pt").read_bytes()[:-9])
-    assert same((tmp_path / "out", whereformer.extend(**options)), finished)
-    told = "".join(capsys.readouterr().out.split())
-    assert f"passingover{saved}:state.ptwaschanged" in told
-
-
 def test_another_text_is_refused(finished, model, words, tmp_path):
     out = shutil.copytree(finished[0], tmp_path / "out")
     other = save_documents(tmp_path / "other.jsonl", words[::-1])
@@ -201,14 +191,6 @@ def test_a_loss_that_is_not_finite_is_a_line(model, documents, tmp_path, monkeyp
     said = fails(capsys, "extend", model, "--data", documents, "--length=48", "--steps=2", f"--out={tmp_path / 'out'}")
     assert "MODEL: the loss is not finite (NaN or inf) after 0 steps" in said
     assert not (tmp_path / "out" / "model").exists()
-
-
-def test_a_full_disk_is_a_line_and_the_run_continues(finished, model, documents, tmp_path, capsys):
-    options = ["extend", model, "--data", documents, "--length=48", "--steps=4", f"--out={tmp_path / 'out'}"]
-    with largest_file(20_000):  # less than a checkpoint
-        assert "run the same command again" in fails(capsys, *options)
-    report = whereformer.extend(model=model, data=documents, length=48, steps=4, out=tmp_path / "out", quiet=True)
-    assert same((tmp_path / "out", report), finished)
 
 
 def test_training_brings_documents_near_their_passages(model, documents, tmp_path):

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -19,7 +18,7 @@ from transformers import (
 )
 
 import whereformer
-from tests.failing import fails, largest_file, refusals
+from tests.failing import fails, refusals
 from tests.recipes.parallel_text import TINY, pairs, train, write
 from tests.recipes.trainings import results_of, same, weights
 from whereformer import Seq2SeqForConditionalGeneration
@@ -146,40 +145,6 @@ def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, option
     assert whole == again
 
 
-def test_ctrl_c_finishes_the_step_and_the_same_command_continues(data, finished, tmp_path, capsys):
-    stopped = stop_at(5, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(data, tmp_path))
-    assert stopped.code == 130
-    again = run(data, tmp_path)
-    assert "continuing after step 5 of 6" in capsys.readouterr().out
-    assert again == results_of(finished)
-    assert same(weights(tmp_path), weights(finished))
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_model_made_again(data, finished, tmp_path, capsys):
-    out = shutil.copytree(finished, tmp_path / "out")
-    (out / "model" / "model.safetensors").write_bytes(b"")
-    newest = out / "checkpoints" / "checkpoint-4" / "state.pt"
-    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
-    again = run(data, out)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "doing train again: model.safetensors was changed" in told
-    assert "state.pt was changed" in told
-    assert "continuing after step 2 of 6" in told
-    assert again == results_of(finished)
-    assert same(weights(out), weights(finished))
-
-
-def test_a_full_disk_and_a_loss_that_is_not_finite_are_a_line(data, finished, tmp_path, capsys):
-    common = ["translate", "train", *data, *TINY]
-    with largest_file(50_000):  # less than a checkpoint
-        assert "run the same command again" in fails(capsys, *common, "--out", str(tmp_path / "full"))
-    run(data, tmp_path / "full")
-    assert same(weights(tmp_path / "full"), weights(finished))
-    capsys.readouterr()
-    said = fails(capsys, *common, "--learning-rate=9e5", "--out", str(tmp_path / "nan"))
-    assert "--learning-rate: the loss is not finite (NaN or inf) after" in said
-
-
 @pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(data, tmp_path):
     # One long pair fills a batch, and the second process has nothing to read.
@@ -292,21 +257,6 @@ def test_the_schedule_is_the_papers():
     for step in (1, 2, 3999, 4000, 4001, 9000):
         expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert schedule.base_lrs[0] * schedule.lr_lambdas[0](step - 1) == pytest.approx(expected)
-
-
-@pytest.mark.slow
-def test_mixed_precision_trains_and_keeps_float32_weights(data, tmp_path):
-    half = run(data, tmp_path / "half", "--dtype=bfloat16")
-    whole = run(data, tmp_path / "whole")
-    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path / "half").values())
-    assert half["averaged"]["loss"] != whole["averaged"]["loss"]
-    assert half["averaged"]["loss"] == pytest.approx(whole["averaged"]["loss"], abs=0.05)
-
-
-def test_the_seed_decides(data, tmp_path):
-    first = run(data, tmp_path / "a")
-    other = run(data, tmp_path / "b", "--seed=1")
-    assert first["losses"] != other["losses"]
 
 
 def test_options_of_the_method_and_cross_attention(data, tmp_path):

@@ -97,7 +97,8 @@ def _dataclass_rule(usual: Mapping[str, Any], info: StructTypeInfo) -> StructCon
     flags = {name: flag(name) for name in hints} | getattr(kind, "FLAGS", {})
     metavars = METAVARS | getattr(kind, "METAVARS", {})
     defaults = {
-        field.name: usual.get(field.name, default(field, tyro.MISSING_NONPROP)) for field in dataclasses.fields(kind)
+        field.name: _as_word(hints[field.name], usual.get(field.name, default(field, tyro.MISSING_NONPROP)))
+        for field in dataclasses.fields(kind)
     }
     return StructConstructorSpec(
         dict if recipe else kind,
@@ -137,9 +138,9 @@ def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     """Annotate a field's type with its placeholder and default for --help; the type's own annotations have priority."""
     inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     # The help text itself says what happens if the option is left out.
-    note = "" if default in (None, ()) or isinstance(default, bool) else None
+    note = "" if default in (None, (), "") or isinstance(default, bool) else None
     if is_listed(hint):
-        return Annotated[(_with_commas(get_args(inner)[0], metavar), tyro.conf.arg(help_behavior_hint=note))]
+        return Annotated[str, tyro.conf.arg(metavar=metavar or "A,B", help_behavior_hint=note)]
     shown = _metavar(inner, metavar)
     if not flag.startswith("-"):  # a word without a flag
         shown = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else f"[{flag}]" if default is None else flag
@@ -149,16 +150,11 @@ def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
 
 
-def _with_commas(kind: type, metavar: str | None) -> Any:
-    """Return the type of several values of a kind that are one word, with commas, on the command line."""
-    spec: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar or "A,B",
-        instance_from_str=lambda words: words[0],  # the recipe reads it
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(f"{x:g}" if kind is float else str(x) for x in value)],
-    )
-    return Annotated[object, spec]  # of a tuple, tyro would check the default, as below
+def _as_word(hint: Any, default: Any) -> Any:
+    """Return a default as the command line has it: of values separated by commas, one word, which the recipe reads."""
+    if not (is_listed(hint) and isinstance(default, tuple)):
+        return default
+    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
 
 
 def _metavar(kind: Any, named: str | None) -> str | None:

@@ -27,13 +27,8 @@ if TYPE_CHECKING:
     from ..lab.terminal import Terminal
 
 COMMANDS: dict[str, str | None] = {
-    "compare": None,
-    "probe": None,
-    "pretrain": None,
-    "finetune": None,
+    **dict.fromkeys(recipes.RECIPES),
     "translate": "translate:Translate",
-    "analyze": None,
-    "extend": None,
     "run": "main:RunFile",
     "cost": "cost:Cost",
     "positions": "positions:ListPositions",

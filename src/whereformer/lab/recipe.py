@@ -101,19 +101,6 @@ class Range:
 Between = partial(Range, ends=False)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Marks several names, each of which is one of these."""
-
-    names: tuple[str, ...]
-
-    def check(self, name: str, value: tuple[str, ...]) -> None:
-        """Raise an InputError for another name."""
-        for chosen in value:
-            if chosen not in self.names:
-                raise InputError(name, f"expected {', '.join(self.names)}, got {shown(chosen)}")
-
-
 Schedule = Literal["linear", "cosine", "wsd", "inverse_sqrt"]
 Names = Annotated[tuple[str, ...], Listed]
 Counts = Annotated[tuple[int, ...], Listed]

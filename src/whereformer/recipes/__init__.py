@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from ..lab.recipe import Recipe
 
 RECIPES = {
-    "analyze": "analyze:Analyze",
     "compare": "compare:Compare",
-    "extend": "extend:Extend",
-    "finetune": "finetune:Finetune",
-    "pretrain": "pretrain:Pretrain",
     "probe": "probe:Probe",
+    "pretrain": "pretrain:Pretrain",
+    "finetune": "finetune:Finetune",
     "translate": "translate:Translate",
+    "analyze": "analyze:Analyze",
+    "extend": "extend:Extend",
 }
-"""Where each recipe is. It is imported on first use, and without torch."""
+"""Where each recipe is, in the order of the commands. It is imported on first use, and without torch."""
 
 
 def recipe_class(name: str) -> type[Recipe]:

@@ -92,26 +92,16 @@ class LongRun(Trains):
                 tell=tell,
             )
 
-    def save(
-        self,
-        run: Run,
-        model: Any,
-        tokenizer: Any,
-        parameters: int,
-        text: Mapping[str, Any],
-        scores: Mapping[str, float],
-        facts: Mapping[str, Any],
-    ) -> None:
+    def save(self, run: Run, model: Any, tokenizer: Any, facts: Mapping[str, Any], **about: Any) -> None:
         """Save the trained model as transformers reads it, with its tokenizer, its manifest of ``facts`` and its card.
 
-        The card tells the number of parameters, facts about the text, and the last scores.
+        ``about`` is what the card tells: the number of ``parameters``, facts about the ``text``, and the last
+        ``scores``.
         """
         if run.is_main:
             with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
                 model.save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                rounded = {name: round(score, 4) for name, score in scores.items()}
-                about: dict[str, Any] = {"parameters": parameters, "text": text, "scores": rounded}
                 card.write_card(partial, model, self.record(), run.provenance, command=self.command(), **about)
                 manifest.write(partial, facts)
         ranks.wait()

@@ -351,8 +351,8 @@ class Pretrain(LongRun):
         trained, tokenizer = model if self.objective == "mlm" else model.discriminator, work.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
         tokenizer.model_max_length = work.config.max_position_embeddings
-        about = outcome.parameters, asdict(work.text.facts), outcome.scores[-1][1]
-        self.save(run, trained, tokenizer, *about, facts)
+        about = {"parameters": outcome.parameters, "text": asdict(work.text.facts), "scores": outcome.scores[-1][1]}
+        self.save(run, trained, tokenizer, facts, **about)
         return outcome
 
     def report(self, work: Work, outcome: Outcome, plan: Sheet) -> report.Report:

@@ -9,9 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from ..errors import InputError, listed
+from ..errors import InputError, listed, shown
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_SEEDS
-from ..lab.recipe import Choice, Free, ManyRuns, Names, Range, lazily
+from ..lab.recipe import Free, ManyRuns, Names, Range, lazily
 from ..lab.sheet import Cell, Sheet
 
 with lazily(__name__):
@@ -269,7 +269,7 @@ class Probe(ManyRuns):
     positions: Annotated[Names, Free] = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")
     """Methods to try, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too, and
     "hybrid" has the positions and windows of this preset; "all" means every method."""
-    tasks: Annotated[Names, Choice(tuple(TASKS)), Free] = tuple(TASKS)
+    tasks: Annotated[Names, Free] = tuple(TASKS)
     """Tasks to try, separated by commas."""
     out: Annotated[Path, Free] = Path("runs/probe")
     """Folder for the results."""
@@ -290,6 +290,8 @@ class Probe(ManyRuns):
         if self.length % 2:
             raise InputError("length", f"expected an even number, because some rows have two halves, got {self.length}")
         for task in self.tasks:
+            if task not in TASKS:
+                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {shown(task)}")
             if self.length < TASKS[task].shortest:
                 shortest = f"at least {TASKS[task].shortest} for the task {task}"
                 raise InputError("length", f"expected {shortest}, got {self.length}")

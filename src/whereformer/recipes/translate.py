@@ -348,7 +348,8 @@ class Translate(LongRun):
             asdict(work.pairs["held_out"]),
         )
         model.generation_config = translating.generation_config(work.config, self.max_length)
-        self.save(run, model, work.tokenizer, outcome.parameters, work.text(), outcome.averaged, facts)
+        about = {"parameters": outcome.parameters, "text": work.text(), "scores": outcome.averaged}
+        self.save(run, model, work.tokenizer, facts, **about)
         return outcome
 
     def held_out_scores(self, model: Any, work: Work) -> dict[str, float]:
