@@ -256,10 +256,8 @@ class Finetune(ManyRuns, Trains):
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
                 for data in loaded:
                     rows = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
-                    tasks[data.task.name], read[data.task.name] = (
-                        rows,
-                        rows.fingerprint(loading.fingerprint_of(model)),
-                    )
+                    tasks[data.task.name] = rows
+                    read[data.task.name] = rows.fingerprint(loading.fingerprint_of(model.encoder, positions=False))
             labeled.check_lengths(model, list(tasks.values()))
             sizes[variant.name] = loading.sizes_of(model)
         return Prepared(tasks, read, sizes)
