@@ -47,12 +47,9 @@ def test_the_grid_is_the_models_and_it_saves_and_loads(name, monkeypatch, tmp_pa
     close(hidden(detach(model)), expected)
 
 
-def test_methods_of_one_axis_beside_it_are_refused():
+def test_methods_of_one_axis_windows_and_layers_of_other_heads_are_refused():
     with pytest.raises(InputError, match=r"^position: Tisa takes positions \(n,\) or \(batch, n\), got \(1, 16, 2\)"):
         attach(image_model("vit"), "rope+tisa", **ROPE)
-
-
-def test_windows_and_layers_of_other_heads_are_refused():
     sizes = {"image_size": 56, "patch_size": 4, "embed_dim": 8}
     model = transformers.SwinModel(transformers.SwinConfig(**sizes, depths=[1], num_heads=[1]))
     with pytest.raises(InputError, match=r"^position: rope with sections needs all patches .* has 14 x 14 patches and"):

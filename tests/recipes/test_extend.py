@@ -179,11 +179,15 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
     assert "doing train again: model.safetensors was changed" in capsys.readouterr().out
 
 
-def test_another_text_is_refused(finished, model, words, tmp_path):
+def test_another_text_or_model_is_refused(finished, model, documents, words, tmp_path):
     out = shutil.copytree(finished[0], tmp_path / "out")
     other = save_documents(tmp_path / "other.jsonl", words[::-1])
     with pytest.raises(InputError, match="holds results with another text; choose another folder"):
         whereformer.extend(model=model, data=other, length=48, steps=4, out=out, quiet=True)
+    bert().half().float().save_pretrained(model)  # other weights at the same path
+    with pytest.raises(InputError, match=r"^model: .* holds results with another model; choose another folder"):
+        whereformer.extend(model=model, data=documents, length=48, steps=4, out=out, quiet=True)
+    bert().save_pretrained(model)
 
 
 def test_a_loss_that_is_not_finite_is_a_line(model, documents, tmp_path, monkeypatch, capsys):

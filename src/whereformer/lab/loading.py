@@ -159,11 +159,11 @@ def fresh(
     return found
 
 
-def fingerprint_of(model: EncoderForSequenceClassification) -> str:
-    """Return a hash of a model's pretrained weights. Those of position may be new."""
+def fingerprint_of(encoder: Encoder, *, positions: bool = True) -> str:
+    """Return a hash of an encoder's weights; ``positions=False`` leaves out those of position, which may be new."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.encoder.state_dict().items()):
-        if not name.startswith("position."):
+    for name, tensor in sorted(encoder.state_dict().items()):
+        if positions or not name.startswith("position."):
             digest.update(name.encode())
             digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()

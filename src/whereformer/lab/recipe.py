@@ -139,7 +139,7 @@ class Recipe:
     @classmethod
     def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the defaults that some options, not checked yet, bring with them, such as those of ``quick``."""
-        return cls.QUICK if options.get("quick") else {}
+        return {} if options.get("quick", False) is False else cls.QUICK
 
     @property
     def small(self) -> bool:

@@ -191,9 +191,9 @@ class Compare(ManyRuns):
 
     @classmethod
     def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        size = options.get("size", "auto")
+        size, device = str(options.get("size", "auto")), str(options.get("device"))
         # Help need not wait for torch.
-        if size != "auto" or "help" in options or options.get("device") == "cpu" or find_device("auto").type == "cpu":
+        if size != "auto" or "help" in options or device == "cpu" or find_device("auto").type == "cpu":
             return {**SIZES.get(size, {}), **super().usual(options)}
         return {"size": "medium", **SIZES["medium"], **super().usual(options)}
 

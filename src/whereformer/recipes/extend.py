@@ -122,6 +122,7 @@ class Extend(Recipe):
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
         text = Text(corpus.source_of(self.data), len(windows), int(held_out(windows).sum()), digest)
         run.identify("text", digest, "data")
+        run.identify("model", loading.fingerprint_of(teacher.model), "model")
         about = {**self.record(), "text": text.digest}
         model = run.folder / "model"
         outcome = run.each(

@@ -246,7 +246,8 @@ class Finetune(ManyRuns, Trains):
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
                 for data in loaded:
                     tasks[data.task.name] = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
-                read = {name: rows.fingerprint(loading.fingerprint_of(model)) for name, rows in tasks.items()}
+                weights = loading.fingerprint_of(model.encoder, positions=False)
+                read = {name: rows.fingerprint(weights) for name, rows in tasks.items()}
             labeled.check_lengths(model, list(tasks.values()))
             sizes[variant.name] = loading.sizes_of(model)
         return Prepared(tasks, read, sizes)

@@ -198,7 +198,6 @@ def test_text_on_the_colors_of_accuracies_can_be_read(browser):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_pages_of_the_site_fit_a_phone_without_scripts(browser, dark):
-    """All pages that ``make docs`` has built."""
     if not (pages := sorted((Path(__file__).parents[3] / "docs/_build/html").rglob("*.html"))):
         pytest.skip("the site is not built")
     show(browser, 380, dark=dark)
