@@ -355,7 +355,7 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
         record = _content(line) or {}
         try:
             _, *_ = json.loads(record["key"])
-            found[record["key"]] = {"value": record["value"], **record}
+            found[record["key"]] = {**record, "value": record["value"]}
         except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     return content["options"], found, damaged
