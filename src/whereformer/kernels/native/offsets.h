@@ -75,24 +75,30 @@ template <class A> struct Added {
   INLINE Vec<A> at(int64_t j) const { return load(row + between<int64_t>(origin + j, 0, length + 16)); }
 };
 
-// Calls many(column, place) for 16 keys of a row whose listed offsets grow by one, and one(column, place) for each other.
-template <class Many, class One> INLINE void by_listed(const Tile& t, int64_t i, const Line& line, const Ends& ends, Many many, One one) {
+// s[j] += the entry at each listed offset
+template <class A> void add_listed(A* s, const Tile& t, int64_t i, const Line& line, const Ends& ends, const A* row) {
   const int64_t query = line.query(i);
   const int64_t* keys = line.keys + t.j;
   for (int64_t j = 0; j < t.real; j += 16) {
-    if (line.runs[(t.j + j) / 16]) many(j, ends.place(keys[j] - query));
-    else for (int64_t e = j; e < smaller(j + 16, t.real); e++) one(e, 16 + ends.column(keys[e] - query));
+    if (line.runs[(t.j + j) / 16]) {
+      store(s + j, load(s + j) + load(row + ends.place(keys[j] - query)));
+    } else {
+      for (int64_t e = j; e < smaller(j + 16, t.real); e++) s[e] += row[16 + ends.column(keys[e] - query)];
+    }
   }
-}
-// s[j] += the entry at each listed offset
-template <class A> void add_listed(A* s, const Tile& t, int64_t i, const Line& line, const Ends& ends, const A* row) {
-  auto many = [&](int64_t j, int64_t place) { store(s + j, load(s + j) + load(row + place)); };
-  by_listed(t, i, line, ends, many, [&](int64_t j, int64_t place) { s[j] += row[place]; });
 }
 // The transpose: adds a row's numbers to the entries at their offsets
 template <class A> void collect_listed(const A* d, const Tile& t, int64_t i, const Line& line, const Ends& ends, A* row) {
-  auto many = [&](int64_t j, int64_t place) { store(row + place, load(row + place) + load(d + j)); };
-  by_listed(t, i, line, ends, many, [&](int64_t j, int64_t place) { row[place] += d[j]; });
+  const int64_t query = line.query(i);
+  const int64_t* keys = line.keys + t.j;
+  for (int64_t j = 0; j < t.real; j += 16) {
+    if (line.runs[(t.j + j) / 16]) {
+      A* to = row + ends.place(keys[j] - query);
+      store(to, load(to) + load(d + j));
+    } else {
+      for (int64_t e = j; e < smaller(j + 16, t.real); e++) row[16 + ends.column(keys[e] - query)] += d[e];
+    }
+  }
 }
 // The same for offsets that grow by one from ``origin`` on
 template <class A> INLINE void collect(const A* d, int64_t width, int64_t origin, const Ends& ends, A* row) {
