@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,23 +30,18 @@ FEWEST_ROWS = 64
 """A narrow window makes blocks of no fewer queries, because each block takes some time."""
 
 
-class _Block:
-    """Some queries of a call with the keys that they may reach.
+class _Block(NamedTuple):
+    """Some queries of a call with the keys that they may reach; ``seeds`` are the dropout seeds of all rows, if any."""
 
-    Args:
-        rows: the queries.
-        keys: the keys.
-        seeds: the dropout seeds of all rows; None without dropout.
-    """
-
-    def __init__(self, call: Call, rows: range, seeds: Tensor | None) -> None:
-        self.whole, self.rows, self.keys, self.seeds = call, rows, _keys_of(call, rows), seeds
-        self.call = call.part(rows, self.keys)
+    call: Call
+    rows: range
+    keys: range
+    seeds: Tensor | None
 
     def inputs(self) -> dict[str, Tensor]:
         """Return the block's part of each input of ``GRADIENTS``, in the dtype of scores and without its history."""
         parts = {name: getattr(self.call, name) for name in GRADIENTS}
-        return {name: part.detach().to(self.whole.wide) for name, part in parts.items() if part is not None}
+        return {name: part.detach().to(self.call.wide) for name, part in parts.items() if part is not None}
 
     def attend(self, inputs: Mapping[str, Any]) -> tuple[Tensor, LogSums | None]:
         """Compute the block's output, (batch, heads, rows, value_dim), and ``LogSums`` if the call wants it."""
@@ -126,7 +121,9 @@ def _blocks_of(call: Call) -> Iterator[_Block]:
     """Yield the blocks; every query is in one."""
     size, seeds = _rows_per_block(call), call.dropout_seeds()
     for start in range(0, call.n_q, size):
-        yield _Block(call, range(start, min(start + size, call.n_q)), seeds)
+        rows = range(start, min(start + size, call.n_q))
+        keys = _keys_of(call, rows)
+        yield _Block(call.part(rows, keys), rows, keys, seeds)
 
 
 class Blockwise(Backend):

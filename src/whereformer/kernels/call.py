@@ -100,8 +100,7 @@ def make_call(
         ValueError: for a wrong shape or value; the message names the argument.
     """
     check_flag("return_lse", return_lse)
-    check_heads_tensor("value", value)
-    batch, heads, n_k, value_dim = value.shape
+    batch, heads, n_k, value_dim = check_heads_tensor("value", value).shape
     if (query is None) != (key is None):
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = check_terms(terms)
@@ -130,12 +129,7 @@ def make_call(
         queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
     if key_positions is not None:
         keys = _check_positions("key_positions", key_positions, batch, n_k, terms)
-    if (query_documents is None) != (key_documents is None):
-        raise ValueError("query_documents and key_documents: give both or neither")
-    if query_documents is not None and key_documents is not None:
-        _check_numbers("query_documents", query_documents, value, "n_q", n_q, "whole numbers", _is_whole)
-        _check_numbers("key_documents", key_documents, value, "n_k", n_k, "whole numbers", _is_whole)
-        query_documents, key_documents = _signed(query_documents), _signed(key_documents)
+    query_documents, key_documents = _check_documents(query_documents, key_documents, value, n_q)
     if sinks is not None:
         _check_sinks(sinks, value, (batch, heads, n_q))
     scale = _check_scale(scale, head_dim, value.dtype)
@@ -449,8 +443,21 @@ def _check_numbers(
     check_device(name, numbers, value)
 
 
-def _is_whole(ids: Tensor) -> bool:
-    return not (ids.is_floating_point() or ids.is_complex())
+def _check_documents(
+    queries: Tensor | None, keys: Tensor | None, value: Tensor, n_q: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check the ids and return them in a dtype that torch can compute with."""
+    if (queries is None) != (keys is None):
+        raise ValueError("query_documents and key_documents: give both or neither")
+    if queries is None or keys is None:
+        return None, None
+
+    def whole(ids: Tensor) -> bool:
+        return not (ids.is_floating_point() or ids.is_complex())
+
+    _check_numbers("query_documents", queries, value, "n_q", n_q, "whole numbers", whole)
+    _check_numbers("key_documents", keys, value, "n_k", value.shape[2], "whole numbers", whole)
+    return _signed(queries), _signed(keys)
 
 
 def _signed(numbers: Tensor) -> Tensor:

@@ -26,17 +26,8 @@ _TYPES = _TENSORS | {type(None), bool, int, float, str, type, tuple, Positions}
 """The types of arguments; all but tensors never change. Calls with others, such as NumPy's, are not remembered."""
 
 
-class Kind(NamedTuple):
-    """A kind of call: all but the numbers in its tensors.
-
-    Args:
-        key: types, dtypes, sizes, strides and options.
-        tensors: the call's tensors in a fixed order.
-    """
-
-    key: tuple[Any, ...]
-    tensors: list[Tensor]
-
+Kind: TypeAlias = tuple[tuple[Any, ...], list[Tensor]]
+"""A kind of call: types, dtypes, sizes, strides and options; and the tensors of one of its calls in a fixed order."""
 
 _Source: TypeAlias = tuple[int, Callable[[Tensor], Tensor] | None]
 """The place of one of a call's tensors, and the view of it that is meant; None for itself."""
@@ -68,13 +59,13 @@ def attend_again(
     Nothing has been checked yet; ``given`` are all arguments but ``terms``, of which the last have these names.
     """
     kind = _kind_of(given, terms, names)
-    known = None if kind is None else _known.values.get(kind.key)
+    known = None if kind is None else _known.values.get(kind[0])
     if kind is None or known is None:
         return kind, None
-    plan, sources, seed = known
-    tensors = [kind.tensors[index] if view is None else view(kind.tensors[index]) for index, view in sources]
+    (plan, sources, seed), found = known, kind[1]
+    tensors = [found[index] if view is None else view(found[index]) for index, view in sources]
     if seed is not None:
-        tensors.insert(seed, draw_seed(kind.tensors[0].device))
+        tensors.insert(seed, draw_seed(found[0].device))
     return kind, plan.attend(tensors)
 
 
@@ -96,14 +87,15 @@ def _kind_of(given: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind
     device = tensors[0].device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     values = tuple([each for each in given if type(each) not in _TENSORS])
-    return Kind((names, types, values, layouts, autocast), tensors)
+    return (names, types, values, layouts, autocast), tensors
 
 
 def remember(kind: Kind, terms: Sequence[Term], call: Call, plan: Plan, tensors: Sequence[Tensor]) -> None:
     """Remember a kind of call, if its plan's tensors are the call's own, or views of those of its terms."""
-    order = {id(tensor): place for place, tensor in enumerate(kind.tensors)}
+    key, given = kind
+    order = {id(tensor): place for place, tensor in enumerate(given)}
     positions = call.query_positions, call.key_positions
-    if len(order) < len(kind.tensors) or any(each is not None and each.is_floating_point() for each in positions):
+    if len(order) < len(given) or any(each is not None and each.is_floating_point() for each in positions):
         # Which of two is meant cannot be told from a tensor that is both. Fractional positions are looked at each time.
         return
     sources: list[_Source] = []
@@ -117,7 +109,7 @@ def remember(kind: Kind, terms: Sequence[Term], call: Call, plan: Plan, tensors:
             sources.append((order[id(found[0])], found[1]))
         else:
             return
-    _known.put(kind.key, _Known(plan, sources, seed))
+    _known.put(key, _Known(plan, sources, seed))
 
 
 def _source_of(part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:

@@ -395,20 +395,12 @@ template <class F> struct Attention {
 
   // --- forward
 
-  void forward(int64_t key_head, int64_t first_block, int64_t last_block) {
-    enter_key_head(key_head);
-    for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
-      enter_head(head);
-      for (int64_t block = first_block; block < last_block; block++) {
-        Tile t{};
-        enter_block(t, block);
-        for (int64_t i = 0; i < t.rows; i++) tops[i] = minus_infinity, totals[i] = 0;
-        bool any = false;
-        for (int64_t j = limits.from; limits.next(t, j, bk); any = true) attend_to(t, any);
-        if (!any) zero(output, t.rows * dv);
-        for (int64_t i = 0; i < t.rows; i++) put_output(t, i);
-      }
-    }
+  void attend_block(Tile& t) {
+    for (int64_t i = 0; i < t.rows; i++) tops[i] = minus_infinity, totals[i] = 0;
+    bool any = false;
+    for (int64_t j = limits.from; limits.next(t, j, bk); any = true) attend_to(t, any);
+    if (!any) zero(output, t.rows * dv);
+    for (int64_t i = 0; i < t.rows; i++) put_output(t, i);
   }
 
   // Adds a tile to the block's output; ``any`` says that others came before.
@@ -486,21 +478,13 @@ template <class F> struct Attention {
 
   // --- backward
 
-  void run_backward(int64_t key_head, int64_t first_block, int64_t last_block, int64_t part, int64_t row_part, bool first) {
-    zero(gradients - 16, bq * ld + 32);
-    enter_key_head(key_head);
-    for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
-      enter_head(head);
-      for (int64_t block = first_block; block < last_block; block++) {
-        Tile t{};
-        enter_block(t, block);
-        enter_gradient(t);
-        for (int64_t j = limits.from; limits.next(t, j, bk);) differentiate(t);
-        leave_block(t);
-      }
-      leave_head(part, row_part, first);
-    }
-    const int64_t item = row_part * c.batch + b;
+  void differentiate_block(Tile& t) {
+    enter_gradient(t);
+    for (int64_t j = limits.from; limits.next(t, j, bk);) differentiate(t);
+    leave_block(t);
+  }
+
+  void leave_key_head(int64_t key_head, int64_t item) {
     if (d_query_table_rows && !c.query_rank) {
       const int64_t depth = query_vectors.vectors.depth;
       for (int64_t j = 0; j < c.n_k; j++)
@@ -749,8 +733,18 @@ template <class F> struct Attention {
 #endif
     for (int64_t item = from; item < to; item++) {
       enter_item(item);
-      if (backward) run_backward(key_head, first_block, last_block, part, row_part, item == from);
-      else forward(key_head, first_block, last_block);
+      if (backward) zero(gradients - 16, bq * ld + 32);
+      enter_key_head(key_head);
+      for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
+        enter_head(head);
+        for (int64_t block = first_block; block < last_block; block++) {
+          Tile t{};
+          enter_block(t, block);
+          backward ? differentiate_block(t) : attend_block(t);
+        }
+        if (backward) leave_head(part, row_part, item == from);
+      }
+      if (backward) leave_key_head(key_head, row_part * c.batch + b);
     }
 #if WITH_TILES
     if constexpr (halves) end_tiles();
@@ -771,20 +765,14 @@ template <class F> int run(const Call& c, int64_t task) {
   return 0;
 }
 
-int run_any(const Call& c, int64_t task) {
-#if WITH_HALVES
-  return run<bf16>(c, task);
-#else
-  return c.dtype == FLOAT64 ? run<double>(c, task) : run<float>(c, task);
-#endif
-}
-int64_t tasks(const Call& c) { return c.batch_parts * c.key_heads * c.row_parts; }
-
 }  // namespace LEVEL
 
-#define NAMED_(level) level_##level
-#define NAMED(level) NAMED_(level)
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-extern const Level NAMED(LEVEL) = {TEXT(LEVEL), LEVEL::run_any, LEVEL::tasks};
+int JOIN(level_, LEVEL)(const Call& c, int64_t task) {
+#if WITH_HALVES
+  return LEVEL::run<LEVEL::bf16>(c, task);
+#else
+  return c.dtype == FLOAT64 ? LEVEL::run<double>(c, task) : LEVEL::run<float>(c, task);
+#endif
+}
+
 }  // namespace whereformer

@@ -74,12 +74,4 @@ struct Call {
   Tensor d_dense;
 };
 
-// One set of instructions: computes part ``task`` of a call, and says how many there are. The functions return 0, or 1 if
-// there is no memory.
-struct Level {
-  const char* name;
-  int (*run)(const Call&, int64_t task);
-  int64_t (*tasks)(const Call&);
-};
-
 }  // namespace whereformer

@@ -25,10 +25,11 @@
 
 namespace whereformer {
 
-#define DECLARE(level) extern const Level level_##level;
+// Each set of instructions computes part ``task`` of a call and returns 0, or 1 if there is no memory.
+#define DECLARE(level) int level_##level(const Call&, int64_t task);
 LEVELS(DECLARE)
-#define ADDRESS(level) &level_##level,
-static const Level* const levels[] = {LEVELS(ADDRESS)};
+#define ADDRESS(level) level_##level,
+static int (*const levels[])(const Call&, int64_t task) = {LEVELS(ADDRESS)};
 
 #if defined(__x86_64__)
 // Tiles have to be asked for, once in a process.
@@ -74,15 +75,9 @@ using namespace whereformer;
 // A hash of the sources
 EXPORT const char* whereformer_source() { return SOURCE; }
 
-// The levels that were compiled, from the least to the most, with spaces between them
-EXPORT const char* whereformer_levels() {
-  static const std::string names = [] {
-    std::string all;
-    for (const Level* level : levels) all += (all.empty() ? "" : " ") + std::string(level->name);
-    return all;
-  }();
-  return names.c_str();
-}
+// The levels that were compiled, from the least to the most, with a space after each
+#define NAME(level) #level " "
+EXPORT const char* whereformer_levels() { return LEVELS(NAME); }
 
 // Whether this processor can run a level
 EXPORT int whereformer_supports(const char* level) {
@@ -95,13 +90,12 @@ EXPORT int whereformer_supports(const char* level) {
 // Computes a call. Returns 0; 1 if there was no memory; 2 if the struct is not this library's.
 EXPORT int whereformer_attention(const Call* call) {
   if (call->bytes != (int64_t)sizeof(Call) || call->level < 0 || call->level >= (int64_t)std::size(levels)) return 2;
-  const Level& level = *levels[call->level];
-  const int64_t tasks = level.tasks(*call);
+  const int64_t tasks = call->batch_parts * call->key_heads * call->row_parts;
   std::atomic<int64_t> next{0};
   std::atomic<int> failed{0};
   auto work = [&] {
     for (int64_t task; (task = next++) < tasks && !failed;)
-      if (int code = level.run(*call, task)) failed = code;
+      if (int code = levels[call->level](*call, task)) failed = code;
   };
   // Threads are started for each call: no pool can be left half alive by a fork, and starting one takes microseconds.
   constexpr double worth_it = 1 << 22;  // multiplications

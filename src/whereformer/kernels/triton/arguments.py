@@ -57,6 +57,7 @@ class Inputs(NamedTuple):
     value: RowMatrix
     query_factors: RowMatrix
     key_factors: RowMatrix
+    d_out: RowMatrix  # the output's gradient; without data in the forward
 
 
 class BiasTable(NamedTuple):
@@ -162,13 +163,6 @@ class Norm(NamedTuple):
     log_sum: Any
     head: Any  # the stride of all from head to head
     delta: Any  # what softmax's gradient subtracts in each row; None in the forward
-
-
-class Known(NamedTuple):
-    """What the gradient kernels know about each query."""
-
-    d_out: RowMatrix
-    norm: Norm
 
 
 class TableSums(NamedTuple):
@@ -283,10 +277,10 @@ def pair_matrix(tensor: Tensor | None) -> PairMatrix:
     return PairMatrix(*[None] * 5) if tensor is None else PairMatrix(tensor, _across(tensor), *tensor.stride()[1:])
 
 
-def inputs_of(call: Call) -> Inputs:
+def inputs_of(call: Call, d_out: Tensor | None = None) -> Inputs:
     """Return the tensors that the call multiplies."""
-    key, value = row_matrix(call.key, call.shared), row_matrix(call.value, call.shared)
-    return Inputs(row_matrix(call.query), key, value, row_matrix(call.query_factors), row_matrix(call.key_factors))
+    query, key, value = row_matrix(call.query), row_matrix(call.key, call.shared), row_matrix(call.value, call.shared)
+    return Inputs(query, key, value, *map(row_matrix, (call.query_factors, call.key_factors, d_out)))
 
 
 def norm_of(sums: Tensor, delta: Tensor | None = None) -> Norm:

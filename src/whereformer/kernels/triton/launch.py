@@ -24,7 +24,6 @@ from .arguments import (
     SUMS_ROWS,
     SUMS_WIDTH,
     KeyGradients,
-    Known,
     OffsetSums,
     PairRules,
     QueryGradients,
@@ -267,7 +266,7 @@ class _Backward:
         delta, self.offsets = _prepare(call, pairs, kept, self.d_out, d_lse, with_bias=self.needs("bias"))
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
         self.sums = {name: new_table_sums(call, name) for name in has}
-        self.first = inputs_of(call), Known(row_matrix(self.d_out), norm_of(kept.sums, delta))
+        self.first = inputs_of(call, self.d_out), norm_of(kept.sums, delta)
         self.last = _terms(call, self.d_out, self.sums), pairs
         # Where the kernels put them: rows that all of the batch share have a gradient of each item.
         self.places = {

@@ -13,7 +13,7 @@ from .tiles import BatchHead, ScoreTile, load, load_numbers, load_side
 
 
 class RowState(NamedTuple):
-    """What is known about each row of a tile; see ``Norm`` and ``Known``."""
+    """What is known about each row of a tile; see ``Norm``."""
 
     shift: Any
     log_sum: Any
@@ -21,14 +21,14 @@ class RowState(NamedTuple):
 
 
 @triton.jit
-def load_rows(known, pairs, place, rows):
+def load_rows(norm, pairs, place, rows):
     """Load the state of rows. Rows beyond the last have an infinite shift, and therefore no weights."""
-    shift = load_numbers(known.norm.shift, known.norm.head, pairs, place, rows, float("inf"))
-    delta = load_numbers(known.norm.delta, known.norm.head, pairs, place, rows, 0.0)
-    if known.norm.log_sum is None:
+    shift = load_numbers(norm.shift, norm.head, pairs, place, rows, float("inf"))
+    delta = load_numbers(norm.delta, norm.head, pairs, place, rows, 0.0)
+    if norm.log_sum is None:
         return RowState(shift, 0.0, delta)
     else:
-        log_sum = load_numbers(known.norm.log_sum, known.norm.head, pairs, place, rows, 0.0)
+        log_sum = load_numbers(norm.log_sum, norm.head, pairs, place, rows, 0.0)
         return RowState(shift, log_sum, delta)
 
 
@@ -81,7 +81,7 @@ def add_level_slopes(sums, d_scores, tile, terms, pairs):
 
 
 @triton.jit(do_not_specialize=["batches"])
-def dense_gradients(inputs, known, d_dense, terms, pairs, batches, BLOCK: tl.constexpr):
+def dense_gradients(inputs, norm, d_dense, terms, pairs, batches, BLOCK: tl.constexpr):
     """Compute the gradient of one tile of dense scores, summed over the ``batches`` rows of the batch that share it."""
     key_blocks = tl.cdiv(pairs.n_k, BLOCK)
     row_blocks = tl.cdiv(pairs.n_q, BLOCK)
@@ -97,9 +97,9 @@ def dense_gradients(inputs, known, d_dense, terms, pairs, batches, BLOCK: tl.con
         place = BatchHead(batch * batches + shared, head)
         queries = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK)
         keys = load_side(inputs.key, inputs.key_factors, place, first_key, pairs.n_k, BLOCK)
-        do = load(known.d_out, place, first_row, pairs.n_q, BLOCK)
+        do = load(inputs.d_out, place, first_row, pairs.n_q, BLOCK)
         v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
-        row_state = load_rows(known, pairs, place, row)
+        row_state = load_rows(norm, pairs, place, row)
         tile = ScoreTile(place, first_row, first_key, row, column)
         _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, ANY)
         acc += d_scores

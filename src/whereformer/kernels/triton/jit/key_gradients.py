@@ -36,7 +36,7 @@ class KeySums(NamedTuple):
 
 @triton.jit
 def _key_blocks(
-    sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
+    sums, keys, inputs, norm, buffer, whole, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
 ):
     """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys.
 
@@ -49,8 +49,8 @@ def _key_blocks(
         tile = ScoreTile(place, first, keys.first_key, rows, keys.columns)
         side = load_side(inputs.query, inputs.query_factors, place, first, pairs.n_q, BLOCK_M)
         q, fq = side
-        do = load(known.d_out, place, first, pairs.n_q, BLOCK_M)
-        row_state = load_rows(known, pairs, place, rows)
+        do = load(inputs.d_out, place, first, pairs.n_q, BLOCK_M)
+        row_state = load_rows(norm, pairs, place, rows)
         weights, d_scores, slope = gradients_of(keys.side, side, keys.value, do, row_state, tile, terms, pairs, AREA)
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
         if whole.data is not None:
@@ -71,7 +71,7 @@ def _key_blocks(
 
 @triton.jit
 def _key_areas(
-    sums, keys, inputs, known, buffer, offsets, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    sums, keys, inputs, norm, buffer, offsets, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Add what all queries of a head contribute to the sums of a block of keys."""
     whole = WholeSums(None, 1.0)
@@ -83,15 +83,15 @@ def _key_areas(
     for area in tl.static_range(ANY, LEFT - 1, -1):
         if pairs.query_positions is None and (terms.span.first is not None or (area != LEFT and area != RIGHT)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
-            sums = _key_blocks(sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, area, BLOCK_M)
+            sums = _key_blocks(sums, keys, inputs, norm, buffer, whole, terms, pairs, place, start, end, area, BLOCK_M)
     if pairs.query_positions is not None or pairs.min_offset is not None:
         start, end = bounds[4], bounds[5]
-        sums = _key_blocks(sums, keys, inputs, known, buffer, whole, terms, pairs, place, start, end, ANY, BLOCK_M)
+        sums = _key_blocks(sums, keys, inputs, norm, buffer, whole, terms, pairs, place, start, end, ANY, BLOCK_M)
     return sums
 
 
 @triton.jit
-def key_gradients(inputs, known, gradients, offsets, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def key_gradients(inputs, norm, gradients, offsets, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute all gradients that sum over queries, for one block of keys of one head.
 
     The sums include the queries of all heads that share the keys. Add to the sums of ``offsets`` too, if it has data.
@@ -114,11 +114,11 @@ def key_gradients(inputs, known, gradients, offsets, terms, pairs, BLOCK_M: tl.c
     )
     buffer = gradients.query_table.rows
     if SHARED == 1:
-        sums = _key_areas(sums, keys, inputs, known, buffer, offsets, terms, pairs, place, BLOCK_M, BLOCK_N)
+        sums = _key_areas(sums, keys, inputs, norm, buffer, offsets, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
         for member in range(SHARED):
             of_member = BatchHead(place.batch, place.head + member)
-            sums = _key_areas(sums, keys, inputs, known, buffer, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
+            sums = _key_areas(sums, keys, inputs, norm, buffer, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors, d_levels, query_table = sums
     store(gradients.key, d_k * terms.products.scale, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)

@@ -60,7 +60,7 @@ def _query_blocks(
 
 
 @triton.jit
-def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def query_gradients(inputs, norm, gradients, key_vectors, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute all gradients that sum over keys, for one block of queries of one head.
 
     ``key_vectors`` is the table that the queries meet, (batch, heads, T, head_dim); without data if they meet none.
@@ -72,8 +72,8 @@ def query_gradients(inputs, known, gradients, key_vectors, terms, pairs, BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     rows = row[:, None]
     side = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK_M)
-    do = load(known.d_out, place, first_row, pairs.n_q, BLOCK_M)
-    queries = QueryBlock(place, first_row, rows, side, do, load_rows(known, pairs, place, rows))
+    do = load(inputs.d_out, place, first_row, pairs.n_q, BLOCK_M)
+    queries = QueryBlock(place, first_row, rows, side, do, load_rows(norm, pairs, place, rows))
     sums = QuerySums(
         tl.zeros([BLOCK_M, inputs.query.padded], tl.float32),
         tl.zeros([BLOCK_M, inputs.query_factors.padded], tl.float32),
