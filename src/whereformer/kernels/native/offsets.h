@@ -151,7 +151,7 @@ template <class A> struct Vectors {
   }
   void enter(const A* x, int64_t width) {
     if (width < depth) zero(copy, whole.length * depth);
-    for (int64_t t = 0; t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
+    for (int64_t t = 0; width && t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
     if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
     if (gradient) zero(gradient, up(whole.length, 64) * depth);
   }
@@ -165,7 +165,7 @@ template <class A> struct Vectors {
     if (reach.any) return f((int64_t)0, rows, (int64_t)0, part.length);
     for (int64_t i = 0; i < rows; i += few) {
       const int64_t count = smaller(few, rows - i), one = reach.least + i * reach.step, other = one + (count - 1) * reach.step;
-      const int64_t begin = part.column(smaller(one, other)) / 16 * 16, end = part.column(larger(one, other) + reach.end - reach.least - 1) + 1;
+      const int64_t begin = part.column(smaller(one, other)) / 16 * 16, end = part.column(larger(one, other) + (reach.end - reach.least - 1)) + 1;
       f(i, count, begin, end - begin);
     }
   }
