@@ -1,8 +1,9 @@
-"""Check the GPU kernels on a GPU, in five parts of less than eight minutes each.
+"""Check the GPU kernels on a GPU, in six parts of less than eight minutes each.
 
     python benchmarks/gpu_check.py --part first --out first.json     # whether it is right; a minute says most
     python benchmarks/gpu_check.py --part speed --out speed.json     # times beside those of other kernels
     python benchmarks/gpu_check.py --part models --out models.json   # training steps of encoders
+    python benchmarks/gpu_check.py --part tiles --out tiles.json     # times of other tiles
     python benchmarks/gpu_check.py --part tests --out tests.json     # the tests of the kernels
     python benchmarks/gpu_check.py --part lab --out lab.json         # commands: compare and pretrain
 
@@ -471,6 +472,63 @@ def timed(step: Step, repeats: int = 8) -> Report:
     return {"gpu": round(device, 4), "host": round(statistics.median(host), 4)}
 
 
+# --- part "tiles"
+
+SWEPT = 4096
+"""The length of the calls whose tiles are timed."""
+
+
+def tiles() -> Iterator[tuple[str, Step]]:
+    for dim in (64, 128):
+        for name in ("none", "full", "t5", "shaw", "factors"):
+            for kernel in ("forward", "query", "key"):
+                yield f"{kernel} {name} {dim}", partial(swept, kernel, name, dim)
+
+
+def swept(kernel: str, name: str, dim: int) -> Report:
+    """Time a training step with a kernel's tile and with its neighbors, the fastest first, in milliseconds.
+
+    A tile is "rows keys warps stages". A neighbor has one of these doubled or halved, or one stage more or less. Write
+    the fastest into the table of kernels/triton/blocks.py, and sweep again, until no neighbor is faster.
+    """
+    from whereformer.kernels import kinds
+    from whereformer.kernels.triton import blocks, launch
+
+    batch, usual = 256 // dim, blocks.blocks_of
+    inputs = content(batch, HEADS, SWEPT, dim, torch.bfloat16)
+    terms, tensors = terms_of(name, batch, HEADS, SWEPT, dim)
+    d_out = torch.randn_like(inputs[0])
+    own: list[blocks.Blocks] = []
+
+    def step() -> None:
+        torch.autograd.grad(attention(*inputs, terms, backend="triton"), [*inputs, *tensors], d_out)
+
+    def milliseconds(tile: blocks.Blocks | None) -> float | str:
+        def chosen(asked: str, call: Any) -> blocks.Blocks:
+            if asked != kernel:
+                return usual(asked, call)
+            own.append(tile or usual(asked, call))
+            return own[-1]
+
+        launch.blocks_of = chosen  # type: ignore[assignment, attr-defined]
+        kinds._known.values.clear()  # what is written down has other tiles
+        launch.operators.plans.values.clear()
+        try:
+            return float(timed(step)["gpu"])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:100]
+
+    found: dict[blocks.Blocks | None, float | str] = {None: milliseconds(None)}
+    rows, keys, warps, stages = own[0].rows, own[0].keys, own[0].warps, own[0].stages
+    around = [(rows * 2, keys), (rows // 2, keys), (rows, keys * 2), (rows, keys // 2)]
+    neighbors = [blocks.Blocks(*size, warps, stages) for size in around if min(size) >= 16 and max(size) <= 128]
+    neighbors += [blocks.Blocks(rows, keys, many, stages) for many in (warps * 2, warps // 2) if 2 <= many <= 8]
+    neighbors += [blocks.Blocks(rows, keys, warps, deep) for deep in (stages + 1, stages - 1) if deep]
+    found |= {tile: milliseconds(tile) for tile in neighbors}
+    sorted_first = sorted(found.items(), key=lambda each: (isinstance(each[1], str), each[1]))
+    return {" ".join(map(str, tile.launch.values())) if tile else "now": time for tile, time in sorted_first}
+
+
 # --- part "models"
 
 
@@ -614,10 +672,11 @@ PARTS: dict[str, Callable[[], Iterator[tuple[str, Step]]]] = {
     "first": first,
     "speed": speed,
     "models": models,
+    "tiles": tiles,
     "tests": tests,
     "lab": lab,
 }
-ISOLATED = ("speed", "models")
+ISOLATED = ("speed", "tiles", "models")
 """Parts whose steps run in processes of their own."""
 
 if __name__ == "__main__":
