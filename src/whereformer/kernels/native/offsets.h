@@ -9,6 +9,9 @@ namespace LEVEL {
 // forbidden.
 struct Tile { int64_t i, rows, j, width, real; bool partial; };
 
+// Numbers too far apart to be positions give some other number.
+INLINE int64_t offset_between(int64_t query, int64_t key) { return (int64_t)((uint64_t)key - (uint64_t)query); }
+
 // Positions of queries and keys: computed, and then those of keys have stride 1, or listed.
 struct Line {
   bool listed;
@@ -26,13 +29,13 @@ struct Line {
     int64_t low = queries[t.i], high = low, first = keys[t.j], last = first;
     for (int64_t i = t.i; i < t.i + t.rows; i++) low = smaller(low, queries[i]), high = larger(high, queries[i]);
     for (int64_t j = t.j; j < t.j + t.real; j++) first = smaller(first, keys[j]), last = larger(last, keys[j]);
-    least = first - high, most = last - low;
+    least = offset_between(high, first), most = offset_between(low, last);
   }
 };
 inline void find_runs(const int64_t* keys, int64_t n, uint8_t* runs) {
   for (int64_t j = 0; j < n; j += 16) {
     bool run = j + 16 <= n;
-    for (int64_t e = 1; run && e < 16; e++) run = keys[j + e] == keys[j] + e;
+    for (int64_t e = 1; run && e < 16; e++) run = offset_between(keys[j], keys[j + e]) == e;
     runs[j / 16] = run;
   }
 }
@@ -83,7 +86,7 @@ template <class A> void add_listed(A* s, const Tile& t, int64_t i, const Line& l
     if (line.runs[(t.j + j) / 16]) {
       store(s + j, load(s + j) + load(row + ends.place(keys[j] - query)));
     } else {
-      for (int64_t e = j; e < smaller(j + 16, t.real); e++) s[e] += row[16 + ends.column(keys[e] - query)];
+      for (int64_t e = j; e < smaller(j + 16, t.real); e++) s[e] += row[16 + ends.column(offset_between(query, keys[e]))];
     }
   }
 }
@@ -96,7 +99,7 @@ template <class A> void collect_listed(const A* d, const Tile& t, int64_t i, con
       A* to = row + ends.place(keys[j] - query);
       store(to, load(to) + load(d + j));
     } else {
-      for (int64_t e = j; e < smaller(j + 16, t.real); e++) row[16 + ends.column(keys[e] - query)] += d[e];
+      for (int64_t e = j; e < smaller(j + 16, t.real); e++) row[16 + ends.column(offset_between(query, keys[e]))] += d[e];
     }
   }
 }
@@ -251,7 +254,7 @@ template <class A> struct Mirror {
   }
   // The entry of a key of ``few`` for a query
   INLINE int64_t entry(const Tile& few, const Line& line, int64_t i, int64_t e) const {
-    return e * vectors.pitch + 16 + vectors.part.column(line.key(few.j + e) - line.query(few.i + i));
+    return e * vectors.pitch + 16 + vectors.part.column(offset_between(line.query(few.i + i), line.key(few.j + e)));
   }
   int64_t place_of(int64_t origin) const { return between<int64_t>(origin, 0, vectors.part.length + 16); }
 

@@ -113,15 +113,8 @@ def blocks_of(kernel: str, call: Call) -> Blocks:
         plain = "measured" if capability == 9 and not few_keys else "plain of 64 rows"
         kinds = ["rich of 64 rows", "rich"] if rich else ["vectors of 64 rows"] if vectors else [plain]
     else:
-        kinds = (
-            ["rich"]
-            if rich
-            else ["vectors"]
-            if vectors
-            else ["biased", "plain"]
-            if call.bias is not None
-            else ["plain"]
-        )
+        biased = ["biased"] * (call.bias is not None)
+        kinds = ["rich"] if rich else ["vectors"] if vectors else [*biased, "plain"]
     widest = _widest(call)
     width = 0 if widest <= 64 else 1 if widest <= 128 else 2
     return next(tiles[width] for kind in kinds if len(tiles := _TILES.get((kind, kernel), ())) > width)
