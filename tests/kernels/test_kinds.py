@@ -204,8 +204,12 @@ def test_a_wrong_call_after_a_good_one_is_refused():
     attend(q, k, v, window=(1, 2), key_mask=torch.ones(1, N, dtype=torch.bool))
     with pytest.raises(TypeError, match="window"):
         attend(q, k, v, window=(1.0, 2.0), key_mask=torch.ones(1, N, dtype=torch.bool))
+    with pytest.raises(TypeError, match="window"):
+        attend(q, k, v, window=((1, [2]), 3))
     with pytest.raises(TypeError, match="key_mask"):
         attend(q, k, v, window=(1, 2), key_mask=torch.ones(1, N, dtype=torch.uint8))
+    meta = [torch.empty(0, 2, N, 4, device="meta")] * 3
+    assert attention(*meta, causal=True).shape == (0, 2, N, 4)
     at = torch.arange(N, dtype=torch.float64)
     attend(q, k, v, causal=True, query_positions=at, key_positions=at.clone())
     with pytest.raises(ValueError, match="finite"):

@@ -71,13 +71,19 @@ def compute(x, y):
     """Memory, views, operations and launches, of which one is for nothing, and a question about dtypes."""
     unused = torch.empty(5)
     unused[1:].zero_()
-    out = x.new_empty(2, 6)
+    out, third = x.new_empty(2, 6), torch.zeros(3, 5)
     first, second = out.unbind()
     plan.launch(Kernel(), 3, (x[2:], 16), first, 4)
     plan.launch(Kernel(), 1, (y, 16), second[1:], 5)
     first[4:].copy_(torch.stack([x.sum(), y.amax()]).to(torch.promote_types(x.dtype, y.dtype)))
     second[:1].fill_(1.5)
-    return [out, None, x.view(2, 4) @ y[:4]]
+    # Memory that launches alone use, freed together: it lies in one piece, and each part has its own.
+    small, middle, large = torch.empty(3), torch.empty(2, 2), torch.empty(200)
+    for made, part in ((small, 3), (middle.view(4), 4), (large[100:], 5)):
+        plan.launch(Kernel(), 1, (y, 16), made, part)
+    for made, part in ((small, 3), (middle, 4), (large[100:], 5)):
+        plan.launch(Kernel(), 1, (made, 16), third[part - 3], part)
+    return [out, None, x.view(2, 4) @ y[:4], third]
 
 
 def test_a_plan_does_what_was_recorded_with_other_tensors(launches):
@@ -88,7 +94,7 @@ def test_a_plan_does_what_was_recorded_with_other_tensors(launches):
         wanted, launches[:] = compute(*others), []
         with torch.autocast("cpu", torch.bfloat16):
             got = again(*others)
-        assert launches == [(3, 7), (1, 7)]
+        assert launches == [(3, 7), *[(1, 7)] * 7]
         for ours, theirs in zip(got, wanted, strict=True):
             assert (ours is None) if theirs is None else torch.equal(ours, theirs)
     assert not torch.equal(found[0], got[0])
@@ -128,7 +134,7 @@ def test_launches_go_to_the_tensors_device(launches, monkeypatch):
     _, again = plan.record(lambda: compute(*tensors), tensors)
     current[:], launches[:] = [1], []
     again(*tensors)
-    assert launches == [(3, (0, 0)), (1, (0, 0))]
+    assert launches == [(3, (0, 0)), *[(1, (0, 0))] * 7]
     assert current == [1]
 
 

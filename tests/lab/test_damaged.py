@@ -18,6 +18,16 @@ def readable(text):
         return None
 
 
+@pytest.mark.parametrize("part", ["facts", "files"])
+def test_forged_manifests_are_refused(part, tmp_path):
+    manifest.write(tmp_path, FACTS)
+    file = tmp_path / manifest.NAME
+    content = json.loads(file.read_text()) | {part: [1]}
+    content.pop(manifest.SEAL)
+    file.write_text(json.dumps(content | {manifest.SEAL: manifest._hash(content)}))
+    assert manifest.problem(tmp_path, FACTS) == "its manifest.json cannot be read"
+
+
 @settings(max_examples=60)
 @given(data=st.data())
 def test_damaged_manifests_are_refused(tmp_path_factory, data):

@@ -676,6 +676,16 @@ def test_pickles_are_not_opened(tmp_path, monkeypatch):
             load_attached(tmp_path, transformers.AutoModel, **options)
 
 
+def test_a_method_that_is_too_large_to_count_is_refused(tmp_path):
+    attach(make("bert"), "synthesizer", content="add").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["whereformer"]["options"]["max_length"] = 2**30
+    path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"^path_or_id: .*asks for too much"):
+        load_attached(tmp_path, transformers.AutoModel)
+
+
 def test_heads_change_and_files_are_split(tmp_path, caplog):
     torch.manual_seed(0)
     model = attach(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).eval(), "tisa")

@@ -47,6 +47,22 @@ def test_the_grid_is_the_models_and_it_saves_and_loads(name, monkeypatch, tmp_pa
     close(hidden(detach(model)), expected)
 
 
+def test_tokens_behind_the_patches_are_none_of_the_grid():
+    """YOLOS has its detections there."""
+    config = transformers.YolosConfig(
+        hidden_size=8,
+        num_attention_heads=1,
+        num_hidden_layers=1,
+        intermediate_size=8,
+        image_size=[20, 12],
+        patch_size=4,
+        num_detection_tokens=3,
+    )
+    cells = torch.cartesian_prod(torch.arange(5), torch.arange(3))
+    grid = attach(transformers.YolosModel(config).eval(), "rope", **ROPE).whereformer.grid
+    assert torch.equal(grid, torch.cat((cells.new_zeros(1, 2), cells, cells.new_zeros(3, 2)))[None])
+
+
 def test_methods_of_one_axis_windows_and_layers_of_other_heads_are_refused():
     with pytest.raises(InputError, match=r"^position: Tisa takes positions \(n,\) or \(batch, n\), got \(1, 16, 2\)"):
         attach(image_model("vit"), "rope+tisa", **ROPE)

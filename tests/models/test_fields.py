@@ -24,6 +24,7 @@ def test_misspelt_fields_are_refused_with_the_right_name(config_class, field, me
 def test_other_errors_of_fields():
     for changes, message in [
         ({"zzz": 1}, r"zzz: EncoderConfig has no such field$"),
+        ({"shares": ["x"]}, r"shares: EncoderConfig has no such field"),
         ({"max_length": 512}, r"max_length: EncoderConfig has no such field"),
         ({"num_hidden_layers": 3}, r"num_hidden_layers: say blocks='3' instead"),
         ({"position": "tisa", "num_kernels": 3}, r"num_kernels: EncoderConfig has no such field"),

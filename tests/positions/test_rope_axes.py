@@ -151,6 +151,27 @@ def test_methods_that_do_not_take_the_axes_say_so():
         build_position("learned", **SIZES).embed(torch.randn(1, 15, 32), CELLS)
 
 
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (CELLS[:, :1], r"expected shape \(1 or 1, 15, axes\), got \(1, 1, 2\)"),
+        (CELLS.expand(2, -1, -1), r"expected shape \(1 or 1, 15, axes\), got \(2, 15, 2\)"),
+        (CELLS.bool(), r"expected numbers, got torch.bool"),
+        (CELLS + 0j, r"expected numbers, got torch.complex64"),
+        (CELLS.where(CELLS != 2, torch.nan), "expected finite numbers, got NaN or inf"),
+    ],
+)
+def test_bad_places_are_refused(at, message):
+    position = build_position("rope", **SIZES, sections=[4, 4])
+    with pytest.raises(InputError, match=f"^site.queries: {message}"):
+        position.attend(torch.randn(1, 15, 32), *torch.randn(3, 1, 2, 15, 16), Site(at, CELLS))
+
+
+def test_turns_that_are_other_pairs_than_the_sections_say_are_refused():
+    with pytest.raises(InputError, match=r"^sections: in turns, \[3, 2, 3\] would be \[4, 2, 2\]"):
+        build_position("rope", **SIZES, sections=[3, 2, 3], arrangement="interleaved")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_transformers_keep_their_axes(kind):
     model = text_model(kind)

@@ -426,8 +426,12 @@ def test_a_size_has_other_defaults(monkeypatch):
     config = recipe.config("none", recipe.vocab_size)
     assert 24e6 < sum(p.numel() for p in encoders.build(config, 0).parameters()) < 27e6
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert sizes()[0] == Compare(**Compare.usual({}))
-    assert sizes()[1] == (512, 256, "compare-medium", False)
+    assert sizes()[1] == (64, 64, "compare", True)  # the default text is short
+    recipe, medium = sizes("--data", "mine.txt", "--quick")
+    assert medium == (512, 256, "compare-medium-quick", False)
+    assert recipe == Compare(data="mine.txt", quick=True, **Compare.usual({"data": "mine.txt", "quick": True}))
+    assert recipe.command() == "whereformer compare --data mine.txt --quick --size medium"
+    assert sizes("--preset=funnel", "--size=medium")[0].config("none", 100).blocks == "4-4-4"
     assert sizes("--device", "cpu")[1] == sizes("--size=small")[1] == (64, 64, "compare", True)
 
 

@@ -29,7 +29,7 @@ class Cost:
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
 
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert"] | None = None
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Options of a published model, without its sizes. Of the options below, those that differ from their defaults
     win."""
 

@@ -130,7 +130,7 @@ def _summary(name: str) -> str:
 def _as_typed(words: Sequence[str]) -> dict[str, Any]:
     """Return the options among words, unchecked, each with the word that follows it; True if there is none."""
     found: dict[str, Any] = {}
-    for word, after in itertools.pairwise([*words, "--"]):
+    for word, after in itertools.pairwise(["--help" if word == "-h" else word for word in [*words, "--"]]):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--"):
             found[name.replace("-", "_")] = value if equals else after.startswith("--") or after

@@ -35,7 +35,7 @@ class TranslateRun:
     INTERRUPTED: ClassVar = "all lines that were written are complete"
 
     model: str
-    """The `model` folder of a training, or an id on the Hugging Face Hub."""
+    """The folder model/ of a training, or an id on the Hugging Face Hub."""
 
     references: Path | None = None
     """The correct translations, line by line, for BLEU and chrF of sacrebleu, which go to standard error."""

@@ -24,6 +24,8 @@ from .tracing import layouts_of
 _TENSORS = frozenset({Tensor, nn.Parameter})
 _TYPES = _TENSORS | {type(None), bool, int, float, str, type, tuple, Positions}
 """The types of arguments; all but tensors never change. Calls with others, such as NumPy's, are not remembered."""
+_PARTS = _TYPES - _TENSORS - {tuple}
+"""The types of what tuples have."""
 
 
 Kind: TypeAlias = tuple[tuple[Any, ...], list[Tensor]]
@@ -77,7 +79,10 @@ def _kind_of(given: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind
     # 1, 1.0 and True are equal, but options tell them apart.
     types = tuple(map(type, given))
     if tuple in types:
-        types += tuple([type(each) for some in given if type(some) is tuple for each in some])
+        parts = tuple([type(each) for some in given if type(some) is tuple for each in some])
+        if not _PARTS.issuperset(parts):
+            return None
+        types += parts
     if not _TYPES.issuperset(types):
         return None
     tensors = [each for each in given if type(each) in _TENSORS]
@@ -85,6 +90,8 @@ def _kind_of(given: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind
     if not tensors or layouts is None:
         return None
     device = tensors[0].device.type
+    if device == "meta":
+        return None  # it has no autocast
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     values = tuple([each for each in given if type(each) not in _TENSORS])
     return (names, types, values, layouts, autocast), tensors

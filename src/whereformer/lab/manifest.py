@@ -97,7 +97,8 @@ def _content(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("lists within lists without end") from None
-    if not isinstance(content, dict) or content.pop(SEAL, None) != _hash(content):
+    whole = isinstance(content, dict) and content.pop(SEAL, None) == _hash(content)
+    if not whole or not all(isinstance(content.get(part), dict) for part in ("facts", "files")):
         raise ValueError("it is not as it was written")
     return content
 

@@ -36,7 +36,8 @@ def known_methods(named: Sequence[str]) -> tuple[str, ...]:
             for part in method_names(fields_of_row(name)["position"]):
                 method_class(part)
     except InputError as error:
-        raise about_method(error, "positions") from None
+        rows = "; rows may also be hybrid or METHOD+sinks" if error.reason.startswith("unknown") else ""
+        raise InputError("positions", f"{about_method(error, 'positions').reason}{rows}") from None
     return chosen
 
 
@@ -47,6 +48,8 @@ def fields_of_row(name: str, blocks: str = "4", decoder_layers: str = "0") -> di
     positions and windows of this preset.
     """
     position = name if "sinks" in METHODS else name.removesuffix("+sinks")
+    if position != name and "/" in position:
+        raise InputError("position", f"all layers would have sinks, not the last one alone, got {name!r}")
     fields: dict[str, Any] = {"position": position}
     if position == "hybrid" and position not in METHODS:
         from ..models.presets import preset_fields

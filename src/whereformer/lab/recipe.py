@@ -124,7 +124,7 @@ class Recipe:
     out: Annotated[Path, Free]
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
-    """Where to train. "auto" is a GPU if there is one."""
+    """Where to compute. "auto" is a GPU if there is one."""
 
     def __post_init__(self) -> None:
         defaults = {field.name: default(field) for field in fields(self)}
@@ -236,6 +236,11 @@ class Trains(Recipe):
     def bfloat16(self, device: str) -> bool:
         """Return whether to compute in bfloat16."""
         return self.dtype == "bfloat16" or (self.dtype == "auto" and device == "cuda")
+
+    def record(self) -> dict[str, Any]:
+        from .options import find_device
+
+        return {**super().record(), "dtype": "bfloat16" if self.bfloat16(find_device(self.device).type) else "float32"}
 
     def start(self, *, quiet: bool = False) -> Report:
         if not self.dry_run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from inspect import get_annotations
@@ -183,7 +184,7 @@ def _of_generation() -> frozenset[str]:
 
 
 def _known(config_class: Any) -> set[str]:
-    own = {*config_class.__dataclass_fields__, *config_class.attribute_map, *_OF_TRANSFORMERS, LOADED}
+    own = {*(field.name for field in fields(config_class)), *config_class.attribute_map, *_OF_TRANSFORMERS, LOADED}
     return own | _of_generation()
 
 
@@ -223,8 +224,8 @@ class StrictConfig(PreTrainedConfig):
         loaded = extra.pop(LOADED, {})
         for name in extra:
             if name not in _known(type(self)):
-                fields = [field for field in type(self).__dataclass_fields__ if not field.startswith("_")]
-                close = get_close_matches(name, fields, n=1)
+                names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]
+                close = get_close_matches(name, names, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise InputError(name, f"{type(self).__name__} has no such field{hint}")
         extra |= loaded

@@ -95,6 +95,8 @@ class ModelShape:
             shared where the layers are; None: every pass runs a layer of its own.
         separate_cls: whether the first token is [CLS], which pooling leaves alone.
 
+    What is None is filled in at once; ``dataclasses.replace`` keeps it.
+
     Raises:
         InputError: for a size that does not fit.
     """
@@ -317,8 +319,9 @@ class Position(nn.Module):
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
         _check_kinds(hidden, site)
-        self.check_axes("site.queries", site.queries)
-        self.check_axes("site.keys", site.keys)
+        batch, n_q = hidden.shape[:2]
+        self.check_axes("site.queries", site.queries, (batch, n_q))
+        self.check_axes("site.keys", site.keys, (batch, value.shape[2]) if site.new_keys is None else None)
         self.check_layer(site.layer, "site.layer")
         if query is None and self.content and self.needs_content:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
@@ -380,10 +383,20 @@ class Position(nn.Module):
                 "give build_position num_layers",
             )
 
-    def check_axes(self, name: str, positions: PositionsLike) -> None:
-        """Raise an InputError that names the argument for positions (batch, n, axes) that the method does not take."""
+    def check_axes(self, name: str, positions: PositionsLike, sizes: tuple[int, int] | None = None) -> None:
+        """Raise an InputError that names the argument for positions (batch, n, axes) that the method does not take.
+
+        ``sizes`` are the batch and n, if they are known. Numbers are looked at on the CPU only.
+        """
         if isinstance(positions, Positions) or positions.dim() != 3:
             return
+        if positions.is_complex() or positions.dtype is torch.bool:
+            raise InputError(name, f"expected numbers, got {positions.dtype}")
+        if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
+            wanted = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
+            raise InputError(name, f"expected shape {wanted}, got {tuple(positions.shape)}")
+        if positions.is_floating_point() and can_look(positions) and not positions.isfinite().all():
+            raise InputError(name, "expected finite numbers, got NaN or inf")
         for method in self.methods():
             if method.acts_on and method.axes != positions.shape[2]:
                 takes = "takes positions (n,) or (batch, n)" + (f" or (batch, n, {method.axes})" if method.axes else "")

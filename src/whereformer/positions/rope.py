@@ -167,7 +167,10 @@ def _axis_of_pair(sections: Any, arrangement: str, pairs: int) -> list[int]:
         return [axis for axis, number in enumerate(sections) for _ in range(number)]
     if max(sections) > sections[0]:
         raise InputError("sections", f"expected none above the first with 'interleaved', got {shown(sections)}")
-    return [pair % axes if pair < axes * sections[pair % axes] else 0 for pair in range(pairs)]
+    chosen = [pair % axes if pair < axes * sections[pair % axes] else 0 for pair in range(pairs)]
+    if (found := [chosen.count(axis) for axis in range(axes)]) != list(sections):
+        raise InputError("sections", f"in turns, {shown(sections)} would be {found}; the first axis needs more")
+    return chosen
 
 
 def turn_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> Turn:

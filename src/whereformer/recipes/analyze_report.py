@@ -57,10 +57,13 @@ def report_of(models: Sequence[ModelFindings], notes: Sequence[str]) -> Report:
     for model in models:
         parts += _parts(model, f"{model.name}: " if several else "")
     about = [(each.name, each.source, each.kind, f"{each.length:,}", _sizes(each)) for each in models]
-    parts.append(Sheet.of("The models", ["model", "source", "kind", "analyzed", "sizes"], about, folded=True))
-    parts.append(Sheet.of("How heads are named", ["name", "the first rule that holds"], [*RULES.items()], folded=True))
+    prose = [Column(name, left=True, wraps=True) for name in ("source", "kind", "sizes", "the first rule that holds")]
+    columns: list[Column | str] = ["model", *prose[:2], "analyzed", prose[2]]
+    parts.append(Sheet.of("The models", columns, about, folded=True))
+    parts.append(Sheet.of("How heads are named", ["name", prose[3]], [*RULES.items()], folded=True))
     title = f"What did {'they' if several else models[0].name} learn about position?"
-    return Report(title, [verdict(models), *related(models), *notes], parts, {model.name: model for model in models})
+    sentences, values = [verdict(models), *related(models), *notes], {model.name: model for model in models}
+    return Report(title, sentences, parts, values, numbers="findings.json")
 
 
 def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
@@ -98,7 +101,9 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
         panels = attention_panels(attention)
         parts.append(grid(f"{prefix}Where the heads look in text", panels, caption, folded=folded or many))
     if model.how:
-        parts.append(Sheet.of(f"{prefix}How this was measured", [""], [[said] for said in model.how], folded=True))
+        how = [[said] for said in model.how]
+        columns = [Column("", left=True, wraps=True)]
+        parts.append(Sheet.of(f"{prefix}How this was measured", columns, how, named=-1, folded=True))
     return parts
 
 

@@ -186,16 +186,23 @@ class Compare(ManyRuns):
 
     size: Annotated[Literal["auto", "small", "medium", "large"], Free] = "auto"
     """Defaults for width, layers, vocabulary, windows, batches and learning rate. small is for a CPU, medium has 25
-    million parameters and windows of 256 tokens, and large has 70 million and windows of 512. "auto" is medium on a
-    GPU, otherwise small."""
+    million parameters and windows of 256 tokens, and large has 70 million and windows of 512. "auto" is medium for
+    your own text on a GPU, otherwise small."""
 
     @classmethod
     def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        size, device = str(options.get("size", "auto")), str(options.get("device"))
-        # Help need not wait for torch.
-        if size != "auto" or "help" in options or device == "cpu" or find_device("auto").type == "cpu":
-            return {**SIZES.get(size, {}), **super().usual(options)}
-        return {"size": "medium", **SIZES["medium"], **super().usual(options)}
+        size, data = str(options.get("size", "auto")), options.get("data", ())
+        chosen = {}
+        if size == "auto" and "help" not in options:  # help need not wait for torch
+            on_gpu = str(options.get("device")) != "cpu" and find_device("auto").type == "cuda"
+            chosen["size"] = size = "medium" if on_gpu and data not in ((), None) else "small"
+        sizes = {**SIZES.get(size, {})}
+        if options.get("preset") is not None:  # it has its own layers
+            sizes.pop("blocks", None)
+        quick = super().usual(options)
+        if sizes and quick:
+            quick = {**quick, "out": Path(f"{sizes['out']}-quick")}
+        return {**chosen, **sizes, **quick}
 
     @property
     def small(self) -> bool:

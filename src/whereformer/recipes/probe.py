@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from ..errors import InputError, listed, shown
 from ..lab.options import MOST_COUNT, MOST_SEED, MOST_SEEDS
 from ..lab.recipe import Free, ManyRuns, Names, Range, lazily
-from ..lab.sheet import Cell, Sheet
+from ..lab.sheet import Cell, Column, Sheet
 
 with lazily(__name__):
     import torch
@@ -377,7 +377,11 @@ class Probe(ManyRuns):
         else:
             about = f"Solved means solved with each of {len(seeds)} seeds. More steps may change what was not learned."
         asked = [(name, TASKS[name].asks, TASKS[name].needs, Cell(*TASKS[name].example)) for name in self.tasks]
-        sheets.append(Sheet.of("The tasks", ["task", "question", "needs", "example"], asked, folded=True))
+        columns: list[Column | str] = [
+            "task",
+            *(Column(name, left=True, wraps=True) for name in ("question", "needs", "example")),
+        ]
+        sheets.append(Sheet.of("The tasks", columns, asked, folded=True))
         return Report("What can each position method do?", [*sentences, about], sheets, outcomes)
 
 

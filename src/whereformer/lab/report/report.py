@@ -64,6 +64,7 @@ class Report:
         command: the command line that repeats it.
         facts: options and machine, by the names of these groups.
         problem: what a command has to end with although there is a report; empty if there is nothing.
+        numbers: the file beside the page that has all its numbers.
     """
 
     title: str
@@ -73,6 +74,7 @@ class Report:
     command: str = ""
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
+    numbers: str = "records.jsonl"
 
     @property
     def sheets(self) -> list[Sheet]:

@@ -261,8 +261,11 @@ class Stack:
                 raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
         build = partial(build_position, name, **{**sizes, **options})
         if most is not None:
-            with torch.device("meta"):
-                count = sum(tensor.numel() for tensor in build().state_dict().values())
+            try:
+                with torch.device("meta"):
+                    count = sum(tensor.numel() for tensor in build().state_dict().values())
+            except RuntimeError as error:  # torch cannot count so far
+                raise InputError("path_or_id", f"its config.json asks for too much: {error}") from None
             if count > most + HARMLESS:
                 has = f"the checkpoint has {most:,} numbers of {name!r}"
                 raise InputError("path_or_id", f"{has}, and what its config.json says of the method makes {count:,}")

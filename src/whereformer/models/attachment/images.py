@@ -28,14 +28,16 @@ def grid_of(config: Any, n: int, position: Position) -> Tensor | None:
     if image is None or patch is None or all(method.axes != 2 for method in position.methods()):
         return None
     rows, columns = image[0] // patch[0], image[1] // patch[1]
-    if n < rows * columns:
+    after = getattr(config, "num_detection_tokens", 0)  # YOLOS has more tokens behind the patches
+    if n < rows * columns + after:
         raise InputError(
             "position",
             f"rope with sections needs all patches of an image in one sequence; this model has {rows} x {columns} "
             f"patches and sequences of {n} tokens",
         )
     cells = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-    grid = torch.cat((cells.new_zeros(n - len(cells), 2), cells))[None]
+    before = cells.new_zeros(n - len(cells) - after, 2)
+    grid = torch.cat((before, cells, cells.new_zeros(after, 2)))[None]
     position.check_axes("position", grid)
     return grid
 
