@@ -37,12 +37,13 @@ class ListPositions:
         from ..errors import InputError
 
         if self.measure is not None:
-            from rich.progress import track
+            from rich.progress import Progress
 
             from ..recipes.properties import measured_table
 
-            bar = partial(track, description="measuring", console=console, transient=True)
-            console.print(measured_table(self.measure, self.pattern, bar))
+            with Progress(console=console, transient=True) as bar:  # which ends here, whatever happens
+                found = measured_table(self.measure, self.pattern, partial(bar.track, description="measuring"))
+            console.print(found)
             return
         from rich.table import Table
         from rich.text import Text
