@@ -324,6 +324,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --steps 0 => --steps: expected at least 1, got 0
         --learning-rate nan => --learning-rate: expected a number above 0 and below 1e+06, got nan
         --average 0 => --average: expected at least 1, got 0
+        --threads 0 => --threads: expected 1 to 1024, got 0
         --source no.en --target no.de => --source: no such file: 'no.en'
         --source no.en => --target: expected a file to go with --source, got none
         --data no.jsonl => --data: no such file: 'no.jsonl'

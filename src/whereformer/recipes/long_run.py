@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import InputError
 from ..files import new_folder
 from ..lab import ranks, trackers
-from ..lab.recipe import Free, Trains, lazily
+from ..lab.options import MOST_THREADS
+from ..lab.recipe import Free, Range, Trains, lazily
 
 with lazily(__name__):
     from ..kernels import torch_private
@@ -31,6 +32,8 @@ class LongRun(Trains):
     cache: Annotated[Path | None, Free] = None
     """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
     it. Default: cache/ in --out."""
+    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
+    """Threads on the CPU. Default: torch's."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
     """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
     installed."""
@@ -41,7 +44,8 @@ class LongRun(Trains):
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
     def begin(self, run: Run) -> Path:
-        """Say so if the processor has no instructions for the arithmetic. Return the folder for the encoded text."""
+        """Set the threads, say so if bfloat16 is slow on this processor, and return the folder for the encoded text."""
+        run.threads = self.threads or run.threads
         if self.bfloat16(run.device) and run.device == "cpu" and not torch_private.multiplies_bfloat16():
             run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
         return run.folder / "cache" if self.cache is None or self.dry_run else self.cache
