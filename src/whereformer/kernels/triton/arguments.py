@@ -64,7 +64,7 @@ class BiasTable(NamedTuple):
     """A table of numbers over offsets."""
 
     data: Any  # (heads, length), in natural units; None if a call has no such table
-    end: Any  # the offset after the last column: in a table of every offset it divides by 16 where the lengths do
+    first: Any  # the offset of the first column
     length: Any
 
 
@@ -117,8 +117,6 @@ class ToFill(NamedTuple):
     delta: Any  # (batch, heads, n_q)
     head: Any  # its stride from head to head
     d_lse: Any  # (batch, heads, n_q), which is subtracted from delta
-    bounds: Any  # see OffsetSums
-    sums: Any  # with zeros
     seed: Any  # of dropout, from which those of rows are made
 
 
@@ -166,7 +164,7 @@ class Norm(NamedTuple):
 
 
 class TableSums(NamedTuple):
-    """Sums over the keys of each query that read a column of a table of vectors; None if not needed.
+    """Sums over the keys of each query that read a column of a table; None if not needed.
 
     Those of a table of queries are sums over the queries of each key. ``ends``, (batch, heads, 2, n), are the sums at
     or beyond the ends of the table. ``rows`` are those of each column between them, in pieces, so that those of a tile
@@ -193,6 +191,7 @@ class QueryGradients(NamedTuple):
     levels: RowMatrix
     key_table: TableSums
     value_table: TableSums  # of weights
+    bias: TableSums  # without rows, where diagonals have them
 
 
 class KeyGradients(NamedTuple):
@@ -203,19 +202,6 @@ class KeyGradients(NamedTuple):
     factors: RowMatrix
     levels: RowMatrix
     query_table: TableSums
-
-
-class OffsetSums(NamedTuple):
-    """Sums of the scores' gradient for the gradient of a bias, to which several programs add: whole numbers, whose sum
-    is the same in any order.
-
-    If the strides of positions are the same, a row of ``data`` has the sums by key index - query index, from the last
-    query's first key on, with a margin of LARGEST_BLOCK at both ends. Otherwise it has the sums by column of the table,
-    between what is at or beyond the left end for each key, and likewise the right end.
-    """
-
-    data: Any  # (batch, heads, length), int64; None if not needed
-    bounds: Any  # (batch, heads, 4, blocks of PREPARED_ROWS), from which the unit of a head follows; see jit.prepare
 
 
 LOG2E = math.log2(math.e)
@@ -290,14 +276,18 @@ def norm_of(sums: Tensor, delta: Tensor | None = None) -> Norm:
 
 
 def new_table_sums(call: Call, name: str) -> TableSums:
-    """Allocate the sums of a table; the rows have to be filled with zeros, as no kernel writes all."""
+    """Allocate the sums of a table; the rows have to be filled with zeros, as no kernel writes all.
+
+    Those of a bias have rows only where it has no diagonals, and these are filled.
+    """
     n, length = call.n_k if name == "query_table" else call.n_q, getattr(call, name).shape[1]
     pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n, SUMS_ROWS) * SUMS_ROWS
-    new, batch = call.value.new_empty, call.value.shape[0]
-    return TableSums(
-        new(batch, call.heads, 2, n, dtype=torch.float32),
-        new(batch, call.heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32),
-    )
+    value, size = call.value, (call.value.shape[0], call.heads)
+    ends = value.new_empty(*size, 2, n, dtype=torch.float32)
+    if name == "bias" and has_diagonals(call):
+        return TableSums(ends, None)
+    new = value.new_zeros if name == "bias" else value.new_empty
+    return TableSums(ends, new(*size, pieces, rows, SUMS_WIDTH, dtype=torch.float32))
 
 
 def pairs_of(call: Call) -> PairRules:
@@ -371,12 +361,12 @@ def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
     spans = [(first, table.shape[1]) for first, table in zip(call.first, call.tables, strict=True) if table is not None]
     first = last = None
     # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
-    if not all(_covers(call, *span) for span in spans):
+    if not all(covers(call, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
     bias = BiasTable(None, None, None)
     if call.bias is not None:
         length = call.bias.shape[1]
-        bias = BiasTable(call.bias.contiguous(), call.first[0] + length, length)
+        bias = BiasTable(call.bias.contiguous(), call.first[0], length)
     log2, cap = call.scale * LOG2E, None
     if call.softcap is not None:
         log2, cap = call.scale / call.softcap, call.softcap * LOG2E
@@ -395,7 +385,12 @@ def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
     )
 
 
-def _covers(call: Call, first: int, length: int) -> bool:
+def has_diagonals(call: Call) -> bool:
+    """Whether all pairs on a diagonal of scores have one offset: positions are affine, with one stride."""
+    return call.query_positions is None and call.affine[1] == call.affine[3]
+
+
+def covers(call: Call, first: int, length: int) -> bool:
     """Whether no pair of the call reads beyond the ends of a table; False for explicit positions."""
     span = allowed_span(*call.positions(), call.min_offset, call.max_offset)
     return span is not None and first <= span[0] and span[1] < first + length
@@ -408,18 +403,24 @@ def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> Vec
     length = table.shape[1]
     if length > LONGEST_COMPILED:
         return VectorTable(products, first, length, None)
-    if _covers(call, first, length):
+    if covers(call, first, length):
         # In short sequences tables end where offsets do: kernels would be compiled for every length.
         return VectorTable(products, first, length, constant(padded(length)))
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
-def parts_of(call: Call) -> Iterator[tuple[Call, range]]:
+def parts_of(call: Call, with_bias: bool = False) -> Iterator[tuple[Call, range]]:
     """Split a call into runs of queries small enough for their products with tables of vectors; mostly one run.
 
     Each comes with its rows. If they are not all, its seed is those of its rows, in the 32 bits that the kernels take.
+
+    Args:
+        with_bias: whether the queries also have sums by column of the bias, in the gradient of one that has no
+            diagonals.
     """
     lengths = [table.shape[1] for table in (call.key_table, call.value_table) if table is not None]
+    if with_bias and call.bias is not None and not has_diagonals(call):
+        lengths.append(call.bias.shape[1] - 2)
     longest, n_q = max(lengths, default=1), call.n_q
     size = n_q if longest <= ROW_TABLE_NUMBERS else max(FEWEST_TABLE_ROWS, n_q * ROW_TABLE_NUMBERS // longest)
     if size >= n_q:

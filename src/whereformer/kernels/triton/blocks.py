@@ -40,12 +40,11 @@ _TILES = {
     ("plain", "forward"): (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     ("plain", "query"): (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     ("plain", "key"): (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
-    # With a bias, whose gradient is summed beside those of keys.
-    ("biased", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 8, 1)),
+    ("plain", "square"): (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(32, 32, 4, 1)),
     ("rich", "forward"): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
     ("rich", "query"): (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     ("rich", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
-    ("rich", "dense"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+    ("rich", "square"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
     # With tables of vectors alone: their offsets are known when the kernels are compiled.
     ("vectors", "forward"): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     ("vectors", "query"): (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
@@ -54,10 +53,12 @@ _TILES = {
     ("plain of 64 rows", "forward"): (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     ("plain of 64 rows", "query"): (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     ("plain of 64 rows", "key"): (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    ("plain of 64 rows", "square"): (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(32, 32, 4, 1)),
     # The same on compute capability 9, with and without a bias.
     ("measured", "forward"): (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), Blocks(128, 32, 8, 2)),
     ("measured", "query"): (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 1)),
     ("measured", "key"): (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), Blocks(32, 64, 8, 1)),
+    ("measured", "square"): (Blocks(64, 64, 4, 3), Blocks(64, 64, 8, 3), Blocks(32, 32, 4, 1)),
     ("rich of 64 rows", "forward"): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
     ("rich of 64 rows", "query"): (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
     ("rich of 64 rows", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
@@ -71,7 +72,7 @@ _TILES = {
     ("rich float", "forward"): (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     ("rich float", "query"): (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     ("rich float", "key"): (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
-    ("rich float", "dense"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("rich float", "square"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
     # On compute capability 9, for the heads of _ON_TENSOR_CORES alone.
     ("float of 64 rows", "forward"): (Blocks(128, 32, 8, 1),),
     ("float of 64 rows", "query"): (Blocks(128, 32, 8, 1),),
@@ -79,7 +80,7 @@ _TILES = {
     ("rich float of 64 rows", "forward"): (Blocks(128, 16, 8, 1),),
     ("rich float of 64 rows", "query"): (Blocks(64, 16, 4, 1),),
     ("rich float of 64 rows", "key"): (Blocks(16, 128, 8, 1),),
-    ("rich float of 64 rows", "dense"): (Blocks(64, 64, 8, 1),),
+    ("rich float of 64 rows", "square"): (Blocks(64, 64, 8, 1),),
     # With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
     # instructions, and of those these need the fewest instructions for each score.
     ("float by key", "key"): (Blocks(32, 128, 8, 1),),
@@ -89,20 +90,23 @@ _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
     "query": Blocks(16, 32, 4, 1),
     "key": Blocks(16, 32, 4, 1),
-    "dense": Blocks(16, 16, 4, 1),
+    "square": Blocks(16, 16, 4, 1),
 }
 
 
 def blocks_of(kernel: str, call: Call) -> Blocks:
-    """Return the tile sizes of a call in the kernel "forward", "query", "key" or "dense"."""
+    """Return the tile sizes of a call in the kernel "forward", "query" or "key", or in one whose tiles are "square", those
+    of the gradients of a bias and of dense scores."""
     if available.interpreted():
         return _INTERPRETED[kernel]
-    rich = any(tensor is not None for tensor in (call.query_factors, call.dense, call.query_positions))
     by_rows = (call.key_table, call.query_table, call.value_table, call.query_levels)
     vectors = any(tensor is not None for tensor in by_rows)
+    wide = torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]
+    rich = any(tensor is not None for tensor in (call.query_factors, call.dense, call.query_positions))
+    rich = rich or (kernel == "square" and (vectors or wide))
     capability, _ = available.capability(call.value.device)
     # Tiles of the first of these kinds that has them
-    if torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]:
+    if wide:
         kind = "rich float" if rich or vectors else "float"
         by_key = call.query_table is not None or call.key_levels is not None
         kinds = ["float by key"] * by_key + [f"{kind} of 64 rows"] if capability == 9 else []
@@ -113,8 +117,7 @@ def blocks_of(kernel: str, call: Call) -> Blocks:
         plain = "measured" if capability == 9 and not few_keys else "plain of 64 rows"
         kinds = ["rich of 64 rows", "rich"] if rich else ["vectors of 64 rows"] if vectors else [plain]
     else:
-        biased = ["biased"] * (call.bias is not None)
-        kinds = ["rich"] if rich else ["vectors"] if vectors else [*biased, "plain"]
+        kinds = ["rich"] if rich else ["vectors"] if vectors else ["plain"]
     widest = _widest(call)
     width = 0 if widest <= 64 else 1 if widest <= 128 else 2
     return next(tiles[width] for kind in kinds if len(tiles := _TILES.get((kind, kernel), ())) > width)

@@ -24,12 +24,13 @@ from .arguments import (
     SUMS_ROWS,
     SUMS_WIDTH,
     KeyGradients,
-    OffsetSums,
     PairRules,
     QueryGradients,
     TableSums,
     Terms,
     ToFill,
+    covers,
+    has_diagonals,
     inputs_of,
     level_matrix,
     new_table_sums,
@@ -41,18 +42,18 @@ from .arguments import (
     table_matrix,
     terms_of,
 )
-from .blocks import LARGEST_BLOCK, blocks_of, cdiv, precision_of
+from .blocks import blocks_of, cdiv, precision_of
 from .plan import launch, record
 
 _SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
 
-_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors", "bias")
+_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors")
 
 
 class Triton(Backend):
     """What is kept of each row is its :class:`Norm`, in one number or two."""
 
-    name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "dense")
+    name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "bias", "dense")
 
     def why_not(self, call: Call, device: torch.device) -> str | None:
         return available.why_not(call, device)
@@ -106,7 +107,7 @@ class Triton(Backend):
         gradients = {name: call.new_gradient(name) for name in needed}
         if d_output.numel() == 0 or call.n_k == 0:
             return [gradient.zero_() for gradient in gradients.values()]
-        kept, parts = _kept(call, *results), list(parts_of(call))
+        kept, parts = _kept(call, *results), list(parts_of(call, with_bias="bias" in needed))
         if len(parts) == 1:
             return list(_Backward(call, kept, gradients, d_output, d_lse).run().values())
         sums = {name: torch.zeros_like(gradient, dtype=call.wide) for name, gradient in gradients.items()}
@@ -139,46 +140,25 @@ def _prepare(
     kept: Kept | None = None,
     d_out: Tensor | None = None,
     d_lse: Tensor | None = None,
-    with_bias: bool = False,
-) -> tuple[Tensor | None, OffsetSums]:
-    """Fill what ``pairs`` has room for, and in the backward return ``delta``, with the sums of a bias's gradient."""
+) -> Tensor | None:
+    """Fill what ``pairs`` has room for, and return ``delta`` in the backward."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
-    value, batch, heads, blocks = call.value, call.value.shape[0], call.heads, cdiv(call.n_q, PREPARED_ROWS)
     delta = None if kept is None else kept.sums.new_empty_strided(kept.sums.shape[1:], kept.sums.stride()[1:])
     seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
-    offsets, length, table = OffsetSums(None, None), 0, None
-    if with_bias:
-        (*_, length), table = _columns(call), call.value_table
-        sums = value.new_empty(batch, heads, length, dtype=torch.int64)
-        offsets = OffsetSums(sums, value.new_empty(batch, heads, 4, blocks, dtype=torch.float32))
     if any(each is not None for each in (delta, seed, call.key_mask)):
         launch(
             prepare,
-            batch * heads * blocks,
+            call.value.shape[0] * call.heads * cdiv(call.n_q, PREPARED_ROWS),
             row_matrix(None if kept is None else kept.output),
             row_matrix(None if kept is None else kept.rounded_off),
             row_matrix(d_out),
-            row_matrix(value if with_bias else None, shared=call.shared),
-            table_matrix(table, call),
-            ToFill(delta, None if delta is None else delta.stride(1), d_lse, offsets.bounds, offsets.data, seed),
+            ToFill(delta, None if delta is None else delta.stride(1), d_lse, seed),
             pairs,
-            *(0 if table is None else table.shape[1], length),
             num_warps=4,
         )
-    return delta, offsets
-
-
-def _columns(call: Call) -> tuple[int, int, int]:
-    """Return the column of a bias to which the first of ``OffsetSums`` belongs, the columns from one to the next, and
-    their number."""
-    assert call.bias is not None
-    query_start, query_stride, key_start, stride = call.affine
-    if call.query_positions is None and query_stride == stride:
-        first = key_start - query_start + (1 - call.n_q - LARGEST_BLOCK) * stride - call.first[0]
-        return first, stride, call.n_q + call.n_k - 1 + 2 * LARGEST_BLOCK
-    return -call.n_k, 1, call.bias.shape[1] + 2 * call.n_k
+    return delta
 
 
 def _met_by(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor | None, float]:
@@ -245,6 +225,26 @@ def _fill(call: Call, kept: Kept) -> None:
     )
 
 
+_DIAGONAL_PROGRAMS = 1500
+"""About the most programs of the kernel of diagonals: enough for a GPU, and each has sums of its own."""
+
+
+def _diagonals(call: Call, between: bool) -> tuple[int, int]:
+    """Return the first and the last diagonal, key index - query index, whose pairs add to the gradient of a bias.
+
+    If ``between``, only those whose offsets are between the ends of its table.
+    """
+    assert call.bias is not None
+    lows, highs = [call.min_offset], [call.max_offset]
+    if between:
+        lows.append(call.first[0] + 1)
+        highs.append(call.first[0] + call.bias.shape[1] - 2)
+    start, stride = call.affine[2] - call.affine[0], call.affine[3]
+    first = max([1 - call.n_q, *(-((start - low) // stride) for low in lows if low is not None)])
+    last = min([call.n_k - 1, *((high - start) // stride for high in highs if high is not None)])
+    return first, last
+
+
 _BY_TABLE = {
     "key_table": ("key_table", "key_table_factors", "query"),
     "query_table": ("query_table", "query_table_factors"),
@@ -263,8 +263,10 @@ class _Backward:
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         d_lse = None if d_lse is None else d_lse.float().contiguous()
         pairs = pairs_of(call)
-        delta, self.offsets = _prepare(call, pairs, kept, self.d_out, d_lse, with_bias=self.needs("bias"))
+        delta = _prepare(call, pairs, kept, self.d_out, d_lse)
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
+        if self.needs("bias") and not (has_diagonals(call) and covers(call, call.first[0], call.bias.shape[1])):
+            has.append("bias")
         self.sums = {name: new_table_sums(call, name) for name in has}
         self.first = inputs_of(call, self.d_out), norm_of(kept.sums, delta)
         self.last = _terms(call, self.d_out, self.sums), pairs
@@ -282,10 +284,12 @@ class _Backward:
 
     def run(self) -> dict[str, Tensor]:
         """Return the gradients by name."""
-        if self.needs(*_SUMS_OVER_KEYS):
+        if self.needs(*_SUMS_OVER_KEYS) or "bias" in self.sums:
             self._query_gradients()
         if self.needs(*_SUMS_OVER_QUERIES):
             self._key_gradients()
+        if self.needs("bias"):
+            self._bias_gradient()
         if self.needs("dense"):
             self._dense_gradients()
         for name, found in self.places.items():
@@ -310,6 +314,7 @@ class _Backward:
                 level_matrix(places.get("query_levels")),
                 self.sums.get("key_table", nothing),
                 self.sums.get("value_table", nothing),
+                self.sums.get("bias", nothing),
             ),
             table_matrix(call.key_table if meets_query else None, call),
             *self.last,
@@ -334,30 +339,50 @@ class _Backward:
                 level_matrix(places.get("key_levels")),
                 self.sums.get("query_table", TableSums(None, None)),
             ),
-            self.offsets,
             *self.last,
             **blocks.launch,
         )
-        if self.needs("bias"):
-            self._bias_gradient()
         self._table_gradients("query_table")
 
     def _bias_gradient(self) -> None:
-        """Compute the gradient of a bias, (heads, T), from whole numbers, whose sum is the same in any order."""
-        from .jit.prepare import finish_bias
+        """Compute the gradient of a bias, (heads, T), from sums over all pairs with each offset."""
+        from .jit.diagonals import diagonals, finish_bias
 
-        (first, stride, number), length, columns = _columns(self.call), self.gradients["bias"].shape[1], 128
-        left = min(max(-first // stride + 1, 0), number)
-        right = min(max(-((first - max(length - 1, 1)) // stride), left), number)
+        call, gradient, sums = self.call, self.gradients["bias"], self.sums.get("bias")
+        if sums is not None and sums.rows is not None:
+            gradient.copy_(sums.by_column(gradient.shape[1]).sum((0, 2)))
+            return
+        batch, blocks = call.value.shape[0], blocks_of("square", call)
+        first, last = _diagonals(call, between=sums is not None)
+        # Those of a diagonal of tiles are on both sides of its own.
+        low, size = first // blocks.rows, blocks.rows
+        count = max(0, last // size + 2 - low) if first <= last else 0
+        parts = max(1, min(batch, _DIAGONAL_PROGRAMS // max(1, count * call.heads)))
+        out = call.value.new_empty(call.heads, count, parts, 2, size, dtype=torch.float32)
+        if count:
+            launch(
+                diagonals,
+                count * call.heads * parts,
+                *self.first,
+                out,
+                *self.last,
+                *(low, count, parts, batch),
+                BLOCK=size,
+                num_warps=blocks.warps,
+                num_stages=blocks.stages,
+            )
+        (query_start, _, key_start, stride), columns = call.affine, 128
         launch(
             finish_bias,
-            self.call.heads * cdiv(length, columns),
-            self.gradients["bias"],
-            self.offsets,
-            self.last[1],
-            *(first, left, right, number, length, self.call.value.shape[0]),
+            call.heads * cdiv(gradient.shape[1], columns),
+            gradient,
+            out,
+            None if sums is None else sums.ends,
+            call.first[0] - (key_start - query_start) - low * size * stride,
+            *(gradient.shape[1], count, parts, batch, call.heads, call.n_q),
             STRIDE=stride,
-            BLOCK=columns,
+            BLOCK=size,
+            COLUMNS=columns,
             num_warps=1,
         )
 
@@ -391,7 +416,7 @@ class _Backward:
         """Compute the gradient of dense scores."""
         from .jit.gradients import dense_gradients
 
-        call, blocks, gradient = self.call, blocks_of("dense", self.call), self.gradients["dense"]
+        call, blocks, gradient = self.call, blocks_of("square", self.call), self.gradients["dense"]
         items, size = len(gradient), blocks.rows
         launch(
             dense_gradients,

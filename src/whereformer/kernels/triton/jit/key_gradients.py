@@ -9,9 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, LEFT, RIGHT, query_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
-from .offset_sums import WholeSums, add_by_offset
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
-from .prepare import unit_of
 from .tiles import BatchHead, ScoreTile, Side, load, load_side, store
 
 
@@ -36,11 +34,11 @@ class KeySums(NamedTuple):
 
 @triton.jit
 def _key_blocks(
-    sums, keys, inputs, norm, buffer, whole, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
+    sums, keys, inputs, norm, buffer, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
 ):
     """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys.
 
-    ``buffer`` receives the sums by offset of keys' rows, and ``whole`` those of all rows; either may be None.
+    ``buffer`` receives the sums by offset of keys' rows; it may be None.
     """
     d_k, d_v, d_factors, d_levels, query_table = sums
     for block in range(start, end):
@@ -53,8 +51,6 @@ def _key_blocks(
         row_state = load_rows(norm, pairs, place, rows)
         weights, d_scores, slope = gradients_of(keys.side, side, keys.value, do, row_state, tile, terms, pairs, AREA)
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
-        if whole.data is not None:
-            add_by_offset(whole, d_scores, tile, terms, pairs, AREA)
         if keys.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(q.dtype)
             d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)
@@ -71,30 +67,25 @@ def _key_blocks(
 
 @triton.jit
 def _key_areas(
-    sums, keys, inputs, norm, buffer, offsets, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    sums, keys, inputs, norm, buffer, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Add what all queries of a head contribute to the sums of a block of keys."""
-    whole = WholeSums(None, 1.0)
-    if offsets.data is not None:
-        whole = WholeSums(offsets.data, unit_of(offsets, pairs, place.batch, place.head))
-    # Keys beyond the last are never stored, but they would be added to the sums by offset: mask them in all tiles.
-    beyond = offsets.data is not None and keys.first_key + BLOCK_N > pairs.n_k
-    bounds = query_areas(terms, pairs, place.batch, keys.first_key, beyond, BLOCK_M, BLOCK_N)
+    bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
     for area in tl.static_range(ANY, LEFT - 1, -1):
         if pairs.query_positions is None and (terms.span.first is not None or (area != LEFT and area != RIGHT)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
-            sums = _key_blocks(sums, keys, inputs, norm, buffer, whole, terms, pairs, place, start, end, area, BLOCK_M)
+            sums = _key_blocks(sums, keys, inputs, norm, buffer, terms, pairs, place, start, end, area, BLOCK_M)
     if pairs.query_positions is not None or pairs.min_offset is not None:
         start, end = bounds[4], bounds[5]
-        sums = _key_blocks(sums, keys, inputs, norm, buffer, whole, terms, pairs, place, start, end, ANY, BLOCK_M)
+        sums = _key_blocks(sums, keys, inputs, norm, buffer, terms, pairs, place, start, end, ANY, BLOCK_M)
     return sums
 
 
 @triton.jit
-def key_gradients(inputs, norm, gradients, offsets, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def key_gradients(inputs, norm, gradients, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute all gradients that sum over queries, for one block of keys of one head.
 
-    The sums include the queries of all heads that share the keys. Add to the sums of ``offsets`` too, if it has data.
+    The sums include the queries of all heads that share the keys.
     """
     SHARED: tl.constexpr = inputs.value.shared
     blocks = tl.cdiv(pairs.n_k, BLOCK_N)
@@ -114,11 +105,11 @@ def key_gradients(inputs, norm, gradients, offsets, terms, pairs, BLOCK_M: tl.co
     )
     buffer = gradients.query_table.rows
     if SHARED == 1:
-        sums = _key_areas(sums, keys, inputs, norm, buffer, offsets, terms, pairs, place, BLOCK_M, BLOCK_N)
+        sums = _key_areas(sums, keys, inputs, norm, buffer, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
         for member in range(SHARED):
             of_member = BatchHead(place.batch, place.head + member)
-            sums = _key_areas(sums, keys, inputs, norm, buffer, offsets, terms, pairs, of_member, BLOCK_M, BLOCK_N)
+            sums = _key_areas(sums, keys, inputs, norm, buffer, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors, d_levels, query_table = sums
     store(gradients.key, d_k * terms.products.scale, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)

@@ -21,6 +21,7 @@ class QuerySums(NamedTuple):
     levels: Any
     key_table: Ends
     value_table: Ends
+    bias: Ends
 
 
 @triton.jit
@@ -28,7 +29,7 @@ def _query_blocks(
     sums, queries, inputs, gradients, terms, pairs, start, end, AREA: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Add what the key blocks from ``start`` to ``end`` contribute to the sums of a block of queries."""
-    d_q, d_factors, d_levels, key_table, value_table = sums
+    d_q, d_factors, d_levels, key_table, value_table, bias = sums
     for block in range(start, end):
         first = block * BLOCK_N
         columns = (first + tl.arange(0, BLOCK_N))[None, :]
@@ -51,12 +52,16 @@ def _query_blocks(
             key_table = add_ends(key_table, d_scores, terms.key_table, tile, pairs, AREA)
         if gradients.value_table.rows is not None:
             value_table = add_ends(value_table, weights, terms.value_table, tile, pairs, AREA)
+        if gradients.bias.ends is not None:
+            bias = add_ends(bias, d_scores, terms.bias, tile, pairs, AREA)
         if AREA != LEFT and AREA != RIGHT:
             if gradients.key_table.rows is not None:
                 add_at_offsets(gradients.key_table.rows, d_scores, terms.key_table, tile, pairs)
             if gradients.value_table.rows is not None:
                 add_at_offsets(gradients.value_table.rows, weights, terms.value_table, tile, pairs)
-    return QuerySums(d_q, d_factors, d_levels, key_table, value_table)
+            if gradients.bias.rows is not None:
+                add_at_offsets(gradients.bias.rows, d_scores, terms.bias, tile, pairs)
+    return QuerySums(d_q, d_factors, d_levels, key_table, value_table, bias)
 
 
 @triton.jit
@@ -78,6 +83,7 @@ def query_gradients(inputs, norm, gradients, key_vectors, terms, pairs, BLOCK_M:
         tl.zeros([BLOCK_M, inputs.query.padded], tl.float32),
         tl.zeros([BLOCK_M, inputs.query_factors.padded], tl.float32),
         tl.zeros([BLOCK_M, terms.query_levels.padded], tl.float32),
+        no_ends(BLOCK_M),
         no_ends(BLOCK_M),
         no_ends(BLOCK_M),
     )
@@ -102,3 +108,5 @@ def query_gradients(inputs, norm, gradients, key_vectors, terms, pairs, BLOCK_M:
         store_ends(gradients.key_table.ends, sums.key_table, pairs, place, row, pairs.n_q)
     if gradients.value_table.rows is not None:
         store_ends(gradients.value_table.ends, sums.value_table, pairs, place, row, pairs.n_q)
+    if gradients.bias.ends is not None:
+        store_ends(gradients.bias.ends, sums.bias, pairs, place, row, pairs.n_q)
