@@ -481,7 +481,7 @@ SWEPT = 4096
 def tiles() -> Iterator[tuple[str, Step]]:
     for dim in (64, 128):
         for name in ("none", "full", "t5", "shaw", "factors"):
-            for kernel in ("forward", "query", "key"):
+            for kernel in ("forward", "query", "key", *["square"] * (name in ("full", "t5"))):
                 yield f"{kernel} {name} {dim}", partial(swept, kernel, name, dim)
 
 
@@ -521,6 +521,8 @@ def swept(kernel: str, name: str, dim: int) -> Report:
     found: dict[blocks.Blocks | None, float | str] = {None: milliseconds(None)}
     rows, keys, warps, stages = own[0].rows, own[0].keys, own[0].warps, own[0].stages
     around = [(rows * 2, keys), (rows // 2, keys), (rows, keys * 2), (rows, keys // 2)]
+    if kernel == "square":
+        around = [(rows * 2, rows * 2), (rows // 2, rows // 2)]
     neighbors = [blocks.Blocks(*size, warps, stages) for size in around if min(size) >= 16 and max(size) <= 128]
     neighbors += [blocks.Blocks(rows, keys, many, stages) for many in (warps * 2, warps // 2) if 2 <= many <= 8]
     neighbors += [blocks.Blocks(rows, keys, warps, deep) for deep in (stages + 1, stages - 1) if deep]

@@ -63,7 +63,8 @@ LIMITS = {
     ("plain", "forward"): 10.0,
     ("bias", "forward"): 13.0,
     ("bias", "query_gradients"): 13.0,
-    ("bias", "key_gradients"): 26.5,
+    ("bias", "key_gradients"): 15.0,
+    ("bias", "diagonals"): 14.5,
     ("shaw", "forward"): 24.0,
     ("shaw", "query_gradients"): 41.0,
     ("shaw", "key_gradients"): 26.0,
@@ -71,9 +72,8 @@ LIMITS = {
 """The most instructions a score in the main loop of these kernels, in the case of FLASH_T5. Tiles that need fewer were
 slower on an H100: with these, two programs fit on a multiprocessor."""
 
-BACKWARD_LIMIT, MASKED_LIMIT = 38.0, 16.5
-"""The most instructions a score in the same case in all kernels of a bias's backward pass, and in the masked tiles of
-the forward pass with a window."""
+MASKED_LIMIT = 16.5
+"""The most instructions a score in the same case in the masked tiles of the forward pass with a window."""
 
 MOST_SPILLS = {256: 256}
 """The most loads and stores of spilled registers in a kernel in 16 bits, by head_dim; 0 for others and for float32."""
@@ -154,14 +154,15 @@ class Counts:
     """The kind of tensor-core instruction, and their number."""
     instructions: tuple[float, ...]
     """Per score, in each loop over tiles, in the kernel's order: beyond the left end of a table, inside it, beyond its
-    right end, and with masks. The gradients of keys have them in the other order."""
+    right end, and with masks. The gradients of keys have them in the other order; diagonals, inside, with masks, and in
+    both."""
 
     @property
     def inside(self) -> float:
         """Instructions a score in the main loop, which reads the table if there is one."""
         if self.kernel == "key_gradients":
             return self.instructions[{1: 0, 2: 1, 3: 1}.get(len(self.instructions), 2)]
-        return self.instructions[1 if len(self.instructions) > 2 else 0]
+        return self.instructions[1 if len(self.instructions) > 2 and self.kernel != "diagonals" else 0]
 
 
 class _NoGpu:
@@ -279,15 +280,6 @@ def exceeded(found: list[Counts]) -> list[str]:
             masked = max(counts.instructions[0], counts.instructions[-1])
             if masked > MASKED_LIMIT:
                 lines.append(f"{name}: {masked} instructions a score in masked tiles, at most {MASKED_LIMIT} wanted")
-    backward = {
-        counts.kernel: counts.inside
-        for counts in found
-        if (counts.term, counts.gpu, counts.dtype, counts.dim) == ("bias", *MAIN)
-        and counts.kernel != "forward"
-        and counts.instructions
-    }
-    if sum(backward.values()) > BACKWARD_LIMIT:
-        lines.append(f"a bias's backward pass: {backward} instructions a score, at most {BACKWARD_LIMIT} wanted")
     return lines
 
 

@@ -64,7 +64,7 @@ class BiasTable(NamedTuple):
     """A table of numbers over offsets."""
 
     data: Any  # (heads, length), in natural units; None if a call has no such table
-    first: Any  # the offset of the first column
+    end: Any  # the offset after the last column: in a table of every offset it divides by 16 where the lengths do
     length: Any
 
 
@@ -366,7 +366,7 @@ def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
     bias = BiasTable(None, None, None)
     if call.bias is not None:
         length = call.bias.shape[1]
-        bias = BiasTable(call.bias.contiguous(), call.first[0], length)
+        bias = BiasTable(call.bias.contiguous(), call.first[0] + length, length)
     log2, cap = call.scale * LOG2E, None
     if call.softcap is not None:
         log2, cap = call.scale / call.softcap, call.softcap * LOG2E

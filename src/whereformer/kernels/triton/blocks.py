@@ -40,7 +40,7 @@ _TILES = {
     ("plain", "forward"): (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     ("plain", "query"): (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     ("plain", "key"): (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
-    ("plain", "square"): (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(32, 32, 4, 1)),
+    ("plain", "square"): (Blocks(64, 64, 4, 1), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1)),
     ("rich", "forward"): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
     ("rich", "query"): (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     ("rich", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
@@ -53,12 +53,12 @@ _TILES = {
     ("plain of 64 rows", "forward"): (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     ("plain of 64 rows", "query"): (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     ("plain of 64 rows", "key"): (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
-    ("plain of 64 rows", "square"): (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(32, 32, 4, 1)),
+    ("plain of 64 rows", "square"): (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1)),
     # The same on compute capability 9, with and without a bias.
     ("measured", "forward"): (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), Blocks(128, 32, 8, 2)),
     ("measured", "query"): (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 1)),
     ("measured", "key"): (Blocks(64, 64, 4, 3), Blocks(64, 128, 8, 3), Blocks(32, 64, 8, 1)),
-    ("measured", "square"): (Blocks(64, 64, 4, 3), Blocks(64, 64, 8, 3), Blocks(32, 32, 4, 1)),
+    ("measured", "square"): (Blocks(64, 64, 4, 3), Blocks(64, 64, 8, 3), Blocks(64, 64, 8, 1)),
     ("rich of 64 rows", "forward"): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
     ("rich of 64 rows", "query"): (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
     ("rich of 64 rows", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
@@ -95,8 +95,10 @@ _INTERPRETED = {
 
 
 def blocks_of(kernel: str, call: Call) -> Blocks:
-    """Return the tile sizes of a call in the kernel "forward", "query" or "key", or in one whose tiles are "square", those
-    of the gradients of a bias and of dense scores."""
+    """Return the tile sizes of a call in the kernel "forward", "query", "key" or "square".
+
+    Tiles of the gradients of a bias and of dense scores are square.
+    """
     if available.interpreted():
         return _INTERPRETED[kernel]
     by_rows = (call.key_table, call.query_table, call.value_table, call.query_levels)

@@ -25,6 +25,9 @@ from .available import interpreted
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
+_SMALL = 2**20
+"""Bytes that may be free a little later."""
+
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
 
 
@@ -65,7 +68,7 @@ class _Recorder(DispatchMode):
     of which it uses only where they begin.
 
     An allocation or a view is written where it is first used. Where only launches use allocations, those that are freed
-    at the same line are one.
+    at the same line are one, and so are all small ones.
 
     Args:
         inputs: the tensors that are given; all others have to be made while it records.
@@ -153,8 +156,12 @@ class _Recorder(DispatchMode):
         lines = [*self.lines, (f"return {', '.join(results)},", results, [])]
         last = {name: index for index, (_, *names) in enumerate(lines) for name in chain(*names)}
         places = {name: (name, 0) for name in last}  # of whose memory a tensor is a part, and where it begins there
-        for index in sorted(set(last.values())):
-            parts = [name for name in self.allocations if last.get(name) == index and name not in self.used]
+        scratch = [name for name in self.allocations if name in last and name not in self.used]
+        freed = {name: last[name] for name in scratch}
+        small = [name for name in scratch if self.allocations[name][1] <= _SMALL]
+        freed |= dict.fromkeys(small, max([last[name] for name in small], default=0))
+        for index in sorted(set(freed.values())):
+            parts = [name for name in scratch if freed[name] == index]
             # As torch does, begin at multiples of 512 bytes.
             *starts, size = accumulate((-(-self.allocations[name][1] // 512) * 512 for name in parts), initial=0)
             places |= {name: (f"m{index}", start) for name, start in zip(parts, starts, strict=True)}

@@ -6,41 +6,22 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, in_documents
-from .gradients import gradients_of, load_rows
-from .tiles import BatchHead, ScoreTile, load, load_side
+from .gradients import square_gradients
+from .tiles import BatchHead
 
 
 @triton.jit
-def _add_tile(acc, inputs, norm, terms, pairs, place, row_block, diagonal, AREA: tl.constexpr, BLOCK: tl.constexpr):
-    """Add the gradient of a tile's scores."""
-    first_row, first_key = row_block * BLOCK, (row_block + diagonal) * BLOCK
-    rows = (first_row + tl.arange(0, BLOCK))[:, None]
-    columns = (first_key + tl.arange(0, BLOCK))[None, :]
-    queries = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK)
-    keys = load_side(inputs.key, inputs.key_factors, place, first_key, pairs.n_k, BLOCK)
-    do = load(inputs.d_out, place, first_row, pairs.n_q, BLOCK)
-    v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
-    row_state = load_rows(norm, pairs, place, rows)
-    tile = ScoreTile(place, first_row, first_key, rows, columns)
-    _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
-    return acc + d_scores
-
-
-@triton.jit
-def _add_tiles(
-    acc, inputs, norm, terms, pairs, place, first, end, diagonal, AREA: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Add the tiles in the blocks of queries from ``first`` to ``end``."""
-    for row_block in range(first, end):
+def _add_tiles(acc, inputs, norm, terms, pairs, place, first, end, diagonal, AREA: tl.constexpr, BLOCK: tl.constexpr):
+    """Add the gradients of scores in the blocks of queries from ``first`` to ``end``."""
+    for block in range(first, end):
+        row, key_block = block * BLOCK, block + diagonal
         if pairs.first_keys is None:
-            acc = _add_tile(acc, inputs, norm, terms, pairs, place, row_block, diagonal, AREA, BLOCK)
+            acc += square_gradients(inputs, norm, terms, pairs, place, row, key_block * BLOCK, AREA, BLOCK)
         else:
-            firsts, lasts, key_block = pairs.first_keys, pairs.last_keys, row_block + diagonal
-            start, stop = in_documents(
-                firsts, lasts, place.batch, row_block * BLOCK, pairs.n_q, key_block + 1, BLOCK, BLOCK
-            )
+            firsts, lasts, batch = pairs.first_keys, pairs.last_keys, place.batch
+            start, stop = in_documents(firsts, lasts, batch, row, pairs.n_q, key_block + 1, BLOCK, BLOCK)
             if (start <= key_block) & (key_block < stop):
-                acc = _add_tile(acc, inputs, norm, terms, pairs, place, row_block, diagonal, AREA, BLOCK)
+                acc += square_gradients(inputs, norm, terms, pairs, place, row, key_block * BLOCK, AREA, BLOCK)
     return acc
 
 

@@ -58,6 +58,21 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
 
 
 @triton.jit
+def square_gradients(inputs, norm, terms, pairs, place, first_row, first_key, AREA: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the gradient of the scores of a tile, [BLOCK, BLOCK], of which nothing is loaded yet."""
+    row = (first_row + tl.arange(0, BLOCK))[:, None]
+    column = (first_key + tl.arange(0, BLOCK))[None, :]
+    queries = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK)
+    keys = load_side(inputs.key, inputs.key_factors, place, first_key, pairs.n_k, BLOCK)
+    do = load(inputs.d_out, place, first_row, pairs.n_q, BLOCK)
+    v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
+    row_state = load_rows(norm, pairs, place, row)
+    tile = ScoreTile(place, first_row, first_key, row, column)
+    _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
+    return d_scores
+
+
+@triton.jit
 def times_slope(d_scores, slope, terms):
     """Return the gradient of scaled products; ``slope`` is that of the soft cap."""
     if terms.products.cap is None:
@@ -95,14 +110,7 @@ def dense_gradients(inputs, norm, d_dense, terms, pairs, batches, BLOCK: tl.cons
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for shared in range(batches):
         place = BatchHead(batch * batches + shared, head)
-        queries = load_side(inputs.query, inputs.query_factors, place, first_row, pairs.n_q, BLOCK)
-        keys = load_side(inputs.key, inputs.key_factors, place, first_key, pairs.n_k, BLOCK)
-        do = load(inputs.d_out, place, first_row, pairs.n_q, BLOCK)
-        v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
-        row_state = load_rows(norm, pairs, place, row)
-        tile = ScoreTile(place, first_row, first_key, row, column)
-        _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, ANY)
-        acc += d_scores
+        acc += square_gradients(inputs, norm, terms, pairs, place, first_row, first_key, ANY, BLOCK)
     at = d_dense.data + tl.cast(batch, tl.int64) * d_dense.batch + tl.cast(head, tl.int64) * d_dense.head
     at = at + row.to(tl.int64) * d_dense.row + column * d_dense.column
     tl.store(at, acc.to(d_dense.data.dtype.element_ty), mask=(row < pairs.n_q) & (column < pairs.n_k))

@@ -66,9 +66,7 @@ def _key_blocks(
 
 
 @triton.jit
-def _key_areas(
-    sums, keys, inputs, norm, buffer, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def _key_areas(sums, keys, inputs, norm, buffer, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Add what all queries of a head contribute to the sums of a block of keys."""
     bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
     for area in tl.static_range(ANY, LEFT - 1, -1):

@@ -15,6 +15,13 @@ from .tiles import BatchHead, head_index, load
 SUMS_WIDTH, SUMS_ROWS = tl.constexpr(arguments.SUMS_WIDTH), tl.constexpr(arguments.SUMS_ROWS)
 
 
+class Columns(NamedTuple):
+    """The columns of a table: the offset of the first, and their number."""
+
+    first: Any
+    length: Any
+
+
 class Ends(NamedTuple):
     """For each row, the sums at or beyond the first and the last column of a table."""
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
-from .offsets import Ends, add_at_offsets, add_ends, add_vectors, no_ends, store_ends
+from .offsets import Columns, Ends, add_at_offsets, add_ends, add_vectors, no_ends, store_ends
 from .tiles import QueryBlock, ScoreTile, load, load_side, place_of, store
 
 
@@ -53,14 +53,15 @@ def _query_blocks(
         if gradients.value_table.rows is not None:
             value_table = add_ends(value_table, weights, terms.value_table, tile, pairs, AREA)
         if gradients.bias.ends is not None:
-            bias = add_ends(bias, d_scores, terms.bias, tile, pairs, AREA)
+            columns_of_bias = Columns(terms.bias.end - terms.bias.length, terms.bias.length)
+            bias = add_ends(bias, d_scores, columns_of_bias, tile, pairs, AREA)
         if AREA != LEFT and AREA != RIGHT:
             if gradients.key_table.rows is not None:
                 add_at_offsets(gradients.key_table.rows, d_scores, terms.key_table, tile, pairs)
             if gradients.value_table.rows is not None:
                 add_at_offsets(gradients.value_table.rows, weights, terms.value_table, tile, pairs)
             if gradients.bias.rows is not None:
-                add_at_offsets(gradients.bias.rows, d_scores, terms.bias, tile, pairs)
+                add_at_offsets(gradients.bias.rows, d_scores, columns_of_bias, tile, pairs)
     return QuerySums(d_q, d_factors, d_levels, key_table, value_table, bias)
 
 

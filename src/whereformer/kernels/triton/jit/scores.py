@@ -100,7 +100,7 @@ def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
     elif pairs.query_positions is None and pairs.query_stride + pairs.key_stride <= WIDEST_BAND:
         return _from_band(table, bias, tile, pairs)
     else:
-        return _log2(beside_products(tl.load(table + _clamped(offsets - bias.first, bias.length))))
+        return _log2(beside_products(tl.load(table + _clamped(offsets - (bias.end - bias.length), bias.length))))
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def _from_band(table, bias, tile, pairs):
     # The offset of the last row and the first column is the lowest.
     low = pairs.start + tile.first_key * pairs.key_stride - (tile.first_row + M - 1) * pairs.query_stride
     WIDTH: tl.constexpr = triton.next_power_of_2(M * pairs.query_stride + N * pairs.key_stride)
-    band = _log2(tl.load(table + _clamped(low - bias.first + tl.arange(0, WIDTH), bias.length)))
+    band = _log2(tl.load(table + _clamped(low - (bias.end - bias.length) + tl.arange(0, WIDTH), bias.length)))
     pair = tl.arange(0, M * N)
     if tile.rows.shape[0] == 1:
         index = (pair // M) * pairs.key_stride + (M - 1 - pair % M) * pairs.query_stride
