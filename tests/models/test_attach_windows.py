@@ -243,3 +243,20 @@ def test_a_model_whose_layers_see_more_than_tokens_is_refused():
     model = transformers.DeepseekV4Model(deepseek(**{**GROUPED, **sizes}, compress_rates=rates))
     with pytest.raises(ValueError, match=r"^model: DeepseekV4Model has no layer in which tokens attend to one another"):
         attach(model, "tisa")
+    # What no small example shows
+    rates |= {"heavily_compressed_attention": 16}
+    sizes |= {"num_hidden_layers": 2, "layer_types": [*reversed(rates)]}
+    model = transformers.DeepseekV4Model(deepseek(**{**GROUPED, **sizes}, compress_rates=rates)).eval()
+    ids = torch.arange(20).view(1, -1)
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+        attach(model, "none")
+        torch.testing.assert_close(model(ids).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+        detach(model)
+        attach(model, "alibi")
+        model(ids[:, :15])
+        for use_cache in (True, False):
+            with pytest.raises(
+                ValueError, match=r"^position: layer \d has 21 keys for 20 tokens, and only tokens have"
+            ):
+                model(ids, use_cache=use_cache)

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...kernels import PositionsLike
 from ...positions import Position, Site
+from ...positions.none import NoPosition
 from ..packed import offsets_suffice, packed_texts
 from .implementations import NAME, is_ours
 from .masks import RequestedMask
@@ -81,16 +83,27 @@ class LayerInput:
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
         with_weights: whether its weights are wanted; None: the configuration decides.
+        past: the number of earlier tokens in its cache; None if it shows no cache.
     """
 
     forward: StackForward
     layer: int
     hidden: Tensor
     with_weights: bool | None
+    past: int | None
 
     def check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
         causal, methods = self.forward.position.model.causal, self.forward.position.methods()
+        # Some layers join keys of whole pieces to those of tokens, as soon as there is a piece (DeepSeek-V4).
+        tokens = (self.past or 0) + n_q
+        joined = n_k > tokens and (self.past is not None or n_q > 1)
+        if joined and not all(isinstance(method, NoPosition) for method in methods):
+            raise InputError(
+                "position",
+                f"layer {self.layer} has {n_k} keys for {tokens} tokens, and only tokens have positions; "
+                "expected 'none' for this model",
+            )
         counting = [method for method in methods if method.scales_query]
         if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
             raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
@@ -192,4 +205,6 @@ class Enter:
         hidden = args[0] if args else kwargs["hidden_states"]
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)
-        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights)}
+        cache = next((each for each in (*kwargs.values(), *args) if isinstance(each, Cache)), None)
+        past = None if cache is None else cache.get_seq_length(getattr(module, "layer_idx", None) or 0)
+        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights, past)}
