@@ -97,12 +97,10 @@ class ModelFindings:
         sizes: "layers", "heads", "head_dim", "hidden_size", "positions" and so on.
         length: the number of positions that were analyzed.
         how: sentences on how scores were computed (parts of the embeddings, biases, scaling).
-        score: a score from the user, for the scatter plot.
+        score: a score from the user.
         step: the training step, for checkpoints of one run.
         table: the table of position embeddings; None if the model has none.
-        no_table: why there is no table.
         heads: the heads of every layer where position acts by itself, in order; empty if it does so nowhere.
-        no_heads: why there are no heads.
         attention: the attention over text; None if no text was read.
     """
 
@@ -116,9 +114,7 @@ class ModelFindings:
     score: float | None
     step: int | None
     table: TableFindings | None
-    no_table: str
     heads: tuple[HeadFindings, ...]
-    no_heads: str
     attention: AttentionFindings | None
 
     @property

@@ -273,9 +273,7 @@ def analyze_model(
         score=source.score,
         step=source.step,
         table=None if vectors is None else _table(vectors.cpu()),
-        no_table="" if vectors is not None else _no_table(encoder),
         heads=tuple(heads),
-        no_heads="" if heads else f"position method {config.position!r} adds nothing to any score",
         attention=attention,
     )
     return found, notes
@@ -329,9 +327,7 @@ def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) ->
         score=source.score,
         step=source.step,
         table=None if table is None else _table(table[:length]),
-        no_table="" if table is not None else "its positions are numbers for offsets, not vectors",
         heads=tuple(heads),
-        no_heads="" if heads else f"the effect of positions on the heads of a {kind} model is not analyzed",
         attention=None,
     )
 
@@ -388,13 +384,6 @@ def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool
         "": has_attention,
     }
     return tuple(sentence for sentence, holds in said.items() if holds)
-
-
-def _no_table(encoder: Encoder) -> str:
-    method = encoder.config.position
-    if not encoder.position.acts_on:
-        return f"position method {method!r} tells the model nothing about position"
-    return f"position method {method!r} has no vector for each position; it acts on queries, keys or scores"
 
 
 # Attention over text.

@@ -119,8 +119,6 @@ def model_of(
         score=score,
         step=step,
         table=table_of(n, noise=noise) if table else None,
-        no_table="" if table else "It has no position embeddings: its method adds a bias to scores.",
         heads=found,
-        no_heads="" if found else "Position acts in no layer by itself.",
         attention=attention_of(layers, heads) if attention else None,
     )
