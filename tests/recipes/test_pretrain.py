@@ -518,6 +518,8 @@ def test_the_padding_that_truncation_drops(blocks, padding):
     ("arguments", "expected"),
     refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
+        --position hybrid => --position: unknown position method 'hybrid'; it is a preset, --preset hybrid; known: none
+        --position rope+sinks => --position: unknown position method 'sinks'; sinks belong to the attention, as in Enc
         --position tisa+tisa => --position: 'tisa+tisa' names a method twice
         --position rope --num-heads 128 => --position: rotary_dim: expected an even number
         --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'
