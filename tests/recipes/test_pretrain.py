@@ -78,7 +78,7 @@ def test_the_function_does_what_the_command_does(text, finished, tmp_path):
     options = {"data": text, **sizes, "steps": 6, "every": 2, "learning_rate": 0.01, "quiet": True}
     report = whereformer.pretrain(**options, out=tmp_path / "out")
     assert same(weights(tmp_path / "out"), weights(finished))
-    assert report.values == results_of(tmp_path / "out") == results_of(finished)
+    assert {**report.values, **report.values["about"]} == results_of(tmp_path / "out") == results_of(finished)
     assert "6 steps, 384 tokens; held-out loss" in str(report)
     assert "<table" in report._repr_html_()
     with pytest.raises(InputError, match=r"^out: expected a folder for the model, got None"):

@@ -63,7 +63,7 @@ def test_it_writes_model_tokenizer_and_report_and_says_how_to_go_on(data, tmp_pa
     assert "<svg" in (tmp_path / "report.html").read_text()
     assert not list(tmp_path.rglob("*.partial"))
     card = (tmp_path / "model" / "README.md").read_text()
-    assert f"| loss | `{round(results['averaged']['loss'], 4)}` |" in card
+    assert f"| loss | `{round(results['saved']['loss'], 4)}` |" in card
     assert "whereformer translate train --source" in card
 
 
@@ -73,7 +73,7 @@ def test_the_function_does_what_the_command_does(data, finished, tmp_path):
     options |= {"steps": 6, "every": 2, "warmup": 2, "average": 2, "learning_rate": 0.01, "quiet": True}
     report = whereformer.translate(**options, out=tmp_path)
     assert same(weights(tmp_path), weights(finished))
-    assert report.values == results_of(tmp_path) == results_of(finished)
+    assert {**report.values, **report.values["about"]} == results_of(tmp_path) == results_of(finished)
     assert "(mean of the weights at the last 2 scores)" in str(report)
     assert "285 pairs" in str(whereformer.translate(**options, out=tmp_path, dry_run=True))
     with pytest.raises(InputError, match="data: no such file"):
@@ -103,7 +103,7 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
         with torch.no_grad():
             loss += float(model(tokenizer(one, return_tensors="pt")["input_ids"], labels=labels).loss) * labels.numel()
         count += labels.numel()
-    assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
+    assert results["saved"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
 class StopError(Exception):

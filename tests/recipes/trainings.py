@@ -31,7 +31,8 @@ def same(first, second):
 
 def results_of(out):
     """What a training has recorded."""
-    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
+    found = read_records(out / "records.jsonl")[1]['["train"]']["value"]
+    return {**found, **found["about"]}
 
 
 def toy_tracker(monkeypatch, name):
