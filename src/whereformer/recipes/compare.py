@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
 
@@ -161,8 +161,6 @@ class Compare(ManyRuns):
     seeds: Annotated[int | None, Range(1, MOST_SEEDS), Free] = None
     """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or with
     --minutes up to 3 if there is time."""
-    seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
-    """The first seed."""
     batch_size: Annotated[int, Range(1, MOST_SIZE)] = 16
     """Training windows in a step. While windows are shorter, a step has more of them."""
     hidden_size: Annotated[int, Range(1, MOST_SIZE)] = 64

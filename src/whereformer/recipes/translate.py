@@ -263,11 +263,14 @@ class Translate(long_run.LongRun):
             torch.manual_seed(hash((self.seed, ranks.rank())))
         every = self.every or max(1, work.steps // 20)
         last = long_run.scored_steps(every, work.steps)[-self.average :]
+        rows = work.rows["held_out"]
+        drawn = drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)
+        judged = [parallel.collate([rows[row] for row in chosen]) for chosen in drawn]
 
         def score(step: int) -> dict[str, float]:
             if step in last:
                 trained.add()
-            return self.held_out_scores(trained, work)
+            return held_out.held_out_scores(model, judged, bfloat16=plan.bfloat16)
 
         def optimizer(model: Any) -> Any:
             # No decay, and Adam's epsilon, as in Vaswani et al.
@@ -288,32 +291,12 @@ class Translate(long_run.LongRun):
 
         done = self.fit(run, trained, batch, plan, score, every, facts)
         trained.take_mean()
-        sizes, saved = sizes_of(work.config), self.held_out_scores(trained, work)
+        sizes, saved = sizes_of(work.config), score(0)
         model.generation_config = translating.generation_config(work.config, self.max_length)
         self.save(run, model, work.tokenizer, facts, parameters=sizes["parameters"], text=work.text(), scores=saved)
-        read = {
-            "epochs": work.steps / work.drawn.per_epoch,
-            **{name: asdict(part) for name, part in work.pairs.items()},
-        }
-        about = {"averaged_steps": last, **read, **sizes}
+        pairs_read = {name: asdict(part) for name, part in work.pairs.items()}
+        about = {"averaged_steps": last, "epochs": work.steps / work.drawn.per_epoch, **pairs_read, **sizes}
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, saved, about)
-
-    def held_out_scores(self, model: Any, work: Work) -> dict[str, float]:
-        """Return mean cross-entropy in nats and accuracy of each held-out next token, given those before it.
-
-        Each process reads its share of the batches. Afterwards the model is in evaluation mode.
-        """
-        model.eval()
-        rows, device = work.rows["held_out"], next(model.parameters()).device
-        found: list[tuple[str, float, int]] = []
-        for chosen in ranks.share(drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)):
-            batch = {name: each.to(device) for name, each in parallel.collate([rows[row] for row in chosen]).items()}
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16(device.type)):
-                out = model(**batch)
-            asked = batch["labels"] >= 0
-            count, right = int(asked.sum()), float((out.logits.argmax(-1) == batch["labels"])[asked].sum())
-            found += [("loss", float(out.loss) * count, count), ("accuracy", right, count)]
-        return held_out.means(found)
 
     def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
         mean = len(outcome.about["averaged_steps"])
