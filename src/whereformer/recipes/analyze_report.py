@@ -82,7 +82,7 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
             "The highest and the lowest 0.5% of values have the colors of the ends."
         )
         paint = embeddings(model.table)
-        parts.append(Figure(f"{prefix}Position embeddings", paint, caption, (720, 290), folded))
+        parts.append(Figure(f"{prefix}Position embeddings", paint, caption, (460, 205), folded))
     if model.heads:
         drawn = "that at any offset"
         if any(head.scores is not None for head in model.heads):
@@ -275,7 +275,7 @@ def embeddings(table: TableFindings) -> Callable[[Canvas], None]:
     last, ends = len(table.gram) - 1, limits(gram)
     maps = (
         ("$P = E E^T$", gram, ends, colormaps["cividis"]),
-        (f"its best Toeplitz part: {table.toeplitzness:.3f}", part, ends, colormaps["cividis"]),
+        (f"Toeplitz part: {table.toeplitzness:.3f}", part, ends, colormaps["cividis"]),
         ("what is left", gram - part, limits(gram - part, 0.0), BLUE_TO_ORANGE),
     )
 
