@@ -20,7 +20,7 @@ from transformers import (
 import whereformer
 from tests.failing import fails, refusals
 from tests.recipes.parallel_text import TINY, pairs, train, write
-from tests.recipes.trainings import results_of, same, weights
+from tests.recipes.trainings import crash, results_of, same, stop_at, weights
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import batches, parallel, subwords
@@ -106,26 +106,6 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
     assert results["saved"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
-class StopError(Exception):
-    pass
-
-
-def stop_at(step, what, run):
-    """Run a training that does something while it makes the batch of a step."""
-    real = batches.Drawn.__call__
-
-    def draw(self, number):
-        if number + 1 == step:
-            what()
-        return real(self, number)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(batches.Drawn, "__call__", draw)
-        with pytest.raises((SystemExit, StopError)) as stop:
-            run()
-    return stop.value
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -134,11 +114,8 @@ def stop_at(step, what, run):
     ],
 )
 def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options, capsys):
-    def kill():
-        raise StopError
-
     whole = run(data, tmp_path / "whole", *options)
-    stop_at(6, kill, lambda: run(data, tmp_path / "killed", *options))
+    stop_at(batches.Drawn.__call__, 6, crash, lambda: run(data, tmp_path / "killed", *options))
     again = run(data, tmp_path / "killed", *options)
     assert "continuing after step 4 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))

@@ -88,7 +88,7 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
     return options
 
 
-def parser_of(kind: type[Any], prog: str, usual: Mapping[str, Any] | None = None) -> Parser:
+def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> Parser:
     """Return the parser of a command. Its help shows the defaults of the fields, or those in ``usual``."""
     flags, types, documentation = flags_of(kind), hints(kind), _documentation(kind)
     placeholders, words = METAVARS | getattr(kind, "METAVARS", {}), [*flags.values()]

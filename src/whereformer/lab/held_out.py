@@ -30,7 +30,7 @@ def held_out_scores(
     """
     model.eval()
     device = next(model.parameters()).device
-    counts = {Electra: _electra, Seq2SeqForConditionalGeneration: _translation}
+    counts: dict[type[nn.Module], Any] = {Electra: _electra, Seq2SeqForConditionalGeneration: _translation}
     found, count = [], counts.get(type(model), _masked_lm)
     for batch in list(batches)[ranks.rank() :: ranks.size()]:
         moved = {name: each.to(device) for name, each in batch.items()}

@@ -270,7 +270,7 @@ class Translate(long_run.LongRun):
         def score(step: int) -> dict[str, float]:
             if step in last:
                 trained.add()
-            return held_out.held_out_scores(model, judged, bfloat16=plan.bfloat16)
+            return held_out.held_out_scores(model, judged, bfloat16=self.bfloat16(run.device))
 
         def optimizer(model: Any) -> Any:
             # No decay, and Adam's epsilon, as in Vaswani et al.
