@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,7 +95,6 @@ def test_models_of_transformers(save, name, options_of_it, width, rows):
         assert [fit.num_kernels for fit in head.fits] == [1, 2]
         assert 0 <= head.toeplitzness <= 1
     assert model.attention is None
-    assert any("norms, projections, biases" in sentence for sentence in model.how)
 
 
 def test_funnel_of_transformers(save):
@@ -457,7 +457,7 @@ def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
     assert found.sizes["positions"] == 12
     assert found.heads == ()
-    assert "only the position tables are analyzed" in notes[0]
+    assert re.search(r"only its table \S+ is analyzed", notes[0])
     json.dumps(found.to_dict(), allow_nan=False)
 
 

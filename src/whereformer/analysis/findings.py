@@ -96,7 +96,6 @@ class ModelFindings:
         position: the name of the position method.
         sizes: "layers", "heads", "head_dim", "hidden_size", "positions" and so on.
         length: the number of positions that were analyzed.
-        how: sentences on how scores were computed (parts of the embeddings, biases, scaling).
         score: a score from the user.
         step: the training step, for checkpoints of one run.
         table: the table of position embeddings; None if the model has none.
@@ -110,12 +109,11 @@ class ModelFindings:
     position: str
     sizes: dict[str, int]
     length: int
-    how: tuple[str, ...]
-    score: float | None
-    step: int | None
-    table: TableFindings | None
-    heads: tuple[HeadFindings, ...]
-    attention: AttentionFindings | None
+    score: float | None = None
+    step: int | None = None
+    table: TableFindings | None = None
+    heads: tuple[HeadFindings, ...] = ()
+    attention: AttentionFindings | None = None
 
     @property
     def by_layer(self) -> dict[int, list[HeadFindings]]:

@@ -34,6 +34,17 @@ OUTLIERS = 0.5
 """Percentage of pixels at each end of a scale that take the end's color, so that they do not stretch the scale."""
 PIXELS = 256
 """The most pixels of P's side."""
+HOW = (
+    "P is E E^T of the position embeddings as they are stored, before any norm or projection.",
+    "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
+    "everything that the model does: norms, projections, biases and the division by the square root of the head's width.",
+    "If positions are embedded, the mean over all pairs is subtracted in the first layer, which softmax ignores.",
+    "In deeper layers, every token is the mean state that the layer reads from random words. The score of two such "
+    "tokens without position is subtracted, so what is left is the method's effect in that layer.",
+    "Fits include a constant, which softmax ignores. Each offset counts as often as it occurs.",
+    "Measured attention leaves out the first and the last token of a window if they are special; the attention that "
+    "they receive is missing from the shares. The variance explained is that of log weights within rows.",
+)
 MOST_HEADS = 24
 """Up to this number of heads, each has its own line on a terminal; beyond it, each layer has one."""
 LEAST = 1.0
@@ -58,12 +69,11 @@ def report_of(models: Sequence[ModelFindings], notes: Sequence[str]) -> Report:
     for model in models:
         parts += _parts(model, f"{model.name}: " if several else "")
     about = [(each.name, each.source, each.kind, _sizes(each)) for each in models]
-    how = [[sentence] for sentence in dict.fromkeys(sentence for model in models for sentence in model.how)]
     texts = ("source", "kind", "sizes", "", "the first rule that holds")
     source, kind, sizes, said, rule = (Column(name, left=True, wraps=True) for name in texts)
     parts += [
         Sheet.of("The models", ["model", source, kind, sizes], about, folded=True),
-        Sheet.of("How this was measured", [said], how, named=-1, folded=True),
+        Sheet.of("How this is measured", [said], [[sentence] for sentence in HOW], named=-1, folded=True),
         Sheet.of("How heads are named", ["name", rule], [*RULES.items()], folded=True),
     ]
     title = f"What did {'they' if several else models[0].name} learn about position?"

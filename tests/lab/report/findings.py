@@ -115,7 +115,6 @@ def model_of(
         position=position,
         sizes={"layers": layers, "heads": heads, "head_dim": 4, "hidden_size": 4 * heads, "positions": n},
         length=n,
-        how=("The mean word embedding stands for every word.", "Scores are divided by the square root of head_dim."),
         score=score,
         step=step,
         table=table_of(n, noise=noise) if table else None,
