@@ -37,7 +37,7 @@ PIXELS = 256
 HOW = (
     "P is E E^T of the position embeddings as they are stored, before any norm or projection.",
     "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
-    "everything that the model does: norms, projections, biases and the division by the square root of the head's width.",
+    "everything that the model does: norms, projections, biases and the division by the root of the head's width.",
     "If positions are embedded, the mean over all pairs is subtracted in the first layer, which softmax ignores.",
     "In deeper layers, every token is the mean state that the layer reads from random words. The score of two such "
     "tokens without position is subtracted, so what is left is the method's effect in that layer.",
