@@ -173,7 +173,7 @@ class FromStart:
         return {
             "seed": seed,
             "commit": first["commit"],
-            "positional_parameters": trained["positional_parameters"],
+            "positional_parameters": trained["about"]["positional_parameters"],
             "held_out": [{"step": step, **score} for step, score in trained["scores"]],
             "toeplitzness": self._toeplitzness(folder) if "learned" in name.split("+") else [],
             "glue": scores,

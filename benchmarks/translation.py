@@ -149,13 +149,14 @@ class Translation:
                     first, *_ = (folder / "records.jsonl").read_text().splitlines()
                     training = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
                     results |= {fact: json.loads(first)[fact] for fact in ("date", "commit", "machine", "versions")}
-                    results["epochs"] = training["epochs"]
+                    results["epochs"] = training["about"]["epochs"]
                     results["signature"] = scores["bleu_signature"]
-                    methods[name] |= {key: training[key] for key in ("parameters", "positional_parameters")}
+                    about = training["about"]
+                    methods[name] |= {key: about[key] for key in ("parameters", "positional_parameters")}
                     methods[name]["seeds"][seed] = {
                         "bleu": scores["bleu"],
                         "chrf": scores["chrf"],
-                        "held_out_loss": training["averaged"]["loss"],
+                        "held_out_loss": training["saved"]["loss"],
                         "held_out_losses": [(step, each["loss"]) for step, each in training["scores"]],
                         "bleu_by_words": scores["bleu_by_words"],
                     }

@@ -37,7 +37,7 @@ LIBRARIES = {
     "lab": {"torch", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "recipes": {"torch", "sacrebleu", *DRAWING, *HUGGING_FACE},
-    "cli": {"torch", "rich", "tyro", *HUGGING_FACE},
+    "cli": {"torch", "rich", *HUGGING_FACE},
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.failing import fails
+from tests.failing import fails, refusals
 from whereformer import position_names
 from whereformer.cli.main import COMMANDS, command_class, main
 from whereformer.lab.run import open_folder
@@ -18,8 +18,7 @@ def help_of(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
         main([*arguments, "--help"])
     assert stopped.value.code == 0
-    # As one line, without the frames.
-    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+    return " ".join(capsys.readouterr().out.split())
 
 
 def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
@@ -32,7 +31,7 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_all_of_itself(name, capsys):
     whole = " ".join((command_class(name).__doc__ or "").split())
-    assert whole.partition(" --")[0] in help_of(capsys, name)
+    assert whole.partition(" --")[0] in help_of(capsys, *name.split())
 
 
 def test_positions_lists_methods_by_name(capsys):
@@ -52,17 +51,35 @@ def test_a_misspelled_command_is_one_line_with_what_was_meant(capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_none_is_no_choice(name, capsys):
     """An option is left out instead."""
-    assert "None" not in help_of(capsys, name)
+    assert "None" not in help_of(capsys, *name.split())
 
 
 @pytest.mark.parametrize("words", ["pretrain --preset", "pretrain --norm", "cost --preset", "pretrain --length"])
 def test_none_is_not_accepted(words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([*words.split(), "None"])
-    assert stopped.value.code == 2
-    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert f"argument '{words.split()[1]}'. Expected one of ('" in error or "int() with base 10: 'None'" in error
-    assert "no type matching" not in error
+    assert re.search(rf": {words.split()[1]}: expected .*, got 'None'$", fails(capsys, *words.split(), "None"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    refusals("""
+        compare --prset bert => unknown option '--prset'; did you mean --preset?
+        compare bert => unknown option 'bert'; whereformer compare --help lists them
+        compare --steps => --steps: expected one argument
+        finetune --task rte => --model: the command needs it, got none
+        extend --steps 3 => MODEL: the command needs it, got none
+        translate runn => unknown command 'translate runn'; did you mean 'translate run'?
+        translate => unknown command 'translate'; did you mean 'translate run'?
+    """),
+)
+def test_bad_words_are_one_line(arguments, expected, capsys):
+    assert expected in fails(capsys, *arguments)
+
+
+def test_the_help_of_a_command_shows_the_defaults_that_other_options_bring(capsys):
+    text = help_of(capsys, "compare", "--size", "medium", "--quick")
+    assert "(default: 512)" in text
+    assert "(default: runs/compare-medium-quick)" in text
+    assert "translate train Train a translation" in help_of(capsys, "translate")
 
 
 @pytest.mark.parametrize("kind", ["a device", "a named pipe", "a symbolic link"])

@@ -120,7 +120,7 @@ def test_a_terminal_without_unicode_gets_ascii(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("module", ["whereformer._extras", "tyro", "torch"])
+@pytest.mark.parametrize("module", ["whereformer._extras", "rich", "torch"])
 def test_ctrl_c_during_an_import_ends_without_a_traceback(module, tmp_path):
     """The import sends itself the signal, at a moment that no clock decides."""
     code = f"""

@@ -4,7 +4,7 @@ import ast
 import pickle
 import re
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,18 +33,13 @@ def test_configurations_raise_it():
 
 
 @dataclass(frozen=True)
-class Sizes:
-    num_heads: int = 1
-
-
-@dataclass(frozen=True)
 class Command:
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "model": "MODEL", "text": "--no-text"}
 
     model: str = ""
     text: bool = True
     max_length: int = 1
-    sizes: Sizes = field(default_factory=Sizes)
+    num_heads: int = 1
 
 
 @pytest.mark.parametrize(

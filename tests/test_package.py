@@ -19,7 +19,6 @@ HEAVY = {
     "safetensors",
     "tokenizers",
     "transformers",
-    "tyro",
 }
 
 

@@ -13,7 +13,7 @@ def main() -> None:
         try:
             require(
                 "train",
-                *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "transformers", "accelerate"),
+                *("rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "transformers", "accelerate"),
                 *("datasets", "sklearn", "scipy", "sacrebleu"),
             )
         except ImportError as error:

@@ -145,10 +145,11 @@ def test_parameters_are_counted_at_berts_sizes_with_the_power_of_their_growth():
     powers = {name: power for name, (_, power) in found.items()}
     assert powers == {"tisa": 0, "learned": 1, "t5": 0, "shaw": 0, "synthesizer": 2, "rope": 0}
     assert parameter_growth("tisa", num_kernels=1)[0] == 12 * 12 * 3
+    assert parameter_growth("rope", sinks=True) == (12 * 12, 0)
 
 
-def model_of(position):
-    return EncoderForMaskedLM(config_of(position)).eval()
+def model_of(position, **fields):
+    return EncoderForMaskedLM(config_of(position, **fields)).eval()
 
 
 def test_gradients_reach_what_a_batch_uses():
@@ -156,6 +157,7 @@ def test_gradients_reach_what_a_batch_uses():
     # Half of the table's rows, of 16 numbers each.
     assert reached_parameters(model_of("learned"), ids, ids) == (LENGTH * 16, 2 * LENGTH * 16)
     assert reached_parameters(model_of("tisa"), ids, ids) == (2 * 2 * 5 * 3,) * 2
+    assert reached_parameters(model_of("rope", sinks=True), ids, ids) == (2 * 2,) * 2
 
 
 def test_gradients_reach_nothing_where_nothing_is_trained():

@@ -54,6 +54,8 @@ def nothing_is_built(monkeypatch):
         ({"head_dim": 2**20}, "this model (2097152"),
         ({"blocks": "10000000"}, "blocks: expected at most 1000 layers, got 10000000"),
         ({"blocks": "1" * 5000}, "blocks: expected layers as"),
+        ({"blocks": "1" + "-1" * 10**6}, "blocks: expected layers as"),
+        ({"position": "synthesizer", "max_position_embeddings": 2**31 - 1}, "config: no model has these sizes"),
         ({"blocks": "900"}, "checkpoint: it has no 'encoder.layers.2.attention.query.weight', which this model needs"),
         ({"vocab_size": math.nan}, "vocab_size: expected a whole number, got nan"),
         ({"id2label": 5}, "id2label: expected a name for each of 0, 1, 2..., got 5"),
@@ -80,7 +82,18 @@ def test_weights_that_are_no_numbers_are_named(folder, value, said):
 
 @pytest.mark.parametrize(
     "name",
-    ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b.safetensors", "..", "x.bin", "\x1b[2J", 5, []],
+    [
+        "../model.safetensors",
+        "/etc/passwd",
+        "missing.safetensors",
+        "a/b.safetensors",
+        "a\\b.safetensors",
+        "..",
+        "x.bin",
+        "\x1b[2J",
+        5,
+        [],
+    ],
 )
 def test_an_index_names_files_of_its_own_folder(folder, name):
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
@@ -97,6 +110,15 @@ def test_a_damaged_index_is_one_line(folder, content):
     (folder / "model.safetensors.index.json").write_text(content)
     with pytest.raises(InputError, match=r"^path_or_id: .*model\.safetensors\.index\.json"):
         find_weights(folder)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"{", b"[]", b"[" * 100_000, b"1" * 5000, None])
+def test_a_damaged_config_is_one_line(folder, content):
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir() if content is None else (folder / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"^path_or_id: .*config\.json") as caught:
+        load_pretrained(folder)
+    assert str(caught.value).isprintable()
 
 
 def test_a_link_out_of_the_folder_is_refused_and_the_hub_s_own_are_not(folder):
@@ -195,5 +217,5 @@ def test_weights_of_8_bits_are_refused(folder):
 def test_the_number_of_labels_is_bounded_before_they_are_named(folder):
     change(folder, num_labels=10**9)
     for load in (load_pretrained, Encoder.from_pretrained):
-        with pytest.raises(InputError, match=r"^num_labels: expected a number from 0 to 1048576, got 1000000000$"):
+        with pytest.raises(InputError, match=r"^num_labels: expected a number from 0 to 65536, got 1000000000$"):
             load(folder)

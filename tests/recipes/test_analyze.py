@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,7 +95,6 @@ def test_models_of_transformers(save, name, options_of_it, width, rows):
         assert [fit.num_kernels for fit in head.fits] == [1, 2]
         assert 0 <= head.toeplitzness <= 1
     assert model.attention is None
-    assert any("norms, projections, biases" in sentence for sentence in model.how)
 
 
 def test_funnel_of_transformers(save):
@@ -104,7 +104,6 @@ def test_funnel_of_transformers(save):
     model = found(save(transformers.FunnelModel(config)), length=16, pages=PAGES)
     assert model.kind == "funnel"
     assert model.table is None
-    assert "transformer_xl" in model.no_table
     assert [int(head.offsets[1] - head.offsets[0]) for head in model.heads] == [1, 1, 2, 2, 1, 1]
     shares = model.attention.shares
     assert shares[1].isnan().all()  # between pooled sequences
@@ -115,7 +114,6 @@ def test_funnel_of_transformers(save):
 def test_curves_have_no_scores(save):
     model = found(save(ours("tisa")))
     assert model.table is None
-    assert "no vector" in model.no_table
     assert len(model.heads) == 4
     curve = load_pretrained(model.source).position.curve(torch.arange(-19, 20), layer=1)
     for head in model.heads:
@@ -130,8 +128,7 @@ def test_curves_have_no_scores(save):
 def test_no_position_is_no_error(save):
     model = found(save(ours("none")), pages=PAGES)
     assert model.heads == ()
-    assert "nothing" in model.no_heads
-    assert "nothing" in model.no_table
+    assert model.table is None
     assert model.attention.explained.shape == (2, 2)
 
 
@@ -460,7 +457,7 @@ def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
     assert found.sizes["positions"] == 12
     assert found.heads == ()
-    assert "only the position tables are analyzed" in notes[0]
+    assert re.search(r"only its table \S+ is analyzed", notes[0])
     json.dumps(found.to_dict(), allow_nan=False)
 
 

@@ -20,7 +20,7 @@ from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.lab import encoders, train
-from whereformer.lab.methods import load_plugin, sources_of
+from whereformer.lab.methods import load_plugin, parameters, sources_of
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.recipes.compare import Compare, Trials, load
@@ -89,6 +89,7 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     recipe = Compare(out="x", blocks="1x2", length=16, hidden_size=16)
     models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tupe+t5", "rope+sinks", "hybrid")}
     assert [model.config.sinks for model in models.values()] == [False, False, True, False]
+    assert parameters(models["rope+sinks"])["positional_parameters"] == 2
     backbone = models["none"].state_dict()
     for model in models.values():
         state = model.state_dict()

@@ -50,7 +50,7 @@ def test_the_model_card_says_what_the_model_is(out, folder, text):
     assert data["tags"] == ["whereformer", "transformers", "position", "learned", "tisa"]
     assert data["metrics"] == ["accuracy", "loss"]
     assert f"`{round(results['scores'][-1][1]['loss'], 4)}`" in card.text
-    assert f"{results['parameters']:,} parameters" in card.text
+    assert f"{results['about']['parameters']:,} parameters" in card.text
     for name, number in versions().items():
         assert f"{name} {number}" in card.text
     assert f"| source | `{text}` |" in card.text

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import whereformer
 from tests.failing import fails, largest_file, refusals
-from tests.recipes.trainings import TINY_ENCODER, results_of, same, toy_tracker, weights
+from tests.recipes.trainings import TINY_ENCODER, crash, results_of, same, stop_at, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
@@ -78,7 +78,7 @@ def test_the_function_does_what_the_command_does(text, finished, tmp_path):
     options = {"data": text, **sizes, "steps": 6, "every": 2, "learning_rate": 0.01, "quiet": True}
     report = whereformer.pretrain(**options, out=tmp_path / "out")
     assert same(weights(tmp_path / "out"), weights(finished))
-    assert report.values == results_of(tmp_path / "out") == results_of(finished)
+    assert {**report.values, **report.values["about"]} == results_of(tmp_path / "out") == results_of(finished)
     assert "6 steps, 384 tokens; held-out loss" in str(report)
     assert "<table" in report._repr_html_()
     with pytest.raises(InputError, match=r"^out: expected a folder for the model, got None"):
@@ -115,30 +115,6 @@ def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch)
     assert results["losses"][-1][1] < results["losses"][0][1] - 0.5
 
 
-class StopError(Exception):
-    pass
-
-
-def stop_at(step, what, run):
-    """Run a training that does something while it makes the batch of a step; the command has to end."""
-    real = StagedWindows.batch
-
-    def batch(self, number):
-        if number + 1 == step:
-            what()
-        return real(self, number)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(StagedWindows, "batch", batch)
-        with pytest.raises((SystemExit, StopError)) as stop:
-            run()
-    return stop.value
-
-
-def crash():
-    raise StopError
-
-
 ELECTRA = ["--objective=electra", "--num-heads=4", "--dropout=0.1"]
 FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
 LENGTHS = "--lengths=8:0.5,16:0.5"
@@ -164,7 +140,9 @@ def staged(text, out, *more):
 def test_a_killed_run_continues_to_the_same_bits(train, options, text, tmp_path, capsys):
     whole = train(text, tmp_path / "whole", *options)
     killed = tmp_path / "killed"
-    stop_at(4, crash, lambda: train(text, killed, *options))  # behind a checkpoint, and before the length changes
+    stop_at(
+        StagedWindows.batch, 4, crash, lambda: train(text, killed, *options)
+    )  # behind a checkpoint, and before the length changes
     assert [path.name for path in (killed / "checkpoints").iterdir()] == ["checkpoint-2"]
     assert not (killed / "model").exists()
     assert train(text, killed, *options) == whole
@@ -176,7 +154,9 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path,
     before = signal.getsignal(signal.SIGINT)
     whole = run(text, tmp_path / "whole", "--dropout=0.1")
     out = tmp_path / "stopped"
-    stop = stop_at(3, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(text, out, "--dropout=0.1"))
+    stop = stop_at(
+        StagedWindows.batch, 3, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(text, out, "--dropout=0.1")
+    )
     assert stop.code == 130
     assert "the same command continues" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
@@ -518,6 +498,8 @@ def test_the_padding_that_truncation_drops(blocks, padding):
     ("arguments", "expected"),
     refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
+        --position hybrid => --position: unknown position method 'hybrid'; it is a preset, --preset hybrid; known: none
+        --position rope+sinks => --position: unknown position method 'sinks'; sinks belong to the attention, as in Enc
         --position tisa+tisa => --position: 'tisa+tisa' names a method twice
         --position rope --num-heads 128 => --position: rotary_dim: expected an even number
         --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'

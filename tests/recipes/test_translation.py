@@ -20,7 +20,7 @@ from transformers import (
 import whereformer
 from tests.failing import fails, refusals
 from tests.recipes.parallel_text import TINY, pairs, train, write
-from tests.recipes.trainings import results_of, same, weights
+from tests.recipes.trainings import crash, results_of, same, stop_at, weights
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import batches, parallel, subwords
@@ -63,7 +63,7 @@ def test_it_writes_model_tokenizer_and_report_and_says_how_to_go_on(data, tmp_pa
     assert "<svg" in (tmp_path / "report.html").read_text()
     assert not list(tmp_path.rglob("*.partial"))
     card = (tmp_path / "model" / "README.md").read_text()
-    assert f"| loss | `{round(results['averaged']['loss'], 4)}` |" in card
+    assert f"| loss | `{round(results['saved']['loss'], 4)}` |" in card
     assert "whereformer translate train --source" in card
 
 
@@ -73,7 +73,7 @@ def test_the_function_does_what_the_command_does(data, finished, tmp_path):
     options |= {"steps": 6, "every": 2, "warmup": 2, "average": 2, "learning_rate": 0.01, "quiet": True}
     report = whereformer.translate(**options, out=tmp_path)
     assert same(weights(tmp_path), weights(finished))
-    assert report.values == results_of(tmp_path) == results_of(finished)
+    assert {**report.values, **report.values["about"]} == results_of(tmp_path) == results_of(finished)
     assert "(mean of the weights at the last 2 scores)" in str(report)
     assert "285 pairs" in str(whereformer.translate(**options, out=tmp_path, dry_run=True))
     with pytest.raises(InputError, match="data: no such file"):
@@ -103,27 +103,7 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
         with torch.no_grad():
             loss += float(model(tokenizer(one, return_tensors="pt")["input_ids"], labels=labels).loss) * labels.numel()
         count += labels.numel()
-    assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
-
-
-class StopError(Exception):
-    pass
-
-
-def stop_at(step, what, run):
-    """Run a training that does something while it makes the batch of a step."""
-    real = batches.Drawn.__call__
-
-    def draw(self, number):
-        if number + 1 == step:
-            what()
-        return real(self, number)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(batches.Drawn, "__call__", draw)
-        with pytest.raises((SystemExit, StopError)) as stop:
-            run()
-    return stop.value
+    assert results["saved"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +114,8 @@ def stop_at(step, what, run):
     ],
 )
 def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options, capsys):
-    def kill():
-        raise StopError
-
     whole = run(data, tmp_path / "whole", *options)
-    stop_at(6, kill, lambda: run(data, tmp_path / "killed", *options))
+    stop_at(batches.Drawn.__call__, 6, crash, lambda: run(data, tmp_path / "killed", *options))
     again = run(data, tmp_path / "killed", *options)
     assert "continuing after step 4 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))

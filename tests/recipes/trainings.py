@@ -4,6 +4,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -31,7 +32,31 @@ def same(first, second):
 
 def results_of(out):
     """What a training has recorded."""
-    return read_records(out / "records.jsonl")[1]['["train"]']["value"]
+    found = read_records(out / "records.jsonl")[1]['["train"]']["value"]
+    return {**found, **found["about"]}
+
+
+class StopError(Exception):
+    pass
+
+
+def crash():
+    raise StopError
+
+
+def stop_at(batch, step, what, run):
+    """Run a training that does something while the method ``batch`` makes the batch of a step; the command ends."""
+
+    def patched(self, number):
+        if number + 1 == step:
+            what()
+        return batch(self, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{batch.__module__}.{batch.__qualname__}", patched)
+        with pytest.raises((SystemExit, StopError)) as stop:
+            run()
+    return stop.value
 
 
 def toy_tracker(monkeypatch, name):

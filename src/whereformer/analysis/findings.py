@@ -96,13 +96,10 @@ class ModelFindings:
         position: the name of the position method.
         sizes: "layers", "heads", "head_dim", "hidden_size", "positions" and so on.
         length: the number of positions that were analyzed.
-        how: sentences on how scores were computed (parts of the embeddings, biases, scaling).
-        score: a score from the user, for the scatter plot.
+        score: a score from the user.
         step: the training step, for checkpoints of one run.
         table: the table of position embeddings; None if the model has none.
-        no_table: why there is no table.
         heads: the heads of every layer where position acts by itself, in order; empty if it does so nowhere.
-        no_heads: why there are no heads.
         attention: the attention over text; None if no text was read.
     """
 
@@ -112,14 +109,11 @@ class ModelFindings:
     position: str
     sizes: dict[str, int]
     length: int
-    how: tuple[str, ...]
-    score: float | None
-    step: int | None
-    table: TableFindings | None
-    no_table: str
-    heads: tuple[HeadFindings, ...]
-    no_heads: str
-    attention: AttentionFindings | None
+    score: float | None = None
+    step: int | None = None
+    table: TableFindings | None = None
+    heads: tuple[HeadFindings, ...] = ()
+    attention: AttentionFindings | None = None
 
     @property
     def by_layer(self) -> dict[int, list[HeadFindings]]:

@@ -19,7 +19,7 @@ from ..kernels import Positions
 from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
-from ..models.layers import Layer
+from ..models.layers import Layer, position_parameters
 from ..positions import Position, PositionRangeError, Site, build_position, layer_pattern
 
 SHIFTS = (1, 10, 100, 1000)
@@ -42,7 +42,7 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
         model: is left as it was; gradients that it has are not touched.
         input_ids, labels: (batch, n).
     """
-    parameters = [parameter for parameter in model.encoder.position.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in position_parameters(model).values() if parameter.requires_grad]
     if not parameters:
         return 0, 0
     loss = model(input_ids, labels=labels).loss
@@ -51,11 +51,12 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
     return nonzero, sum(parameter.numel() for parameter in parameters)
 
 
-def parameter_growth(name: str, **options: Any) -> tuple[int, float]:
+def parameter_growth(name: str, *, sinks: bool = False, **options: Any) -> tuple[int, float]:
     """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
     Args:
         name: as :func:`whereformer.build_position` takes it.
+        sinks: whether every head has a trained sink, too.
         options: the method's own.
 
     Returns:
@@ -67,7 +68,8 @@ def parameter_growth(name: str, **options: Any) -> tuple[int, float]:
     for length in (BASE_SIZES["max_length"], 2 * BASE_SIZES["max_length"]):
         with torch.device("meta"):
             position = build_position(name, **{**BASE_SIZES, "num_layers": layers, "max_length": length}, **options)
-        counts.append(sum(parameter.numel() for parameter in position.parameters()))
+        own = layers * BASE_SIZES["num_heads"] if sinks else 0
+        counts.append(own + sum(parameter.numel() for parameter in position.parameters()))
     few, many = counts
     return few, math.log2(many / few) if few else 0.0
 

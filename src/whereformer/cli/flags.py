@@ -1,34 +1,27 @@
-"""Show dataclass fields as flags: their help and placeholders for tyro, and their names in errors."""
+"""Show dataclass fields as flags: argparse reads words by them and prints their help; errors have them as names."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
 import itertools
 import re
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from textwrap import fill
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
-import tyro
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    PrimitiveTypeInfo,
-    StructConstructorSpec,
-    StructFieldSpec,
-    StructTypeInfo,
-    UnsupportedTypeAnnotationError,
-)
+from ..errors import InputError, shown
+from ..lab.recipe import Recipe, default, flag, hints, is_listed, own_first
 
-from ..errors import InputError
-from ..lab.recipe import Recipe, default, flag, is_listed, own_first
-
-PACKAGE = __name__.partition(".")[0]
 FILES = ("pairs", "references", "source", "target", "train", "plugin")
 METAVARS = {
     **dict.fromkeys((*FILES, "validation", "validation_source", "validation_target"), "FILE"),
@@ -52,18 +45,112 @@ SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 """Placeholders by type, for all other fields."""
 
 
-def registry(usual: Mapping[str, Any]) -> ConstructorRegistry:
-    """Return the rules by which tyro shows our dataclasses, which know nothing of tyro.
+HELP = ("-h", "--help")
 
-    A recipe becomes a dictionary of its options, since tyro would hide what a recipe says of a bad one.
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise an InputError."""
+        raise InputError(None, message.removeprefix("argument "))
+
+
+def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
+    """Return the options that stand in the words of a command, with the defaults that they bring with them.
 
     Args:
-        usual: defaults of a recipe that are not those of its fields.
+        kind: the dataclass of the command's options.
+        words: what follows the command's name. The help is printed if it is among them.
+        prog: the command, as the help shows it.
+
+    Raises:
+        InputError: for what is no option, or no value of one, and if one lacks that has no default.
+        SystemExit: with code 0 after the help.
     """
-    found = ConstructorRegistry()
-    found.struct_rule(partial(_dataclass_rule, usual))
-    found.primitive_rule(_optional_rule)
-    return found
+    rest, given = [word for word in words if word not in HELP], {}
+    asks = len(rest) < len(words)
+    with suppress(InputError) if asks else nullcontext():
+        found, unknown = parser_of(kind, prog).parse_known_intermixed_args(rest)
+        given = vars(found)
+        if unknown:
+            close = get_close_matches(unknown[0].partition("=")[0], flags_of(kind).values(), 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; {prog} --help lists them"
+            raise InputError(None, f"unknown option {shown(unknown[0])}{hint}")
+    usual = kind.usual({**given, **({"help": True} if asks else {})}) if issubclass(kind, Recipe) else {}
+    if asks:
+        parser_of(kind, prog, usual).print_help()
+        raise SystemExit(0)
+    options = {**usual, **given}
+    for field in dataclasses.fields(kind):
+        if field.name not in options and default(field) is dataclasses.MISSING:
+            raise InputError(field.name, "the command needs it, got none")
+    return options
+
+
+def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> Parser:
+    """Return the parser of a command. Its help shows the defaults of the fields, or those in ``usual``."""
+    flags, types, documentation = flags_of(kind), hints(kind), _documentation(kind)
+    placeholders, words = METAVARS | getattr(kind, "METAVARS", {}), [*flags.values()]
+    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    parser = Parser(
+        usage=" ".join([prog, "[-h] [OPTIONS]", *(word for word in words if not word.startswith("-"))]),
+        description="\n\n".join(fill(part, shutil.get_terminal_size().columns) for part in paragraphs),
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=18),
+        argument_default=argparse.SUPPRESS,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument(*HELP, action="store_true", help="show this help message and exit")
+    for field in own_first(kind):
+        name, word, hint, usually = field.name, flags[field.name], types[field.name], default(field, None)
+        told = _replace_names(documentation.get(name, ""), flags) + _in_words((usual or {}).get(name, usually))
+        about: dict[str, Any] = {"help": told.replace("%", "%%")}
+        inner = _given_type(hint)
+        if inner is bool:
+            action = "store_false" if usually else "store_true"
+            parser.add_argument(flag(f"no_{name}") if usually else word, dest=name, action=action, **about)
+            continue
+        several = get_origin(inner) is tuple
+        if several:
+            inner = str if is_listed(hint) else get_args(inner)[0]
+        placeholder = placeholders.get(name) if inner in (str, Path) else None
+        if get_origin(inner) is Literal:
+            placeholder = f"{{{','.join(map(str, get_args(inner)))}}}"
+        about |= {
+            "type": partial(_read, inner),
+            "metavar": placeholder or ("A,B" if is_listed(hint) else SHOWN.get(inner)),
+        }
+        several &= not is_listed(hint)
+        if word.startswith("-"):
+            parser.add_argument(word, dest=name, nargs="+" if several else None, **about)
+        else:
+            parser.add_argument(name, nargs="*" if several else "?", **about | {"metavar": word})
+    return parser
+
+
+def _given_type(hint: Any) -> Any:
+    """Return the type of an option's value, without markers, and without None: an option that is left out has that."""
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return next((part for part in get_args(kind) if NoneType in get_args(kind) and part is not NoneType), kind)
+
+
+def _read(kind: Any, word: str) -> Any:
+    """Return a word as a value of a type."""
+    choices = {str(choice): choice for choice in get_args(kind)}
+    try:
+        return choices[word] if choices else kind(word)
+    except (KeyError, ValueError):
+        expected = ", ".join(choices) or ("a whole number" if kind is int else "a number")
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(word)}") from None
+
+
+def _in_words(value: Any) -> str:
+    """Return a default as the help tells it. Of an option without one, its text says what happens."""
+    if value in (None, (), "") or isinstance(value, bool):
+        return ""
+    parts = value if isinstance(value, tuple) else (value,)
+    return f" (default: {','.join(f'{part:g}' if isinstance(part, float) else str(part) for part in parts)})"
 
 
 def in_flags(error: InputError, command: Any) -> str:
@@ -75,96 +162,12 @@ def in_flags(error: InputError, command: Any) -> str:
 
 def flags_of(command: Any) -> dict[str, str]:
     """Return a command's flags by field name. ``FLAGS`` has those that don't follow from a field's name."""
-    flags: dict[str, str] = {}
-    for field in dataclasses.fields(command):
-        value = getattr(command, field.name, None)
-        flags |= flags_of(value) if dataclasses.is_dataclass(value) else {field.name: flag(field.name)}
-    return flags | getattr(command, "FLAGS", {})
+    return {field.name: flag(field.name) for field in dataclasses.fields(command)} | getattr(command, "FLAGS", {})
 
 
-def _replace_names(text: str, flags: dict[str, str]) -> str:
+def _replace_names(text: str, flags: Mapping[str, str]) -> str:
     """Replace names in backquotes by flags."""
     return re.sub("``?([a-z_]+)``?", lambda found: flags.get(found[1], found[0]), text)
-
-
-def _dataclass_rule(usual: Mapping[str, Any], info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Describe a dataclass of ours as tyro's own rule does, but with our help texts and placeholders."""
-    kind: Any = info.type
-    recipe = _is_recipe(kind)
-    if not recipe and (not dataclasses.is_dataclass(kind) or kind.__module__.partition(".")[0] != PACKAGE):
-        return None  # tyro's own dataclasses
-    hints, documentation = get_type_hints(kind, include_extras=True), _documentation(kind)
-    flags = {name: flag(name) for name in hints} | getattr(kind, "FLAGS", {})
-    metavars = METAVARS | getattr(kind, "METAVARS", {})
-    defaults = {
-        field.name: _as_word(hints[field.name], usual.get(field.name, default(field, tyro.MISSING_NONPROP)))
-        for field in dataclasses.fields(kind)
-    }
-    return StructConstructorSpec(
-        dict if recipe else kind,
-        tuple(
-            StructFieldSpec(
-                field.name,
-                _with_looks(hints[field.name], metavars.get(field.name), defaults[field.name], flags[field.name]),
-                defaults[field.name],
-                # Without a help text, tyro uses the docstring of a group's class.
-                _replace_names(documentation[field.name], flags) if field.name in documentation else None,
-            )
-            for field in own_first(kind)
-        ),
-    )
-
-
-def _is_recipe(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Recipe)
-
-
-def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
-    """Describe a type or None as the type alone: an option that is left out is None, and nobody has to write that."""
-    kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
-    if info.type_origin not in (Union, UnionType) or len(kinds) != 1 or len(get_args(info.type)) != 2:
-        return None  # no type or None
-    found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
-    if isinstance(found, UnsupportedTypeAnnotationError):
-        return found
-    return dataclasses.replace(
-        found,
-        is_instance=lambda value: value is None or found.is_instance(value),
-        str_from_instance=lambda value: [] if value is None else found.str_from_instance(value),
-    )
-
-
-def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
-    """Annotate a field's type with its placeholder and default for --help; the type's own annotations have priority."""
-    inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    # The help text itself says what happens if the option is left out.
-    note = "" if default in (None, (), "") or isinstance(default, bool) else None
-    if is_listed(hint):
-        return Annotated[str, tyro.conf.arg(metavar=metavar or "A,B", help_behavior_hint=note)]
-    shown = _metavar(inner, metavar)
-    if not flag.startswith("-"):  # a word without a flag
-        shown = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else f"[{flag}]" if default is None else flag
-        said.append(tyro.conf.Positional)
-    if get_origin(inner) in (tuple, UnionType):  # tyro would import typeguard to check the default
-        inner = Annotated[object, ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(inner, set()))]
-    return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
-
-
-def _as_word(hint: Any, default: Any) -> Any:
-    """Return a default as the command line has it: of values separated by commas, one word, which the recipe reads."""
-    if not (is_listed(hint) and isinstance(default, tuple)):
-        return default
-    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
-
-
-def _metavar(kind: Any, named: str | None) -> str | None:
-    kinds = [part for part in get_args(kind) if part not in (type(None), Ellipsis)]
-    if get_origin(kind) is tuple:
-        shown = _metavar(kinds[0], named)
-        return f"{shown} [{shown} ...]"
-    if len(kinds) == 1:
-        return _metavar(kinds[0], named)
-    return (named if kind in (str, Path) else None) or SHOWN.get(kind)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Parse the command line and run a command. For bad input, print one line (or tyro's box) and exit with code 2."""
+"""Parse the command line and run a command. For bad input, print one line and exit with code 2."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tyro
-
-from .. import __version__, recipes
+from .. import __version__
 from ..errors import InputError
 from ..files import check_regular
 from ..lab.recipe import Recipe
+from ..recipes import RECIPES
 from .ending import ending
-from .flags import registry
+from .flags import HELP, parse
 
 if TYPE_CHECKING:
     from ..lab.terminal import Terminal
 
-COMMANDS: dict[str, str | None] = {
-    **dict.fromkeys(recipes.RECIPES),
-    "translate": "translate:Translate",
-    "run": "main:RunFile",
-    "cost": "cost:Cost",
-    "positions": "positions:ListPositions",
+COMMANDS = {
+    **{"translate train" if name == "translate" else name: f"recipes.{place}" for name, place in RECIPES.items()},
+    "translate run": "cli.translate:TranslateRun",
+    "run": "cli.main:RunFile",
+    "cost": "cli.cost:Cost",
+    "positions": "cli.positions:ListPositions",
 }
-"""Where the dataclass of each command's options is in this package; None for a recipe."""
+"""Where the dataclass of each command's options is in this package."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class RunFile:
     Its fields are the options; `whereformer run FILE --help` shows them.
     """
 
-    file: Annotated[Path, tyro.conf.Positional]
+    FLAGS: ClassVar = {"file": "FILE"}
+
+    file: Path
     """The Python file. The recipe's options follow it."""
 
     @staticmethod
@@ -83,68 +85,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given == ["--version"]:
             print(f"whereformer {__version__}")
             return
-        kind, found = _parse(given)
+        kind, name, words = _command(given)
     with ending(kind):
-        command = kind(**found) if isinstance(found, dict) else found
+        command = kind(**parse(kind, words, f"whereformer {name}"))
     execute(command)
 
 
-def _parse(given: Sequence[str]) -> tuple[Any, Any]:
-    """Read the command line. Return the command's class, and the command or, of a recipe, a dictionary of options."""
+def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
+    """Return the class of the command that is named, its name, and the words that follow it."""
     for before, word in itertools.pairwise(["", *given]):
         if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # an empty path would be the current folder
             raise InputError(None, f"{word.strip().rstrip('=') or before}: got an empty word".lstrip(": "))
-    name, *options = given or [""]
-    if name in ("-h", "--help"):
-        print("usage: whereformer COMMAND OPTIONS; COMMAND --help lists them", *map(_summary, COMMANDS), sep="\n")
+    name, *words = given or [""]
+    group = [each for each in COMMANDS if each.startswith(f"{name} ")]
+    if name in HELP or (group and words[:1] and words[0] in HELP):
+        print(
+            "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them", *map(_summary, group or COMMANDS), sep="\n"
+        )
         raise SystemExit(0)
+    if group:
+        name, words = " ".join([name, *words[:1]]), words[1:]
     if name not in COMMANDS:
         close = get_close_matches(name.lower(), COMMANDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint} known: {', '.join(COMMANDS)}")
     kind = command_class(name)
-    if name == "run" and options and not options[0].startswith("-"):
-        kind, name, options = kind.recipe(options[0]), f"run {options[0]}", options[1:]
-    recipe = issubclass(kind, Recipe)
-    found = tyro.cli(
-        kind,
-        description=inspect.getdoc(kind) if recipe else None,
-        prog=f"whereformer {name}",
-        args=options,
-        registry=registry(kind.usual(_as_typed(options)) if recipe else {}),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
-    found = getattr(found, "command", found)  # of those of translate, the one that was chosen
-    if not isinstance(found, dict):
-        return found, found
-    return kind if recipe else recipes.recipe_class(name), found
+    if name == "run" and words and not words[0].startswith("-"):
+        return kind.recipe(words[0]), f"run {words[0]}", words[1:]
+    return kind, name, words
 
 
 def _summary(name: str) -> str:
     """Return the first paragraph of what a command says of itself, behind its name."""
     text = (inspect.getdoc(command_class(name)) or "").partition("\n\n")[0]
-    return fill(text, 100, initial_indent=f"  {name:11}", subsequent_indent=" " * 13)
-
-
-def _as_typed(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options among words, unchecked, each with the word that follows it; True if there is none."""
-    found: dict[str, Any] = {}
-    for word, after in itertools.pairwise(["--help" if word == "-h" else word for word in [*words, "--"]]):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--"):
-            found[name.replace("-", "_")] = value if equals else after.startswith("--") or after
-    return found
+    return fill(text, 100, initial_indent=f"  {name:16}", subsequent_indent=" " * 18)
 
 
 def command_class(name: str) -> type[Any]:
     """Import the class of a command's options."""
-    place = COMMANDS[name]
-    if place is None:
-        return recipes.recipe_class(name)
-    module, _, found = place.partition(":")
-    command: type[Any] = getattr(import_module(f"whereformer.cli.{module}"), found)
-    return command
+    found: type[Any] = resolve_name(f"whereformer.{COMMANDS[name]}")
+    return found
 
 
 def execute(command: Any) -> None:

@@ -1,8 +1,7 @@
-"""The command ``whereformer translate``: train a translation model, and translate lines with it."""
+"""The command ``whereformer translate run``: translate lines with a trained model."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -10,14 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError, printable
 from ..files import check_regular
 from ..lab.options import MOST_THREADS, find_device
 from ..lab.recipe import Range, check_markers
-from ..recipes.translate import Translate as TranslateTrain
 
 WINDOW = 1024
 """Lines that are read before any is translated, so that a batch has lines of similar length."""
@@ -81,16 +78,3 @@ class TranslateRun:
                     "references", f"expected {len(written):,} lines as the input has, got {len(references):,}"
                 )
             print(*scores(written, references), sep="\n", file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class Translate:
-    """Train a translation model on parallel text and translate with it, with any position method."""
-
-    command: Annotated[
-        Annotated[TranslateTrain, tyro.conf.subcommand("train", description=inspect.getdoc(TranslateTrain))]
-        | Annotated[TranslateRun, tyro.conf.subcommand("run")],
-        # No prefix before the names of the options.
-        tyro.conf.arg(name=""),
-    ]
-    """What to do."""

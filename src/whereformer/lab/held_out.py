@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data.masks import IGNORED
-from ..models import Electra, EncoderForCausalLM
+from ..models import Electra, EncoderForCausalLM, Seq2SeqForConditionalGeneration
 from ..models.heads import label_places
 from . import ranks
 
@@ -24,17 +24,18 @@ def held_out_scores(
     """Return mean scores by name, "loss" first. Afterwards the model is in evaluation mode.
 
     Args:
-        model: an :class:`EncoderForMaskedLM` with ``sparse_prediction``, or an :class:`Electra`.
+        model: an :class:`EncoderForMaskedLM` with ``sparse_prediction``, an :class:`Electra`, or a translation model.
         batches: all batches, on the CPU, the same in each process. Each process computes its share of them.
         bfloat16: whether to compute in it.
     """
     model.eval()
     device = next(model.parameters()).device
-    found = []
+    counts: dict[type[nn.Module], Any] = {Electra: _electra, Seq2SeqForConditionalGeneration: _translation}
+    found, count = [], counts.get(type(model), _masked_lm)
     for batch in list(batches)[ranks.rank() :: ranks.size()]:
         moved = {name: each.to(device) for name, each in batch.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            found += _electra(model, moved) if isinstance(model, Electra) else _masked_lm(model, moved)
+            found += count(model, moved)
     scores = means(found)
     if isinstance(model, Electra):  # its loss is not itself a mean: the two parts are means over different tokens
         weight = model.config.discriminator_weight
@@ -58,6 +59,13 @@ def _masked_lm(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float
     count = int((wanted != IGNORED).sum())
     loss = functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=IGNORED)
     return [("loss", float(loss), count), ("accuracy", float((logits.argmax(-1) == wanted).sum()), count)]
+
+
+def _translation(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
+    """Return sums, each with the number of tokens summed: loss in nats and right answers over the next tokens."""
+    out, asked = model(**batch), batch["labels"] != IGNORED
+    count, right = int(asked.sum()), float((out.logits.argmax(-1) == batch["labels"])[asked].sum())
+    return [("loss", float(out.loss) * count, count), ("accuracy", right, count)]
 
 
 def _electra(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:

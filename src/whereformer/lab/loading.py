@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..files import check_regular_in
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
 from ..models.checkpoints.files import find_config
+from ..models.layers import position_parameters
 from ..positions import method_names
 from .methods import about_method
 
@@ -171,11 +172,10 @@ def fingerprint_of(encoder: Encoder, *, positions: bool = True) -> str:
 
 def sizes_of(model: EncoderForSequenceClassification) -> tuple[int, int, int]:
     """Return the number of parameters, of those of position, and of those of position that the checkpoint lacks."""
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    positional = {name: size for name, size in sizes.items() if name.startswith("encoder.position.")}
+    positional = {name: parameter.numel() for name, parameter in position_parameters(model).items()}
     assert model.loading_report is not None
     new = sum(positional.get(name, 0) for name in model.loading_report.initialised)
-    return sum(sizes.values()), sum(positional.values()), new
+    return sum(parameter.numel() for parameter in model.parameters()), sum(positional.values()), new
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..files import check_regular
-from ..positions import METHODS, Position, build_position, method_class, method_names, own_name, position_names
+from ..positions import METHODS, build_position, method_class, method_names, own_name, position_names
 from .manifest import fingerprint_of_files
 
 _SOURCES: dict[str, str] = {}
@@ -100,11 +100,12 @@ def as_setting(error: Exception, settings: Container[str], options: Container[st
 
 
 def parameters(model: nn.Module) -> dict[str, int]:
-    """Count a model's parameters: all of them, and those of its position methods."""
-    methods = nn.ModuleList(module for module in model.modules() if isinstance(module, Position))
+    """Count a model's parameters: all of them, and those of position."""
+    from ..models.layers import position_parameters
+
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "positional_parameters": sum(parameter.numel() for parameter in methods.parameters()),
+        "positional_parameters": sum(parameter.numel() for parameter in position_parameters(model).values()),
     }
 
 

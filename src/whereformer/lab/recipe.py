@@ -22,7 +22,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InputError, shown
-from .options import MOST_COUNT, MOST_JOBS, MOST_SIZE
+from .options import MOST_COUNT, MOST_JOBS, MOST_SEED, MOST_SIZE
 
 if TYPE_CHECKING:
     from .report.report import Report
@@ -210,6 +210,8 @@ class Recipe:
 class ManyRuns(Recipe):
     """Base class of recipes whose runs are independent of one another."""
 
+    seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
+    """The first seed."""
     jobs: Annotated[int | None, Range(1, MOST_JOBS), Free] = None
     """How many runs at a time, each in a process of its own. Default: one for each GPU, or of small models four; on the
     CPU one, or of small models one for each core, but at most 8."""

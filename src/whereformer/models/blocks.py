@@ -26,7 +26,7 @@ def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
         ValueError: for anything else, and for more than MOST_LAYERS layers.
     """
     parsed = []
-    for part in str(blocks).split("-"):
+    for part in str(blocks).split("-", MOST_LAYERS):
         # More digits than Python reads would be an error of another kind.
         match = re.fullmatch(r"([1-9][0-9]{0,20})(?:x([1-9][0-9]{0,20}))?", part)
         if match is None:

@@ -131,7 +131,7 @@ MOST_WIDTH = 2**20
 MOST_IDS = 2**31 - 1
 """The largest number of tokens, positions or types, which 32 bits still count."""
 
-MOST_LABELS = 2**20
+MOST_LABELS = 2**16
 """The most labels of a classifier. transformers gives each a name, so a file could take any amount of memory."""
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", dict: "a dictionary"}

@@ -20,12 +20,15 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
+from ..kernels.tracing import can_look
 from .checks import check_classes, check_shape, check_tensor, whole_numbers
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, returns, takes
 from .layers import layer_norm
 from .packed import PACKED
+
+ONE_ANSWER = "a packed row has an answer in each text, and no loss of them; give each text a row of its own"
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -410,6 +413,14 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         self.span = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
+    def targets(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        # Of a causal model, positions alone may tell that a row is packed.
+        if labels is not None and document_ids is not None and can_look(document_ids) and document_ids.any():
+            raise InputError("start_positions", ONE_ANSWER)
+        return hidden, labels
+
     def predict(self, hidden: Tensor) -> Tensor:
         return self.span(self.transform(hidden))
 
@@ -444,15 +455,15 @@ class EncoderForQuestionAnswering(EncoderWithHead):
             and the end's mean cross-entropy in nats.
 
         Raises:
-            ValueError: for one of the positions without the other, shapes that do not fit, or packed rows.
+            ValueError: for one of the positions without the other, shapes that do not fit, or packed rows; those that
+                position_ids alone tell (:meth:`Encoder.forward`) are refused on the CPU.
         """
         if (start_positions is None) != (end_positions is None):
             raise ValueError("start_positions and end_positions: give both or neither")
         labels = None
         if start_positions is not None and end_positions is not None:
             if any(inputs.get(name) is not None for name in ("document_ids", *PACKED)):
-                reason = "a packed row has an answer in each text, and no loss of them; give each text a row of its own"
-                raise InputError("start_positions", reason)
+                raise InputError("start_positions", ONE_ANSWER)
             words = inputs.get("inputs_embeds") if input_ids is None else input_ids
             if words is not None:
                 check_tensor("input_ids" if input_ids is not None else "inputs_embeds", words)

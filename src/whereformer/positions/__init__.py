@@ -61,6 +61,12 @@ METHODS: dict[str, str | type[Position]] = {
 ALIASES = {"nope": "none"}
 """Other names of methods, which users know from papers: NoPE, for no positional encoding."""
 
+_NO_METHODS = {
+    "hybrid": "it is a preset, `preset` hybrid",
+    "sinks": "sinks belong to the attention, as in EncoderConfig(sinks=True)",
+}
+"""What users may take for methods, and what each is."""
+
 _SIZES = {field.name for field in fields(ModelShape)}
 """Options of :func:`build_position` that describe the model and not the method."""
 
@@ -251,6 +257,8 @@ def method_class(name: str) -> type[Position]:
     if name not in METHODS:
         close = get_close_matches(name.lower(), [*METHODS, *ALIASES], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
+        if name in _NO_METHODS:
+            hint = f"; {_NO_METHODS[name]};"
         if "," in name:
             hint = f"; over layers, methods are joined by '/': {'/'.join(map(str.strip, name.split(',')))!r};"
         raise InputError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -101,7 +103,7 @@ class Synthesizer(Position):
         n = model.max_length
         if near_size is None:
             # This choice has the fewest parameters.
-            near_size = next(a for a in range(1, n + 1) if n % a == 0 and a * a >= n)
+            near_size = n // next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
         elif near_size < 1 or n % near_size:
             raise InputError("near_size", f"expected a divisor of `max_length` {n}, got {near_size}")
         self.near_size, self.far_size = near_size, n // near_size

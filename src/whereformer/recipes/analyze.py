@@ -44,7 +44,6 @@ EVEN = 1e-4
 what rounding in float32 causes."""
 OTHER_NAMES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 """GPT-2's names for these sizes."""
-FITS = "Fits include a constant, which softmax ignores. Each offset counts as often as it occurs."
 OFFSETS_SHOWN = 16
 """The number of offsets on each side for which attention measured over text is kept and drawn."""
 TOKENS_OF_A_BATCH = 512
@@ -228,8 +227,8 @@ def analyze_model(
     with loading.named_errors(source.path):
         told = checkpoint_files.find_config(source.path)
     if told.get("model_type") not in checkpoint_sources.KINDS:
-        found = _tables_of(source, options, told)
-        return found, [f"{source.path}: for a {found.kind} model, only the position tables are analyzed"]
+        found, what = _tables_of(source, options, told)
+        return found, [f"{source.path}: for a {found.kind} model, only {what} is analyzed"]
     encoder, kind = loading.load(source.path)
     encoder.to(device)
     upto(10)
@@ -269,13 +268,10 @@ def analyze_model(
         position=config.position,
         sizes=sizes,
         length=length,
-        how=_how(encoder, vectors is not None, bool(heads), attention is not None),
         score=source.score,
         step=source.step,
         table=None if vectors is None else _table(vectors.cpu()),
-        no_table="" if vectors is not None else _no_table(encoder),
         heads=tuple(heads),
-        no_heads="" if heads else f"position method {config.position!r} adds nothing to any score",
         attention=attention,
     )
     return found, notes
@@ -289,8 +285,8 @@ def _too_long(source: ModelSource, most: int, length: int) -> InputError:
     return InputError("length", f"expected at most {most}, the number of positions of {source.path}, got {length}")
 
 
-def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) -> findings.ModelFindings:
-    """Analyze a model that this library cannot run, from its position tables alone."""
+def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) -> tuple[findings.ModelFindings, str]:
+    """Analyze a model that this library cannot run, from its position table or buckets, which are named."""
     kind = str(config.get("model_type"))
     with loading.named_errors(source.path):
         weights = checkpoint_files.read_tensors(checkpoint_files.find_weights(source.path))
@@ -313,27 +309,22 @@ def _tables_of(source: ModelSource, options: Analyze, config: dict[str, Any]) ->
         for layer, curve in layers.items()
         for head in _heads(reading.LayerScores(layer, 1, toeplitz.from_diagonals(curve)), options.max_kernels)
     ]
-    how = [] if table is None else [f"P is E E^T, where E has the rows of {name} that are positions."]
-    if heads:
-        how += [f"Curves are those of the {part}'s buckets, which layers without their own table share.", FITS]
     sizes = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "hidden_size": "hidden_size"}
     known = {size: config.get(field, config.get(OTHER_NAMES[field])) for size, field in sizes.items()}
-    return findings.ModelFindings(
+    found = findings.ModelFindings(
         name=source.name,
         source=source.path,
         kind=kind,
         position="t5" if table is None else "learned",
         sizes={**{size: value for size, value in known.items() if isinstance(value, int)}, "positions": most},
         length=length,
-        how=tuple(how),
         score=source.score,
         step=source.step,
         table=None if table is None else _table(table[:length]),
-        no_table="" if table is not None else "its positions are numbers for offsets, not vectors",
         heads=tuple(heads),
-        no_heads="" if heads else f"the effect of positions on the heads of a {kind} model is not analyzed",
-        attention=None,
     )
+    read = f"its table {name}" if table is not None else f"the curve of the {part}'s buckets, which its layers share,"
+    return found, read
 
 
 def _table(vectors: Tensor) -> findings.TableFindings:
@@ -368,33 +359,6 @@ def _heads(read: reading.LayerScores, max_kernels: int) -> list[findings.HeadFin
             )
         )
     return heads
-
-
-def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool) -> tuple[str, ...]:
-    """Describe in sentences what was measured and how."""
-    embedded = "embeddings" in encoder.position.acts_on
-    said = {
-        "P is E E^T of the position embeddings as they are stored, before any norm or projection.": has_table,
-        "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
-        "everything that the model does: norms, projections, biases and the division by the square root of the head's "
-        "width.": has_heads,
-        "In the first layer, the mean over all pairs is subtracted, which softmax ignores.": has_heads and embedded,
-        "In deeper layers, every token is the mean state that the layer reads from random words. The score of two such "
-        "tokens without position is subtracted, so what is left is the method's effect in that layer.": has_heads
-        and encoder.position.acts_in_attention(),
-        FITS: has_heads,
-        "Measured attention leaves out the first and the last token of a window if they are special; the attention "
-        "that they receive is missing from the shares. The variance explained is that of log weights within rows."
-        "": has_attention,
-    }
-    return tuple(sentence for sentence, holds in said.items() if holds)
-
-
-def _no_table(encoder: Encoder) -> str:
-    method = encoder.config.position
-    if not encoder.position.acts_on:
-        return f"position method {method!r} tells the model nothing about position"
-    return f"position method {method!r} has no vector for each position; it acts on queries, keys or scores"
 
 
 # Attention over text.

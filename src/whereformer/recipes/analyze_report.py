@@ -18,7 +18,9 @@ from torch.nn.functional import avg_pool2d
 
 from ..analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ..analysis.fit import TisaFit
-from ..analysis.naming import RULES
+from ..analysis.naming import POSITION_BLIND, RULES
+from ..errors import listed
+from ..lab.report.figures import legend
 from ..lab.report.report import Figure, Report
 from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
 
@@ -32,6 +34,17 @@ OUTLIERS = 0.5
 """Percentage of pixels at each end of a scale that take the end's color, so that they do not stretch the scale."""
 PIXELS = 256
 """The most pixels of P's side."""
+HOW = (
+    "P is E E^T of the position embeddings as they are stored, before any norm or projection.",
+    "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
+    "everything that the model does: norms, projections, biases and the division by the root of the head's width.",
+    "If positions are embedded, the mean over all pairs is subtracted in the first layer, which softmax ignores.",
+    "In deeper layers, every token is the mean state that the layer reads from random words. The score of two such "
+    "tokens without position is subtracted, so what is left is the method's effect in that layer.",
+    "Fits include a constant, which softmax ignores. Each offset counts as often as it occurs.",
+    "Measured attention leaves out the first and the last token of a window if they are special; the attention that "
+    "they receive is missing from the shares. The variance explained is that of log weights within rows.",
+)
 MOST_HEADS = 24
 """Up to this number of heads, each has its own line on a terminal; beyond it, each layer has one."""
 LEAST = 1.0
@@ -52,15 +65,17 @@ def report_of(models: Sequence[ModelFindings], notes: Sequence[str]) -> Report:
         notes: what was left out.
     """
     several = len(models) > 1
-    missing = [f"{model.name}: {why}" for model in models for why in (model.no_table, model.no_heads) if why]
-    parts: list[Sheet | Figure] = [models_sheet(models, missing), *over_training(models)]
+    parts: list[Sheet | Figure] = [*overview(models), models_sheet(models)]
     for model in models:
         parts += _parts(model, f"{model.name}: " if several else "")
-    about = [(each.name, each.source, each.kind, f"{each.length:,}", _sizes(each)) for each in models]
-    prose = [Column(name, left=True, wraps=True) for name in ("source", "kind", "sizes", "the first rule that holds")]
-    columns: list[Column | str] = ["model", *prose[:2], "analyzed", prose[2]]
-    parts.append(Sheet.of("The models", columns, about, folded=True))
-    parts.append(Sheet.of("How heads are named", ["name", prose[3]], [*RULES.items()], folded=True))
+    about = [(each.name, each.source, each.kind, _sizes(each)) for each in models]
+    texts = ("source", "kind", "sizes", "", "the first rule that holds")
+    source, kind, sizes, said, rule = (Column(name, left=True, wraps=True) for name in texts)
+    parts += [
+        Sheet.of("The models", ["model", source, kind, sizes], about, folded=True),
+        Sheet.of("How this is measured", [said], [[sentence] for sentence in HOW], named=-1, folded=True),
+        Sheet.of("How heads are named", ["name", rule], [*RULES.items()], folded=True),
+    ]
     title = f"What did {'they' if several else models[0].name} learn about position?"
     sentences, values = [verdict(models), *related(models), *notes], {model.name: model for model in models}
     return Report(title, sentences, parts, values, numbers="findings.json")
@@ -77,7 +92,7 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
             "The highest and the lowest 0.5% of values have the colors of the ends."
         )
         paint = embeddings(model.table)
-        parts.append(Figure(f"{prefix}Position embeddings", paint, caption, (720, 290), folded))
+        parts.append(Figure(f"{prefix}Position embeddings", paint, caption, (460, 205), folded))
     if model.heads:
         drawn = "that at any offset"
         if any(head.scores is not None for head in model.heads):
@@ -100,10 +115,6 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
         )
         panels = attention_panels(attention)
         parts.append(grid(f"{prefix}Where the heads look in text", panels, caption, folded=folded or many))
-    if model.how:
-        how = [[said] for said in model.how]
-        columns = [Column("", left=True, wraps=True)]
-        parts.append(Sheet.of(f"{prefix}How this was measured", columns, how, named=-1, folded=True))
     return parts
 
 
@@ -111,7 +122,7 @@ def _sizes(model: ModelFindings) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in model.sizes.items())
 
 
-def models_sheet(models: Sequence[ModelFindings], notes: Sequence[str]) -> Sheet:
+def models_sheet(models: Sequence[ModelFindings]) -> Sheet:
     """Return a table with a row for each model, without the columns for which no model has anything."""
     toeplitz = [None if model.table is None else model.table.toeplitzness for model in models]
     columns: dict[Column, Sequence[Cell | str]] = {
@@ -131,7 +142,7 @@ def models_sheet(models: Sequence[ModelFindings], notes: Sequence[str]) -> Sheet
         for column, cells in columns.items()
         if not all(isinstance(cell, Cell) and cell.order is None for cell in cells)
     }
-    return Sheet.of("Position", list(shown), list(zip(*shown.values(), strict=True)), notes=tuple(notes), sortable=True)
+    return Sheet.of("Position", list(shown), list(zip(*shown.values(), strict=True)), sortable=True)
 
 
 def layers_sheet(model: ModelFindings) -> Sheet:
@@ -210,32 +221,43 @@ def counted(found: Sequence[HeadFindings]) -> str:
 
 
 def verdict(models: Sequence[ModelFindings]) -> str:
-    """Summarize the page in one sentence, its headline."""
-    if len(models) == 1:
-        sentence = _summary(models[0])
-        return sentence[0].upper() + sentence[1:]
-    tables = [(model.table.toeplitzness, model) for model in models if model.table is not None]
-    by_step = sorted((model.step, share) for share, model in tables if model.step is not None)
+    """Answer in one sentence what the models learned, which is the page's headline."""
+    by_step = sorted(
+        (model.step, model.table.toeplitzness) for model in models if model.table and model.step is not None
+    )
     if len(by_step) > 1:
         (first, before), (last, after) = by_step[0], by_step[-1]
-        return f"Toeplitzness goes from {before:.2f} at step {first:,} to {after:.2f} at step {last:,}"
-    if len(tables) > 1:
-        (low, lowest), *_, (high, highest) = sorted(tables, key=lambda each: each[0])
+        return f"Toeplitzness goes from {before:.2f} at step {first:,} to {after:.2f} at step {last:,}."
+    of, shares = toeplitzness_of(models)
+    low, high = (f"{end(shares.values(), default=0.0):.2f}" for end in (min, max))
+    if len(shares) > 1 and low != high:
+        least, most = (listed([name for name in shares if f"{shares[name]:.2f}" == end]) for end in (low, high))
         return (
-            f"The position embeddings of {highest.name} are the most Toeplitz ({high:.2f}), those of {lowest.name} the "
-            f"least ({low:.2f})"
+            f"Distance alone counts the most for the {of} of {most} (Toeplitzness {high}) and the least for those of "
+            f"{least} ({low})."
         )
-    return f"{len(models)} models: {counted([head for model in models for head in model.heads]) or 'no heads to name'}"
+    parts, heads = [], [head for model in models for head in model.heads]
+    if heads:
+        led = sum(head.name != POSITION_BLIND for head in heads)
+        parts.append(
+            f"position tells {led} of {len(heads)} head{'s' * (len(heads) > 1)} where to look ({counted(heads)})"
+        )
+    if shares and of != "heads":
+        parts.append(f"the {of} have a Toeplitzness of {high}, where 1 means that distance alone counts")
+    sentence = "; ".join(parts) or "nothing to see: position has no effect of its own"
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _summary(model: ModelFindings) -> str:
-    parts = []
-    if model.table is not None:
-        parts.append(f"position embeddings of Toeplitzness {model.table.toeplitzness:.2f}")
-    if model.heads:
-        count = len(model.heads)
-        parts.append(f"{count} heads: {counted(model.heads)}" if count > 1 else f"its head is {model.heads[0].name}")
-    return "; ".join(parts) or "nothing to see: position has no effect of its own"
+def toeplitzness_of(models: Sequence[ModelFindings]) -> tuple[str, dict[str, float]]:
+    """Return what the Toeplitzness is of, and its value by model.
+
+    It is that of P if at least two models have a P, or one alone, else that of heads. P is preferred because the heads
+    of relative methods are Toeplitz by design, which says nothing about what was learned.
+    """
+    shares = {model.name: model.table.toeplitzness for model in models if model.table is not None}
+    if len(shares) >= min(2, len(models)):
+        return "position embeddings", shares
+    return "heads", {model.name: mean for model in models if (mean := model.mean_of_heads) is not None}
 
 
 def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
@@ -263,7 +285,7 @@ def embeddings(table: TableFindings) -> Callable[[Canvas], None]:
     last, ends = len(table.gram) - 1, limits(gram)
     maps = (
         ("$P = E E^T$", gram, ends, colormaps["cividis"]),
-        (f"its best Toeplitz part: {table.toeplitzness:.3f}", part, ends, colormaps["cividis"]),
+        (f"Toeplitz part: {table.toeplitzness:.3f}", part, ends, colormaps["cividis"]),
         ("what is left", gram - part, limits(gram - part, 0.0), BLUE_TO_ORANGE),
     )
 
@@ -377,37 +399,41 @@ def grid(title: str, layers: Mapping[int, Sequence[Panel]], caption: str, *, fol
 
 
 def related(models: Sequence[ModelFindings]) -> list[str]:
-    """Return how the models' scores go with their Toeplitzness, in a sentence, if at least three differ in both.
-
-    It is the Toeplitzness of P if at least two models have a P, else that of heads. P is preferred because the heads of
-    relative methods are Toeplitz by design, which says nothing about a score.
-    """
-    scored = [model for model in models if model.score is not None]
-    measure, shares = "P", {model.name: model.table.toeplitzness for model in scored if model.table is not None}
-    if len(shares) < 2:
-        means = {model.name: model.mean_of_heads for model in scored}
-        measure, shares = "heads", {name: mean for name, mean in means.items() if mean is not None}
-    scores = [model.score or 0.0 for model in scored if model.name in shares]
+    """Return how the models' scores go with their Toeplitzness, in a sentence, if at least three differ in both."""
+    scored = {model.name: model.score for model in models if model.score is not None}
+    of, shares = toeplitzness_of([model for model in models if model.name in scored])
+    scores = [scored[name] for name in shares]
     if len(shares) < 3 or len(set(shares.values())) == 1 or len(set(scores)) == 1:
         return []
     found = float(np.corrcoef([*shares.values()], scores)[0, 1])
-    return [f"Scores and the Toeplitzness of {measure} correlate by {decimals(found, 2)} over {len(shares)} models."]
+    return [f"Scores and the Toeplitzness of {of} correlate by {decimals(found, 2)} over {len(shares)} models."]
 
 
-def over_training(models: Sequence[ModelFindings]) -> list[Figure]:
-    """Return the figure of Toeplitzness over the steps of a training, if there are at least two."""
-    stepped = sorted([(model.step, model) for model in models if model.step is not None], key=lambda each: each[0])
-    lines = {
-        "P": [(step, model.table.toeplitzness) for step, model in stepped if model.table is not None],
-        "heads, mean": [(step, mean) for step, model in stepped if (mean := model.mean_of_heads) is not None],
+def overview(models: Sequence[ModelFindings]) -> list[Figure]:
+    """Return the figure of Toeplitzness by model or over the steps of a training, if there are at least two."""
+    trained = sum(model.step is not None for model in models) > 1
+    shown = sorted((model for model in models if model.step is not None), key=lambda each: each.step or 0)
+    shown = shown if trained else list(models)
+    places = [model.step or 0 for model in shown] if trained else range(len(shown))
+    measures = {
+        "P": [None if model.table is None else model.table.toeplitzness for model in shown],
+        "heads, mean": [model.mean_of_heads for model in shown],
     }
-    lines = {name: points for name, points in lines.items() if len(points) > 1}
+    measures = {name: shares for name, shares in measures.items() if any(share is not None for share in shares)}
 
     def paint(figure: Canvas) -> None:
-        axes = figure.add_subplot(xlabel="training step", ylabel="Toeplitzness", ylim=(0, 1.03))
-        for (name, points), marker in zip(lines.items(), "os", strict=False):
-            axes.plot(*zip(*points, strict=True), marker=marker, markersize=4.5, label=name)
-        axes.legend(frameon=False, loc="best")
+        axes = figure.add_subplot()
+        for (name, shares), marker in zip(measures.items(), "os", strict=False):
+            points = [(place, share) for place, share in zip(places, shares, strict=True) if share is not None]
+            x, y = zip(*points, strict=True)
+            axes.plot(*((x, y) if trained else (y, x)), f"{marker}{'-' * trained}", markersize=4.5, label=name)
+        if trained:
+            axes.set(xlabel="training step", ylabel="Toeplitzness", ylim=(0, 1.03))
+        else:
+            axes.set_yticks(places, [model.name for model in shown])
+            axes.set(xlabel="Toeplitzness", xlim=(0, 1.03), ylim=(len(shown) - 0.5, -0.5))
+        legend(figure)
 
+    title, height = ("Toeplitzness over training", 300) if trained else ("Toeplitzness", 70 + 25 * len(shown))
     note = "At 1, only the distance between two positions counts."
-    return [Figure("Toeplitzness over training", paint, note, (420, 300))] if lines else []
+    return [Figure(title, paint, note, (420, height))] if len(shown) > 1 and measures else []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
 
@@ -46,7 +46,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "length": 256,
         "batch_size": 64,
         "learning_rate": 1e-3,
-        "out": Path("runs/compare-medium"),
     },
     "large": {
         "hidden_size": 768,
@@ -56,7 +55,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "length": 512,
         "batch_size": 64,
         "learning_rate": 5e-4,
-        "out": Path("runs/compare-large"),
     },
 }
 """The defaults of each size of models; those of "small" are the options' own."""
@@ -123,7 +121,6 @@ class Compare(ManyRuns):
         "positions": ("none", "learned", "rope", "tisa"),
         "steps": 400,
         "characters": 3_000_000,
-        "out": Path("runs/compare-quick"),
     }
 
     data: tuple[str, ...] = ()
@@ -164,8 +161,6 @@ class Compare(ManyRuns):
     seeds: Annotated[int | None, Range(1, MOST_SEEDS), Free] = None
     """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or with
     --minutes up to 3 if there is time."""
-    seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
-    """The first seed."""
     batch_size: Annotated[int, Range(1, MOST_SIZE)] = 16
     """Training windows in a step. While windows are shorter, a step has more of them."""
     hidden_size: Annotated[int, Range(1, MOST_SIZE)] = 64
@@ -187,22 +182,19 @@ class Compare(ManyRuns):
     size: Annotated[Literal["auto", "small", "medium", "large"], Free] = "auto"
     """Defaults for width, layers, vocabulary, windows, batches and learning rate. small is for a CPU, medium has 25
     million parameters and windows of 256 tokens, and large has 70 million and windows of 512. "auto" is medium for
-    your own text on a GPU, otherwise small."""
+    your own text on a GPU, otherwise small. A preset's layers win over these, and `quick` wins over both."""
 
     @classmethod
     def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        size, data = str(options.get("size", "auto")), options.get("data", ())
+        """Return the defaults of the size, over which those of a preset win, over which those of ``quick`` win."""
+        size, data, quick = str(options.get("size", "auto")), options.get("data", ()), super().usual(options)
         chosen = {}
         if size == "auto" and "help" not in options:  # help need not wait for torch
             on_gpu = str(options.get("device")) != "cpu" and find_device("auto").type == "cuda"
             chosen["size"] = size = "medium" if on_gpu and data not in ((), None) else "small"
-        sizes = {**SIZES.get(size, {})}
-        if options.get("preset") is not None:  # it has its own layers
-            sizes.pop("blocks", None)
-        quick = super().usual(options)
-        if sizes and quick:
-            quick = {**quick, "out": Path(f"{sizes['out']}-quick")}
-        return {**chosen, **sizes, **quick}
+        preset = {"blocks": None} if options.get("preset") is not None else {}  # its own layers
+        folder = "runs/compare" + f"-{size}" * (size in SIZES) + "-quick" * bool(quick)
+        return {**chosen, **SIZES.get(size, {}), **preset, **quick, "out": Path(folder)}
 
     @property
     def small(self) -> bool:
@@ -389,7 +381,7 @@ class Compare(ManyRuns):
             scores=scores,
             # Losses by window, to tell a real difference between two methods from chance in the held-out text.
             windows=[round(float(part.mean()), 4) for part in everything[0].split(64)],
-            parameters=sum(parameter.numel() for parameter in model.encoder.position.parameters()),
+            parameters=methods.parameters(model)["positional_parameters"],
             flops=self.flops(config),
         )
 

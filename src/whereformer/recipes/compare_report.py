@@ -118,13 +118,11 @@ def curves(
         "Training loss over steps",
         losses.over_steps(training, looks, guessing),
         "Moving averages, and means over seeds.",
-        (680, 320),
     )
     yield Figure(
         "Held-out loss over length",
         losses.over_length(ranges, looks),
         f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
-        (680, 320),
     )
 
 

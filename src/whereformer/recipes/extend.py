@@ -233,7 +233,7 @@ class Extend(Recipe):
         drawn = []
         if outcome.losses:
             paint = losses.over_steps({"training": losses.smoothed(outcome.losses)})
-            drawn.append(Figure("Loss over the steps of training", paint, size=(560, 320)))
+            drawn.append(Figure("Loss over the steps of training", paint))
         return Report("A model that reads more", said, [sheet, *drawn], {**asdict(text), **asdict(outcome)})
 
 

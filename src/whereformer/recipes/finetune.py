@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import InputError
 from ..files import check_regular_in
 from ..lab import ranks, trackers
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, find_device
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
 
@@ -164,9 +164,7 @@ class Finetune(ManyRuns, Trains):
     kernels: Annotated[Counts, Range(0, 1024), Free] = (0, 1, 3, 5)
     """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
     seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 5
-    """How many seeds to repeat every run with."""
-    seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
-    """The first seed: of the head, new kernels, the order of rows and dropout."""
+    """How many seeds to repeat every run with: of the head, new kernels, the order of rows and dropout."""
     epochs: Annotated[float, Between(0, MOST_RATE)] = 3.0
     """How many times each row is read."""
     batch_size: Annotated[int, Range(1, MOST_SIZE)] = 32

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,15 +11,47 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import InputError
 from ..files import new_folder
 from ..lab import ranks, trackers
-from ..lab.options import MOST_THREADS
+from ..lab.options import MOST_SEED, MOST_SIZE, MOST_THREADS, canonical_options
 from ..lab.recipe import Free, Range, Trains, lazily
+from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
     from ..kernels import torch_private
     from ..lab import card, loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
+    from ..lab.report.report import Report
     from ..lab.run import Run
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained on what.
+
+    Args:
+        read: hashes of what was read.
+        steps: the number of training steps.
+    """
+
+    read: dict[str, Any]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished training.
+
+    Args:
+        losses: steps with the training loss, a moving average.
+        scores: the held-out scores by name, each with its step.
+        saved: those of the saved model.
+        about: sizes of the model, and of what was read.
+    """
+
+    losses: list[Any]
+    scores: list[Any]
+    saved: dict[str, float]
+    about: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +61,12 @@ class LongRun(Trains):
     MANY: ClassVar = True
     MAKES_FILES: ClassVar = True
 
+    position_options: str | None = None
+    """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
+    accumulate: Annotated[int, Range(1, MOST_SIZE)] = 1
+    """Number of batches in a step. With more than one, a step can have more text than fits into memory at a time."""
+    seed: Annotated[int, Range(0, MOST_SEED)] = 0
+    """Seed of the weights and of everything that is drawn."""
     cache: Annotated[Path | None, Free] = None
     """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
     it. Default: cache/ in --out."""
@@ -39,16 +77,49 @@ class LongRun(Trains):
     installed."""
 
     def check(self) -> None:
+        canonical_options(self.position_options)
         trackers.check_installed(self.report_to or "none")
         if self.dry_run and ranks.size() > 1:
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
-    def begin(self, run: Run) -> Path:
-        """Set the threads, say so if bfloat16 is slow on this processor, and return the folder for the encoded text."""
+    def run(self, run: Run) -> Report:
         run.threads = self.threads or run.threads
         if self.bfloat16(run.device) and run.device == "cpu" and not torch_private.multiplies_bfloat16():
             run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
-        return run.folder / "cache" if self.cache is None or self.dry_run else self.cache
+        work = self.prepare(run, run.folder / "cache" if self.cache is None or self.dry_run else self.cache)
+        plan = Sheet.of("Plan", ["", Column("", left=True, wraps=True)], self.plan(work))
+        if self.dry_run:
+            self.tell_costs(run, work)
+            return Report("What would be trained?", [self.DRY], [plan])
+        run.say(plan)
+        facts = {"options": run.options, **work.read}
+        problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
+        with loading.quiet_transformers():
+            found = run.each([()], self.train, work, facts, kind=Outcome, steps=work.steps, problem=lambda key: problem)
+        outcome = found[()]
+        title, sentences = self.told(work, outcome)
+        last = {} if outcome.saved == outcome.scores[-1][1] else {"saved": outcome.saved}
+        parts = [*losses.course(outcome.losses, outcome.scores, last), replace(plan, folded=True)]
+        return Report(title, sentences, parts, asdict(outcome))
+
+    def prepare(self, run: Run, cache: Path) -> Any:
+        """Read the text, and return the recipe's :class:`Work`. Encoded text is in the folder ``cache``."""
+        raise NotImplementedError
+
+    def plan(self, work: Any) -> Sequence[tuple[str, str]]:
+        """Return what is read and trained, as the rows of a table."""
+        raise NotImplementedError
+
+    def tell_costs(self, run: Run, work: Any) -> None:
+        """Say what a step costs, if that can be told."""
+
+    def train(self, run: Run, work: Any, facts: Mapping[str, Any]) -> Outcome:
+        """Train from the newest checkpoint that counts, or from the start, and save the model."""
+        raise NotImplementedError
+
+    def told(self, work: Any, outcome: Outcome) -> tuple[str, list[str]]:
+        """Return what the report asks, and its sentences."""
+        raise NotImplementedError
 
     def fit(
         self,

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import InputError, shown
 from ..lab import options, ranks
 from ..lab.recipe import Between, Free, Range, lazily
-from ..lab.sheet import Column, Sheet
-from .long_run import LongRun
+from . import long_run
 
 with lazily(__name__):
     import torch
@@ -20,34 +19,15 @@ with lazily(__name__):
     from .. import analysis, models
     from ..data import corpus, encode, masks, read, tokenizers
     from ..data import windows as text_windows
-    from ..lab import held_out, loading, manifest, methods
+    from ..lab import held_out, methods
     from ..lab import train as training
-    from ..lab.report import losses, report
+    from ..lab.report import losses
     from ..lab.run import Run
     from ..models import presets
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A finished training.
-
-    Args:
-        losses: steps with the training loss, a moving average.
-        scores: the held-out scores by name, each with its step.
-        tokens: how many tokens, without padding, were read.
-        parameters, embedding_parameters, positional_parameters: those of the model; of ELECTRA, of both models.
-    """
-
-    losses: list[Any]
-    scores: list[Any]
-    tokens: int
-    parameters: int
-    embedding_parameters: int
-    positional_parameters: int
-
-
-@dataclass(frozen=True)
-class Work:
+class Work(long_run.Work):
     """What is trained on what."""
 
     text: encode.EncodedText
@@ -56,7 +36,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(LongRun):
+class Pretrain(long_run.LongRun):
     """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
 
     The default model, a BERT with 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text.
@@ -101,8 +81,6 @@ class Pretrain(LongRun):
     position: str | None = None
     """Position method, several joined by "+", or a pattern over layers as rope/rope/rope/none; `whereformer positions`
     lists them. Default: the preset's, or tisa."""
-    position_options: str | None = None
-    """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
     hidden_size: Annotated[int, Range(1, options.MOST_SIZE)] = 128
     """Width of the encoder."""
     embedding_size: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
@@ -129,8 +107,6 @@ class Pretrain(LongRun):
     """Number of training steps."""
     batch_size: Annotated[int, Range(1, options.MOST_SIZE)] = 16
     """Number of windows that go through the model at a time; with `lengths`, of the first length."""
-    accumulate: Annotated[int, Range(1, options.MOST_SIZE)] = 1
-    """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
     compile: bool = False
     """Compile the model, with CUDA graphs on a GPU. That takes about a minute for each length of windows, and may pay
     in long trainings. It needs one process, and no `accumulate`."""
@@ -143,8 +119,6 @@ class Pretrain(LongRun):
     hide_masked: bool = False
     """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: windows then
     need no attention mask, which is faster, and the model can use where words are missing. Only for mlm."""
-    seed: Annotated[int, Range(0, options.MOST_SEED)] = 0
-    """Seed of the weights, the windows and the masks."""
     every: Annotated[int | None, Range(1, options.MOST_COUNT), Free] = None
     """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
     keep: Annotated[int, Range(1, options.MOST_COUNT), Free] = 2
@@ -163,7 +137,6 @@ class Pretrain(LongRun):
         for name in ("generator_size", "discriminator_weight"):
             if self.objective != "electra" and getattr(self, name) is not None:
                 raise InputError(name, f"only for `objective` electra, got {self.objective}")
-        options.canonical_options(self.position_options)
         super().check()
         count = ranks.size()
         if self.compile and (count > 1 or self.accumulate > 1):
@@ -252,37 +225,21 @@ class Pretrain(LongRun):
             raise methods.as_setting(error, kind.__dataclass_fields__, method) from None
         return config
 
-    def run(self, run: Run) -> report.Report:
-        cache = self.begin(run)
+    def prepare(self, run: Run, cache: Path) -> Work:
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
             paths = read.fetched(self.data, run.say)
         text = corpus.Text(paths, self.column, corpus.source_of(self.data))
         run.say(text.about_files)
-        run.identify("text", text.fingerprint, "data")
-        run.identify("tokenizer", choice.setting, "tokenizer")
+        hashes = {"text": text.fingerprint, "tokenizer": choice.setting}
+        run.identify("text", hashes["text"], "data")
+        run.identify("tokenizer", hashes["tokenizer"], "tokenizer")
         with ranks.main_first():
             encoded = encode.open_or_encode(cache, text, choice, run.say)
-        work = self.prepare(encoded)
-        plan = self.plan(work)
-        if self.dry_run:
-            self.tell_costs(run, work)
-            return report.Report("What would be trained?", [self.DRY], [plan])
-        run.say(plan)
-        facts = {"options": run.options, "text": text.fingerprint, "tokenizer": choice.setting}
-        problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
-        with loading.quiet_transformers():
-            outcomes = run.each(
-                [()], self.train, work, facts, kind=Outcome, steps=self.steps, problem=lambda key: problem
-            )
-        return self.report(work, outcomes[()], plan)
-
-    def prepare(self, text: encode.EncodedText) -> Work:
-        """Return what is trained on an encoded text."""
-        config = self.config(text.vocabulary)
+        config = self.config(encoded.vocabulary)
         windows = text_windows.Windows(
-            text.training,
-            text.vocabulary,
+            encoded.training,
+            encoded.vocabulary,
             length=self.stages[-1].length,
             padding=text_windows.end_padding(config),
             rate=self.mask_rate,
@@ -290,10 +247,10 @@ class Pretrain(LongRun):
             seed=self.seed,
             uniforms=self.objective == "electra",
         )
-        return Work(text, config, text_windows.StagedWindows(windows, text.held_out, self.stages))
+        staged = text_windows.StagedWindows(windows, encoded.held_out, self.stages)
+        return Work(hashes, self.steps, encoded, config, staged)
 
-    def plan(self, work: Work) -> Sheet:
-        """Return what is read and trained, as a table."""
+    def plan(self, work: Work) -> list[tuple[str, str]]:
         facts, sizes, stages = work.text.facts, sizes_of(work.config), work.windows.stages
         lengths = ", ".join(f"{length:,}" for length in work.config.block_lengths(stages[-1].length))
         words = f"embeddings of {facts.vocabulary:,} tokens and {sizes['positional_parameters']:,} for position"
@@ -311,7 +268,7 @@ class Pretrain(LongRun):
             what = f"{stage.rows:,} windows of {stage.length:,} tokens"
             rows.append(("", f"steps {step + 1:,} to {step + stage.steps:,}: {what}"))
             step += stage.steps
-        return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
+        return rows
 
     def tell_costs(self, run: Run, work: Work) -> None:
         """Say what a batch of each length costs, for each trained model. Autocast needs less memory."""
@@ -327,8 +284,7 @@ class Pretrain(LongRun):
                 batch = analysis.cost(config, stage.length, stage.rows // self.accumulate, predictions=predicted)
                 run.say(f"\n{name}, a batch{length}{steps}:\n{batch}")
 
-    def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> Outcome:
-        """Train from the newest checkpoint that counts, or from the start, and save the model."""
+    def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> long_run.Outcome:
         torch.manual_seed(self.seed)
         model, bfloat16 = build(work.config), self.bfloat16(run.device)
         plan = training.Training(
@@ -347,25 +303,23 @@ class Pretrain(LongRun):
 
         every = self.every or max(1, self.steps // 10)
         done = self.fit(run, model, work.windows.batch, plan, score, every, facts, also=model.save_pretrained)
-        outcome = Outcome(losses.smoothed(done.losses), done.scores, work.windows.tokens, **sizes_of(work.config))
+        sizes, last = sizes_of(work.config), done.scores[-1][1]
         trained, tokenizer = model if self.objective == "mlm" else model.discriminator, work.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
         tokenizer.model_max_length = work.config.max_position_embeddings
-        about = {"parameters": outcome.parameters, "text": asdict(work.text.facts), "scores": outcome.scores[-1][1]}
+        about = {"parameters": sizes["parameters"], "text": asdict(work.text.facts), "scores": last}
         self.save(run, trained, tokenizer, facts, **about)
-        return outcome
+        tokens = {"tokens": work.windows.tokens}
+        return long_run.Outcome(losses.smoothed(done.losses), done.scores, last, {**tokens, **sizes})
 
-    def report(self, work: Work, outcome: Outcome, plan: Sheet) -> report.Report:
-        """Return the last scores in words, all of them as a table, and the losses as curves."""
-        last, guess, place = outcome.scores[-1][1], work.text.facts.unigram_entropy, str(self.out / "model")
-        sentences = [
-            f"{self.steps:,} steps, {outcome.tokens:,} tokens; held-out {losses.in_words(last)}",
+    def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
+        guess, place = work.text.facts.unigram_entropy, str(self.out / "model")
+        return "How well does the model predict held-out text?", [
+            f"{self.steps:,} steps, {work.windows.tokens:,} tokens; held-out {losses.in_words(outcome.saved)}",
             f"Guessing by frequency has a loss of {guess:.2f}.",
             f'After "import whereformer.models", AutoModel.from_pretrained({place!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({place!r}) its tokenizer.",
         ]
-        parts = [*losses.course(outcome.losses, outcome.scores), replace(plan, folded=True)]
-        return report.Report("How well does the model predict held-out text?", sentences, parts, asdict(outcome))
 
 
 def build(config: models.EncoderConfig) -> Any:

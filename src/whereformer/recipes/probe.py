@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ..errors import InputError, listed, shown
-from ..lab.options import MOST_COUNT, MOST_SEED, MOST_SEEDS
+from ..lab.options import MOST_COUNT, MOST_SEEDS
 from ..lab.recipe import Free, ManyRuns, Names, Range, lazily
 from ..lab.sheet import Cell, Column, Sheet
 
@@ -281,8 +281,6 @@ class Probe(ManyRuns):
     """Training steps of each model."""
     seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 1
     """How many seeds to repeat everything with. With several, the tables show medians and ranges."""
-    seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
-    """The first seed."""
 
     small = True
 
@@ -359,13 +357,12 @@ class Probe(ManyRuns):
             for name, row in judged.items():
                 rows.append([name, *(each.cell for each in row), f"{sum(each.solved for each in row)}/{len(row)}"])
             times = f"{LENGTH_FACTORS[index]} times as many as trained" if index else "as trained"
-            notes = [*(f"{task} needs: {TASKS[task].needs}" for task in self.tasks), READING]
             sheets.append(
                 Sheet.of(
                     f"Accuracy at {length} symbols, {times}",
                     ["position", *self.tasks, "solved"],
                     rows,
-                    notes=tuple(notes) if length == self.lengths[-1] else (),
+                    notes=(READING,) if length == self.lengths[-1] else (),
                     looks={0: "dim"},
                 )
             )
@@ -381,7 +378,7 @@ class Probe(ManyRuns):
             "task",
             *(Column(name, left=True, wraps=True) for name in ("question", "needs", "example")),
         ]
-        sheets.append(Sheet.of("The tasks", columns, asked, folded=True))
+        sheets.append(Sheet.of("The tasks", columns, asked))
         return Report("What can each position method do?", [*sentences, about], sheets, outcomes)
 
 

@@ -163,14 +163,14 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
     short = inputs[:, : recipe.length // 2]
     sizes = {"hidden_size": recipe.hidden_size, "num_heads": recipe.num_heads}
     sizes["num_layers"] = trained.config.num_hidden_layers
-    own = trained.config.position  # a row may have more than that, such as sinks
+    own = trained.config.position  # a row may have sinks beside it
     chains = [
         measure.longest_chain(build_position(own, **sizes, max_length=length), length) for length in measure.LENGTHS
     ]
     ticks = (
         inductive(runs[name], runs.get(BASELINE, {}), recipe.judged.index(4 * recipe.length)),
         data_driven(*measure.reached_parameters(trained, inputs, labels)),
-        parameter_efficient(*measure.parameter_growth(own)),
+        parameter_efficient(*measure.parameter_growth(own, sinks=trained.config.sinks)),
         translation_invariant([measure.shift_change(model.encoder, short) for model in (fresh, trained)]),
         parallelizable(*chains),
         interpretable(measure.curve_share(trained.encoder, inputs)),

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import InputError
 from ..lab import options, ranks
 from ..lab.recipe import Between, Free, Range, Schedule, lazily
-from ..lab.sheet import Column, Sheet
-from .long_run import LongRun, scored_steps
+from . import long_run
 
 with lazily(__name__):
     import torch
@@ -21,10 +20,10 @@ with lazily(__name__):
     from ..data import batches as drawing
     from ..data import parallel, subwords
     from ..data.streams import RowFile
-    from ..lab import held_out, manifest, methods
+    from ..lab import held_out, methods
     from ..lab import optimizer as optimizers
     from ..lab import train as training
-    from ..lab.report import losses, report
+    from ..lab.report import losses
     from ..lab.run import Run
     from . import translating
 
@@ -52,7 +51,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(long_run.Work):
     """What is trained on what: the pairs of short enough lines, each a row of source and target, and facts on them."""
 
     source: str
@@ -61,7 +60,6 @@ class Work:
     tokenizer: Any
     config: models.Seq2SeqConfig
     drawn: drawing.Drawn
-    steps: int
 
     def text(self) -> dict[str, Any]:
         """Return facts about the text."""
@@ -69,32 +67,8 @@ class Work:
         return {"source": self.source, **parts, "vocabulary": len(self.tokenizer)}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A finished training.
-
-    Args:
-        losses: steps with the training loss, a moving average.
-        scores: the held-out scores by name, each with its step.
-        averaged, averaged_steps: the scores of the saved model, and the steps whose weights it is the mean of.
-        epochs: how many times the text was read.
-        parameters, positional_parameters: those of the model.
-        training, held_out: what :class:`Pairs` says of the two parts of the text.
-    """
-
-    losses: list[Any]
-    scores: list[Any]
-    averaged: dict[str, float]
-    averaged_steps: list[int]
-    epochs: float
-    parameters: int
-    positional_parameters: int
-    training: dict[str, int]
-    held_out: dict[str, int]
-
-
 @dataclass(frozen=True, kw_only=True)
-class Translate(LongRun):
+class Translate(long_run.LongRun):
     """Train a translation Transformer on parallel text, with any position method.
 
     The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
@@ -134,8 +108,6 @@ class Translate(LongRun):
     position: str = "shaw"
     """Position method of the self-attention in encoder and decoder, several joined by "+", or a pattern over layers;
     `whereformer positions` lists them."""
-    position_options: str | None = None
-    """The method's options as a JSON object, such as '{"clip": 8}'; `whereformer positions` lists these too."""
     cross_position: str = "none"
     """Position method of the attention from target to source. The papers have none."""
     hidden_size: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
@@ -164,8 +136,6 @@ class Translate(LongRun):
     batch_tokens: Annotated[int, Range(4, options.MOST_SIZE)] = 2048
     """Tokens in a batch on either side, including padding. A batch has lines of similar length. For large texts, use
     25000."""
-    accumulate: Annotated[int, Range(1, options.MOST_SIZE)] = 1
-    """Number of batches in a step. With more than one, a step can have more tokens than fit into memory at a time."""
     steps: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
     """Number of training steps. Default: follows from ``epochs``."""
     epochs: Annotated[float | None, Between(0, options.MOST_RATE)] = None
@@ -179,15 +149,12 @@ class Translate(LongRun):
     """The final model is the mean of the weights at this number of last scores. With 1 it has the last weights."""
     every: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
     """Number of steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
-    seed: Annotated[int, Range(0, options.MOST_SEED)] = 0
-    """Seed of the weights, dropout and the order of the text."""
 
     def check(self) -> None:
         if self.batch_tokens < self.max_length:
             raise InputError("batch_tokens", f"expected at least {self.max_length}, got {self.batch_tokens}")
         if self.steps is not None and self.epochs is not None:
             raise InputError("epochs", "either `steps` or `epochs`")
-        options.canonical_options(self.position_options)
         super().check()
 
     def resolved(self) -> Translate:
@@ -242,24 +209,12 @@ class Translate(LongRun):
             raise methods.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
         return config
 
-    def run(self, run: Run) -> report.Report:
-        cache = self.begin(run)
+    def prepare(self, run: Run, cache: Path) -> Work:
+        """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
         text = parallel.ParallelText(*self.files)
         run.identify("text", text.fingerprint, text.pairs.field)
         with ranks.main_first():
-            work = self.prepare(run, text, cache)
-        plan = self.plan(work)
-        if self.dry_run:
-            return report.Report("What would be trained?", [self.DRY], [plan])
-        run.say(plan)
-        facts = {"options": run.options, "text": text.fingerprint}
-        problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
-        outcomes = run.each([()], self.train, work, facts, kind=Outcome, steps=work.steps, problem=lambda key: problem)
-        return self.report(outcomes[()], plan)
-
-    def prepare(self, run: Run, text: parallel.ParallelText, cache: Path) -> Work:
-        """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
-        encoded, tokenizer = parallel.open_or_encode(cache, text, self.vocab_size, run.say)
+            encoded, tokenizer = parallel.open_or_encode(cache, text, self.vocab_size, run.say)
         rows, pairs = {}, {}
         for name, source in zip(parallel.PARTS, text.sources, strict=True):
             every = encoded[name]
@@ -281,10 +236,9 @@ class Translate(LongRun):
         drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed)
         steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
         config = self.config(len(tokenizer))
-        return Work(text.sources[0], rows, pairs, tokenizer, config, drawn, steps)
+        return Work({"text": text.fingerprint}, steps, text.sources[0], rows, pairs, tokenizer, config, drawn)
 
-    def plan(self, work: Work) -> Sheet:
-        """Return what is read and trained, as a table."""
+    def plan(self, work: Work) -> list[tuple[str, str]]:
         rows = []
         for name, part in work.pairs.items():
             tokens = f"{part.source_tokens:,} and {part.target_tokens:,} tokens, at most {part.longest} per line"
@@ -299,22 +253,24 @@ class Translate(LongRun):
         tokens = f"{round((found.source_tokens + found.target_tokens) / work.drawn.per_epoch):,} tokens"
         passes = f"the text takes {work.drawn.per_epoch:,} steps and is read {epochs:,.1f} times"
         rows.append(("steps", f"{work.steps:,} of about {tokens}; {passes}"))
-        return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
+        return rows
 
-    def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> Outcome:
-        """Train from the newest checkpoint that counts, or from the start, and save the model."""
+    def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> long_run.Outcome:
         torch.manual_seed(self.seed)
         model = models.Seq2SeqForConditionalGeneration(work.config)
         trained, pairs = optimizers.Averaged(model), work.rows["training"]
         if ranks.rank():  # or the rows of all processes would drop the same states
             torch.manual_seed(hash((self.seed, ranks.rank())))
         every = self.every or max(1, work.steps // 20)
-        last = scored_steps(every, work.steps)[-self.average :]
+        last = long_run.scored_steps(every, work.steps)[-self.average :]
+        rows = work.rows["held_out"]
+        drawn = drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)
+        judged = [parallel.collate([rows[row] for row in chosen]) for chosen in drawn]
 
         def score(step: int) -> dict[str, float]:
             if step in last:
                 trained.add()
-            return self.held_out_scores(trained, work)
+            return held_out.held_out_scores(model, judged, bfloat16=self.bfloat16(run.device))
 
         def optimizer(model: Any) -> Any:
             # No decay, and Adam's epsilon, as in Vaswani et al.
@@ -335,51 +291,20 @@ class Translate(LongRun):
 
         done = self.fit(run, trained, batch, plan, score, every, facts)
         trained.take_mean()
-        sizes = sizes_of(work.config)
-        outcome = Outcome(
-            losses.smoothed(done.losses),
-            done.scores,
-            self.held_out_scores(trained, work),
-            last,
-            work.steps / work.drawn.per_epoch,
-            sizes["parameters"],
-            sizes["positional_parameters"],
-            asdict(work.pairs["training"]),
-            asdict(work.pairs["held_out"]),
-        )
+        sizes, saved = sizes_of(work.config), score(0)
         model.generation_config = translating.generation_config(work.config, self.max_length)
-        about = {"parameters": outcome.parameters, "text": work.text(), "scores": outcome.averaged}
-        self.save(run, model, work.tokenizer, facts, **about)
-        return outcome
+        self.save(run, model, work.tokenizer, facts, parameters=sizes["parameters"], text=work.text(), scores=saved)
+        pairs_read = {name: asdict(part) for name, part in work.pairs.items()}
+        about = {"averaged_steps": last, "epochs": work.steps / work.drawn.per_epoch, **pairs_read, **sizes}
+        return long_run.Outcome(losses.smoothed(done.losses), done.scores, saved, about)
 
-    def held_out_scores(self, model: Any, work: Work) -> dict[str, float]:
-        """Return mean cross-entropy in nats and accuracy of each held-out next token, given those before it.
-
-        Each process reads its share of the batches. Afterwards the model is in evaluation mode.
-        """
-        model.eval()
-        rows, device = work.rows["held_out"], next(model.parameters()).device
-        found: list[tuple[str, float, int]] = []
-        for chosen in ranks.share(drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)):
-            batch = {name: each.to(device) for name, each in parallel.collate([rows[row] for row in chosen]).items()}
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16(device.type)):
-                out = model(**batch)
-            asked = batch["labels"] >= 0
-            count, right = int(asked.sum()), float((out.logits.argmax(-1) == batch["labels"])[asked].sum())
-            found += [("loss", float(out.loss) * count, count), ("accuracy", right, count)]
-        return held_out.means(found)
-
-    def report(self, outcome: Outcome, plan: Sheet) -> report.Report:
-        """Return the last scores in words, and all of them as a table and as curves."""
-        mean = len(outcome.averaged_steps)
+    def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
+        mean = len(outcome.about["averaged_steps"])
         of_what = f" (mean of the weights at the last {mean} scores)" if mean > 1 else ""
-        sentences = [
-            f"{outcome.scores[-1][0]:,} steps; held-out {losses.in_words(outcome.averaged)}{of_what}",
+        return "How well does the model translate held-out lines?", [
+            f"{work.steps:,} steps; held-out {losses.in_words(outcome.saved)}{of_what}",
             f"This translates lines: whereformer translate run {self.out / 'model'} < lines.txt",
         ]
-        last = {"mean": outcome.averaged} if mean > 1 else {}
-        parts = [*losses.course(outcome.losses, outcome.scores, last), replace(plan, folded=True)]
-        return report.Report("How well does the model translate held-out lines?", sentences, parts, asdict(outcome))
 
 
 def sizes_of(config: models.Seq2SeqConfig) -> dict[str, int]:

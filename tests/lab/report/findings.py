@@ -115,12 +115,9 @@ def model_of(
         position=position,
         sizes={"layers": layers, "heads": heads, "head_dim": 4, "hidden_size": 4 * heads, "positions": n},
         length=n,
-        how=("The mean word embedding stands for every word.", "Scores are divided by the square root of head_dim."),
         score=score,
         step=step,
         table=table_of(n, noise=noise) if table else None,
-        no_table="" if table else "It has no position embeddings: its method adds a bias to scores.",
         heads=found,
-        no_heads="" if found else "Position acts in no layer by itself.",
         attention=attention_of(layers, heads) if attention else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,10 +72,18 @@ def series(count: int, plain: int | None = None) -> list[Series]:
     return looks
 
 
+def legend(figure: Figure) -> None:
+    """Name the lines of a figure below its axes, where narrow screens show them; the figure gets as much higher."""
+    names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
+    columns = max(1, int(72 * figure.get_figwidth() / (50 + 6.5 * max(map(len, names)))))
+    figure.set_figheight(figure.get_figheight() + 17 / 72 * math.ceil(len(names) / columns))
+    figure.legend(loc="outside lower left", ncols=columns)
+
+
 def draw(width: int, height: int, paint: Callable[[Figure], None]) -> str:
     """Let ``paint`` fill an empty figure, and return it as an SVG file, in the colors that stand for others.
 
-    At ``width`` and ``height`` in CSS pixels, the figure's text is as large as a page's.
+    At ``width`` and ``height`` in CSS pixels, the figure's text is as large as a page's. A legend adds to the height.
     """
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(width / 72, height / 72))

@@ -74,7 +74,7 @@ def over_steps(
         for name, curve in curves.items():
             axes.plot(*zip(*curve, strict=True), label=name, marker="o" if len(curve) == 1 else "", **looks[name].line)
         if len(curves) > 1:
-            canvas.legend(loc="outside right upper")
+            figures.legend(canvas)
         # The loss falls so far in the first steps that they would press the rest flat.
         first = max(curve[-1][0] for curve in curves.values()) / 10
         seen = [] if guessing is None else [guessing]
@@ -119,7 +119,7 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], 
             axes.plot(places, median, label=name, marker=look.marker, markersize=5, **look.line)
             if high != low:
                 axes.vlines(places, low, high, color=look.color, linewidth=1.2)
-        canvas.legend(loc="outside right upper")
+        figures.legend(canvas)
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
         axes.set_xticks(range(len(lengths)), [f"{trained}\ntrained", *times])

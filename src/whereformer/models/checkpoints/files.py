@@ -39,7 +39,9 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
     try:
         found = PreTrainedConfig.get_config_dict(path_or_id, **hub)[0]
     except OSError as error:
-        # The original message explains the rules for names on the Hub, even if a folder was meant.
+        if folder.is_dir():
+            raise InputError("path_or_id", f"the config.json of {path_or_id} is not JSON in UTF-8") from None
+        # The original message explains the rules for names on the Hub.
         raise OSError(
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
@@ -61,7 +63,7 @@ def check_has_config(name: str, folder: Path) -> None:
     Raises:
         InputError: for ``name``, if it has none; for the folder of a run, the error says where its model is.
     """
-    if not (folder / "config.json").exists():
+    if not (folder / "config.json").is_file():
         model = folder / "model"
         hint = f"; did you mean {str(model)!r}?" if (model / "config.json").exists() else ""
         raise InputError(name, f"expected a folder with a config.json, got {str(folder)!r}{hint}")
@@ -99,7 +101,9 @@ def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
         raise OSError(message)
     files = []
     for name in _names(Path(index)):
-        file = Path(str(cached_file(path_or_id, name, **hub)))
+        if (found := find(name)) is None:
+            raise InputError("path_or_id", f"{index} names {shown(name)}, which is missing")
+        file = Path(found)
         if Path(path_or_id).is_dir() and not _inside(file, Path(index).parent):
             raise InputError("path_or_id", f"{index} names {shown(name)}, which is a link out of its folder")
         files.append(file)
