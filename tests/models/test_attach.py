@@ -922,6 +922,9 @@ def test_bad_models():
         attach(transformers.GPTJModel(transformers.GPTJConfig(**sizes)), "tisa", keep_absolute=False)
     with pytest.raises(ValueError, match=r"^position: the model has T5's biases of its own; 'none' keeps them"):
         attach(make("t5"), "t5")
+    sizes = {"image_size": 56, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
+    with pytest.raises(InputError, match=r"^position: the layers of \w+ differ in their heads; expected 'none', got"):
+        attach(transformers.SwinModel(transformers.SwinConfig(**sizes)), "tisa")
 
 
 HEADS = {

@@ -148,9 +148,4 @@ def parts_with(model: PreTrainedModel, calls: list[AttentionCall]) -> list[PreTr
     return [part for part in parts_of(model) if not layers.isdisjoint(part.modules())]
 
 
-def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedModel]:
-    """Return the models that a stack is part of, the outermost first and the stack itself last."""
-    return [part for part in parts_of(model) if any(module is stack for module in part.modules())]
-
-
 register(PROBE, _probe, mask)
