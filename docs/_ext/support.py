@@ -42,7 +42,7 @@ exports
 
 O(n)
 : what a training step keeps for its backward pass grows with the number of tokens, not with its square, where positions
-  are `Positions` (0, 1, 2, …; for images, whole grids) and where they are tensors (packed documents, for example).
+  are `Positions` (0, 1, 2, …) and where they are tensors (packed documents, for example).
   Attention itself is O(n) with every method.
 
 repeats

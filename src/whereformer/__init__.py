@@ -39,10 +39,8 @@ if TYPE_CHECKING:
         Seq2SeqForConditionalGeneration,
         attach,
         detach,
-        from_authors_weights,
         load_attached,
         load_pretrained,
-        to_transformers,
         unpad,
     )
     from .positions import PositionRangeError, Site, build_position, position_names
@@ -91,14 +89,12 @@ __all__ = [
     "explain",
     "extend",
     "finetune",
-    "from_authors_weights",
     "load_attached",
     "load_pretrained",
     "merge_attention",
     "position_names",
     "pretrain",
     "probe",
-    "to_transformers",
     "translate",
     "unpad",
 ]

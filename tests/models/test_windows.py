@@ -13,14 +13,11 @@ from whereformer import (
     Encoder,
     EncoderConfig,
     EncoderForMaskedLM,
-    EncoderForPreTraining,
     load_pretrained,
 )
 from whereformer.kernels.terms import position_values
 from whereformer.models import layers
 from whereformer.positions import position_names
-
-from .checkpointing import checkpoint_activations
 
 SIZES = {
     "vocab_size": 50,
@@ -169,15 +166,6 @@ def test_padding_never_changes_the_answer(lengths, more, window, position, left)
         torch.testing.assert_close(found[row, mask[row].bool()], alone, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("shape", [{"blocks": "1x4", "windows": "2,0,5"}, FUNNEL], ids=lambda shape: shape["blocks"])
-def test_checkpointing_gives_the_same_gradients(shape, reentrant):
-    model, inputs = make("t5", **shape).train(), {"input_ids": words()}
-    expected = step(model, inputs)
-    checkpoint_activations(model, use_reentrant=reentrant)
-    torch.testing.assert_close(step(model, inputs), expected)
-
-
 def test_both_models_of_an_electra_have_the_windows():
     model = make(kind=Electra, blocks="2", windows="2,0", generator_size=0.5)
     for part in (model.generator.encoder, model.discriminator.encoder):
@@ -198,12 +186,6 @@ def test_windows_are_saved(tmp_path):
     assert (without(words()).logits - model(words()).logits).abs().max() > 1e-3
 
 
-def test_transformers_funnel_has_none():
-    model = make("transformer_xl", EncoderForPreTraining, blocks="2-2", decoder_layers="1", windows="4")
-    with pytest.raises(ValueError, match=r"has .* only, this model "):
-        whereformer.to_transformers(model)
-
-
 def test_a_number_for_every_pass():
     def windows(**options):
         return EncoderConfig(**options).layer_windows()
@@ -215,7 +197,9 @@ def test_a_number_for_every_pass():
     # A decoder that is left out keeps its numbers.
     left_out = EncoderConfig(blocks="1-1", decoder_layers="2", windows="2,2,3", with_decoder=False)
     assert left_out.layer_windows() == (2, 2, 3, 2)
-    assert Encoder(EncoderConfig(**SIZES, blocks="1-1", decoder_layers="2", windows="2,2,3"), decoder=False).windows
+    assert Encoder(
+        EncoderConfig(**SIZES, blocks="1-1", decoder_layers="2", windows="2,2,3", with_decoder=False)
+    ).windows
 
 
 @pytest.mark.parametrize(

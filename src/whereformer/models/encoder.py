@@ -81,6 +81,7 @@ class EncoderPreTrainedModel(OneDeviceModel):
 
     config_class = EncoderConfig
     base_model_prefix = "encoder"
+    _input_embed_layer = "word"
     supports_gradient_checkpointing = True
     # The loss is a mean over the batch's own labels, so the Trainer has to scale it for accumulation and data
     # parallelism.
@@ -119,13 +120,10 @@ class Encoder(EncoderPreTrainedModel):
     rows on the right: with padding on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
 
     Args:
-        config: sizes and options.
-        decoder: False leaves out a decoder that the config has. Its weights in a checkpoint are then ignored, and the
-            model's own config records this (``with_decoder``).
+        config: sizes and options. If ``with_decoder`` is False, a decoder's weights in a checkpoint are ignored.
     """
 
-    def __init__(self, config: EncoderConfig, *, decoder: bool = True) -> None:
-        config = config if decoder else config.without_decoder()
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
         self.position = position_of(config)
@@ -152,12 +150,6 @@ class Encoder(EncoderPreTrainedModel):
     def has_decoder(self) -> bool:
         """Whether there are layers after the blocks, which restore the full length."""
         return len(self.decoder) > 0
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings.word = value
 
     def extra_repr(self) -> str:
         names = "blocks", "hidden_size", "num_attention_heads", "position"

@@ -17,7 +17,6 @@ from ..kernels import FactorPair, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Position, Site
 from .config import EncoderConfig
-from .linear import is_watched, project
 from .seq2seq.config import Seq2SeqConfig
 
 
@@ -276,13 +275,6 @@ class Layer(GradientCheckpointingLayer):
 
     def _feed(self, hidden: Tensor) -> Tensor:
         """The feed-forward network with its residual and norm, the second half of a layer."""
-        if self.pre:
-            return hidden + self._feed_forward(self.feed_forward_norm(hidden))
-        return self.feed_forward_norm(hidden + self._feed_forward(hidden))
-
-    def _feed_forward(self, hidden: Tensor) -> Tensor:
-        dropout = self.activation_dropout
-        drops = (self.training and dropout.p > 0) or is_watched(dropout)
-        if drops or not torch.is_grad_enabled():
-            return self.dropout(self.down(dropout(self.activation(self.up(hidden)))))
-        return self.dropout(project(self.down, self.up(hidden), self.activation))
+        before = self.feed_forward_norm(hidden) if self.pre else hidden
+        out = hidden + self.dropout(self.down(self.activation_dropout(self.activation(self.up(before)))))
+        return out if self.pre else self.feed_forward_norm(out)

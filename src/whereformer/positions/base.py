@@ -191,9 +191,6 @@ class Position(nn.Module):
     axes: int | None = None
     """The axes of positions (batch, n, axes) that the method takes besides (n,) and (batch, n); None: it takes none."""
 
-    grid: Tensor | None = None
-    """(1, n, 2), the rows and columns of an image model's tokens, if the method is attached to one and takes them."""
-
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
 

@@ -108,8 +108,6 @@ class Translate(long_run.LongRun):
     position: str = "shaw"
     """Position method of the self-attention in encoder and decoder, several joined by "+", or a pattern over layers;
     `whereformer positions` lists them."""
-    cross_position: str = "none"
-    """Position method of the attention from target to source. The papers have none."""
     hidden_size: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
     """Width. The default of this option and the next four is the preset's."""
     num_heads: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
@@ -193,7 +191,6 @@ class Translate(long_run.LongRun):
                 vocab_size=vocab_size,
                 position=self.position,
                 position_options=method,
-                cross_position=self.cross_position,
                 norm=self.norm,
                 hidden_dropout_prob=self.dropout,
                 label_smoothing=self.label_smoothing,

@@ -17,13 +17,13 @@ from ...positions.none import NoPosition
 from ..checkpoints.sources import KINDS, OURS
 from ..devices import check_devices
 from . import proof
-from .found import AttentionCall, around, by_stack, find_calls, parts_of, parts_with, record_calls, set_implementation
+from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
 from .hooks import Enter, Start
-from .images import CheckImage, grid_of
 from .implementations import NAME, with_masks
 from .kinds import serve
-from .own import own_table, rotates, serve_tables, switches
+from .own import own_table, rotates, serve_tables, switch_off
 from .served import is_served
+from .undisturbed import parts_of
 from .undo import Undo
 
 _UNDO = "_whereformer_undo"
@@ -57,8 +57,7 @@ def attach(
             if it computes something else. A model that computes with its mask then gets transformers' own masks.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
-            masks that show later tokens. ``rope`` with two ``sections`` gets the row and the column of each patch of an
-            image model, and 0 for the tokens before them.
+            masks that show later tokens.
 
     Returns:
         The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
@@ -156,13 +155,9 @@ def _attach(
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
         raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
-    own = [] if keep_absolute else switches(model)
-    if not (keep_absolute or own):
+    if not (keep_absolute or switch_off(model, undo)):
         kind = f"{type(model).__name__} has no positions of a kind that can be switched off"
         raise InputError("keep_absolute", f"{kind}; {beside}")
-
-    for switch_off in own:
-        switch_off(undo)
     if "rope" in method_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
@@ -172,17 +167,12 @@ def _attach(
     try:
         arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
     except InputError as error:
-        if not own:
+        if keep_absolute:
             raise
         reason = f"{type(model).__name__} does not run without its own positions; {beside}"
         raise InputError("keep_absolute", reason) from error
     if len(arrived) < sum(len(stack.calls) for stack in stacks):
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
-    for stack in stacks:
-        # Whichever part takes the images: the model, one inside it, or the stack.
-        for part in around(model, stack.stack) if stack.position.grid is not None else ():
-            check = CheckImage(stack.stack.config)
-            undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
@@ -276,7 +266,6 @@ class Stack:
             raise InputError(
                 "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
             )
-        self.position.grid = grid_of(config, calls[0].n_q, self.position)
         for part in self.position.methods():
             if type(part).embed is not Position.embed:
                 raise InputError(

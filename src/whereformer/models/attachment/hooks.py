@@ -58,9 +58,7 @@ class StackForward:
         from 0 in each packed text.
         """
         key = site.queries, site.keys, asked.real, asked.documents
-        if (grid := self.position.grid) is not None:
-            site = replace(site, queries=grid, keys=grid)
-        elif not offsets_suffice(self.position):
+        if not offsets_suffice(self.position):
             site = asked.counted(site)
         if not self.share:
             return site

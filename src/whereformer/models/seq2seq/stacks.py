@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from ...errors import InputError
 from ...kernels import Positions
 from ...positions import Position, Site, build_position
+from ...positions.none import NoPosition
 from ..checks import check_shape, embedded_tokens
 from ..devices import fetched
 from ..inputs import SourceInputs, asks_for, takes
@@ -22,28 +22,31 @@ from .config import Seq2SeqConfig
 class DecoderLayer(Layer):
     """A :class:`Layer` with attention to the source between its two halves."""
 
-    def __init__(self, config: Seq2SeqConfig, *, content: bool, cross_content: bool) -> None:
-        super().__init__(config, content=content)
-        self.cross = Attention(config, content=cross_content)
+    def __init__(self, config: Seq2SeqConfig, position: Position) -> None:
+        super().__init__(config, content=position.content)
+        self.cross = Attention(config, content=True)
+        self.cross_position = NoPosition(position.model)
         self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(  # type: ignore[override]
         self,
         hidden: Tensor,
+        position: Position,
+        site: Site,
         source: Tensor,
-        positions: tuple[Position, Position],
-        sites: tuple[Site, Site],
+        cross: Site,
         caches: tuple[Cache, Cache] | tuple[None, None],
         with_weights: bool,
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        Methods, sites, caches and the weights that are returned are those of self-attention and of the attention to the
-        source.
+        The target attends to itself in ``site``, and to the source in ``cross``. Caches and the weights that are
+        returned are those of both, in this order.
         """
-        hidden, weights = self._attend(hidden, positions[0], sites[0], cache=caches[0], with_weights=with_weights)
+        hidden, weights = self._attend(hidden, position, site, cache=caches[0], with_weights=with_weights)
         before = self.cross_norm(hidden) if self.pre else hidden
-        out, cross_weights = self.cross(before, source, positions[1], sites[1], caches[1], with_weights)
+        cross = replace(cross, layer=site.layer)
+        out, cross_weights = self.cross(before, source, self.cross_position, cross, caches[1], with_weights)
         hidden = hidden + self.dropout(out)
         return self._feed(hidden if self.pre else self.cross_norm(hidden)), (weights, cross_weights)
 
@@ -59,17 +62,40 @@ class _Stack(nn.Module):
         # A module of its own, tied later: transformers would not see that a checkpoint lacks a shared one's table.
         tokens, width = embeddings.weight.shape
         self.words = nn.Embedding(tokens, width, embeddings.padding_idx, _weight=embeddings.weight)
-        self.position = _position(config, config.position, config.position_options, layers, causal=causal)
+        self.position = build_position(
+            config.position,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            num_layers=layers,
+            max_length=config.max_position_embeddings,
+            causal=causal,
+            initializer_range=config.initializer_range,
+            **(config.position_options or {}),
+        )
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
 
-    def embed(self, words: Tensor, positions: Positions) -> Tensor:
-        """Scale tokens (batch, n, hidden_size) as the paper does, whatever the method, and add their positions."""
-        return self.dropout(self.position.embed(words * self.config.hidden_size**0.5, positions))
+    def run(self, words: Tensor, site: Site, *more: Any) -> tuple[list[Tensor], list[Any]]:
+        """Return the hidden states, embeddings first, and what each layer returns beside them.
 
-    def finish(self, hidden: Tensor) -> Tensor:
-        """The last norm, where the configuration has one (pre-norm)."""
-        return hidden if self.norm is None else self.norm(hidden)
+        Args:
+            words: (batch, n, hidden_size), embedded tokens. They are scaled as in the paper, whatever the method.
+            site: where they attend to one another.
+            more: what the layers get behind the site.
+        """
+        with fetched(self.position):
+            if may_share(self.layers):
+                site = self.position.share(site)
+            hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.queries))
+            states, weights = [hidden], []
+            for number, layer in enumerate(self.layers):
+                hidden, own = layer(hidden, self.position, replace(site, layer=number), *more)
+                states.append(hidden)
+                weights.append(own)
+        if self.norm is not None:
+            states[-1] = self.norm(hidden)
+        return states, weights
 
 
 class Seq2SeqEncoder(_Stack):
@@ -97,18 +123,9 @@ class Seq2SeqEncoder(_Stack):
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
         real = None if attention_mask is None else attention_mask.bool()
-        with fetched(self.position):
-            site = Site(positions, positions, key_mask=real)
-            site = self.position.share(site) if may_share(self.layers) else site
-            hidden = self.embed(words, positions)
-            states, attentions = [hidden], []
-            for number, layer in enumerate(self.layers):
-                hidden, weights = layer(hidden, self.position, replace(site, layer=number), None, with_weights)
-                states.append(hidden)
-                attentions.append(weights)
-        states[-1] = hidden = self.finish(hidden)
+        states, attentions = self.run(words, Site(positions, positions, key_mask=real), None, with_weights)
         return BaseModelOutput(
-            last_hidden_state=hidden,
+            last_hidden_state=states[-1],
             hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
             attentions=tuple(attentions) if with_weights else None,
         )
@@ -119,21 +136,7 @@ class Seq2SeqDecoder(_Stack):
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
         super().__init__(config, embeddings, config.decoder_layers, causal=True)
-        try:
-            self.cross_position = _position(
-                config, config.cross_position, config.cross_position_options, config.decoder_layers, causal=False
-            )
-        except InputError as error:
-            raise InputError("cross_position" if error.field == "position" else error.field, error.reason) from None
-        if any(type(part).embed is not Position.embed for part in self.cross_position.methods()):
-            raise InputError(
-                "cross_position",
-                f"expected methods that act in attention, got {config.cross_position!r}, which adds to embeddings",
-            )
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, content=self.position.content, cross_content=self.cross_position.content)
-            for _ in range(config.decoder_layers)
-        )
+        self.layers = nn.ModuleList(DecoderLayer(config, self.position) for _ in range(config.decoder_layers))
 
     def forward(
         self,
@@ -161,42 +164,8 @@ class Seq2SeqDecoder(_Stack):
         if caches[1] is not None and caches[1].get_seq_length() > 0:
             # The cache holds all keys and values of the source.
             source = source[:, :0]
-        unread = Positions(0, 1, source.shape[1])
-        methods = self.position, self.cross_position
         # A method that reads keys needs those in the cache as they are, and rotates them all.
-        of_new, of_unread = (
-            None if cache is None or method.reads_keys else at
-            for method, at in zip(methods, (new, unread), strict=True)
-        )
-        sites = (
-            Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new),
-            Site(new, whole_source, key_mask=source_mask, causal=False, new_keys=of_unread),
-        )
-        with fetched(self.position), fetched(self.cross_position):
-            if may_share(self.layers):
-                sites = methods[0].share(sites[0]), methods[1].share(sites[1])
-            hidden = self.embed(words, new)
-            states, attentions = [hidden], []
-            for number, layer in enumerate(self.layers):
-                at = replace(sites[0], layer=number), replace(sites[1], layer=number)
-                hidden, weights = layer(hidden, source, methods, at, caches, with_weights)
-                states.append(hidden)
-                attentions.append(weights)
-        states[-1] = self.finish(hidden)
-        return states, attentions
-
-
-def _position(
-    config: Seq2SeqConfig, name: str, options: dict[str, Any] | None, layers: int, *, causal: bool
-) -> Position:
-    return build_position(
-        name,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        num_layers=layers,
-        max_length=config.max_position_embeddings,
-        causal=causal,
-        initializer_range=config.initializer_range,
-        **(options or {}),
-    )
+        of_new = None if cache is None or self.position.reads_keys else new
+        site = Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new)
+        cross = Site(new, whole_source, key_mask=source_mask)
+        return self.run(words, site, source, cross, caches, with_weights)
