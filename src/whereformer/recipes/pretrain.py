@@ -18,7 +18,7 @@ with lazily(__name__):
     import torch
 
     from .. import analysis, models
-    from ..data import corpus, encode, masks, read, tokenizers
+    from ..data import corpus, encode, read, tokenizers
     from ..data import windows as text_windows
     from ..lab import held_out, loading, manifest, methods
     from ..lab import train as training
@@ -52,7 +52,7 @@ class Work:
 
     text: encode.EncodedText
     config: models.EncoderConfig
-    windows: text_windows.StagedWindows
+    windows: text_windows.Windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ class Pretrain(LongRun):
                 initializer_range=0.02 * math.sqrt(768 / self.hidden_size),
                 pad_token_id=vocabulary.pad,
                 sparse_prediction=True,
-                label_share=max(self.mask_rate, masks.HELD_OUT_RATE),
+                label_share=max(self.mask_rate, text_windows.HELD_OUT_RATE),
                 **{name: value for name, value in given.items() if value is not None},
             )
             sizes_of(config)
@@ -280,17 +280,19 @@ class Pretrain(LongRun):
     def prepare(self, text: encode.EncodedText) -> Work:
         """Return what is trained on an encoded text."""
         config = self.config(text.vocabulary)
+        ids = text.vocabulary
         windows = text_windows.Windows(
             text.training,
-            text.vocabulary,
-            length=self.stages[-1].length,
-            padding=text_windows.end_padding(config),
+            ids,
+            self.stages,
             rate=self.mask_rate,
-            hide_masked=self.hide_masked,
             seed=self.seed,
+            end=(ids.sep, *[ids.pad] * text_windows.end_padding(config)),
+            hide_masked=self.hide_masked,
             uniforms=self.objective == "electra",
+            held_out=text.held_out,
         )
-        return Work(text, config, text_windows.StagedWindows(windows, text.held_out, self.stages))
+        return Work(text, config, windows)
 
     def plan(self, work: Work) -> Sheet:
         """Return what is read and trained, as a table."""
