@@ -51,7 +51,7 @@ from whereformer import (
 )
 from whereformer.analysis import cost
 from whereformer.cli.main import execute
-from whereformer.data.batches import by_length_and_tokens, shuffled_by_tokens
+from whereformer.data.batches import Drawn, by_length
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import CLS, PAD, SEP
@@ -319,7 +319,7 @@ class Pays:
         lengths = torch.tensor([[len(ids)] for ids, _ in train])
 
         def batches(seed: int) -> Iterator[Batch]:
-            for rows in shuffled_by_tokens(lengths, self.batch_tokens, seed):
+            for rows in Drawn(lengths, self.batch_tokens, seed, tokens=True):
                 yield _padded([train[row] for row in rows])
 
         def timed(name: str) -> tuple[nn.Module, Iterator[Batch]]:
@@ -462,7 +462,7 @@ class Pays:
         """Return the classes of all rows, or of all words, and those that the model predicts."""
         model.eval()
         wanted, found = [], []
-        for rows in by_length_and_tokens(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens):
+        for rows in by_length(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens, tokens=True):
             batch = _padded([test[row] for row in rows])
             with self._precision():
                 predicted = model(**batch).logits.argmax(-1)

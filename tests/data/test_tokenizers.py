@@ -135,7 +135,5 @@ def test_a_token_for_the_unknown_that_is_not_in_the_vocabulary_is_one_line(kind,
     vocabulary = {name: number for number, name in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
     file = tmp_path / "tokenizer.json"
     Tokenizer(kind(vocabulary, unk_token="[UNK]")).save(str(file))
-    with pytest.raises(
-        InputError, match=r"^tokenizer: no tokenizer can be read .*Word.* Missing \[UNK\]"
-    ):
+    with pytest.raises(InputError, match=r"^tokenizer: no tokenizer can be read .*Word.* Missing \[UNK\]"):
         load_tokenizer(file)

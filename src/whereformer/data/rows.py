@@ -47,9 +47,9 @@ class Rows:
     end: int = 0
 
     @property
-    def lengths(self) -> list[int]:
-        """Number of tokens of each row."""
-        return [len(ids) for ids, _ in self.rows]
+    def lengths(self) -> Tensor:
+        """Number of tokens of each row, (rows, 1)."""
+        return torch.tensor([[len(ids)] for ids, _ in self.rows])
 
     def padded(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Return the batch of some rows, (rows, tokens of the longest row plus ``end``), and their labels (rows,)."""
@@ -135,9 +135,9 @@ def check_lengths(model: EncoderForSequenceClassification, tasks: Sequence[TaskR
         InputError: for ``max_length``, if it is too long for the model.
     """
     splits = [split for task in tasks for split in task.splits]
-    lengths = [length for split in splits for length in split.lengths]
-    widest = max(splits, key=lambda split: max(split.lengths))
-    longest = widest.padded([widest.lengths.index(max(lengths))])
+    lengths = torch.cat([split.lengths for split in splits])
+    widest = max(splits, key=lambda split: int(split.lengths.max()))
+    longest = widest.padded([int(widest.lengths.argmax())])
     del longest["labels"]
     try:
         with torch.no_grad():
@@ -146,8 +146,8 @@ def check_lengths(model: EncoderForSequenceClassification, tasks: Sequence[TaskR
         limit = model.config.max_position_embeddings - widest.end
         raise InputError(
             "max_length",
-            f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} tokens that the model "
-            f"covers, the longest has {max(lengths)}; set `max_length` {limit} to truncate them ({error})",
+            f"{int((lengths > limit).sum()):,} rows are longer than the {limit} tokens that the model "
+            f"covers, the longest has {int(lengths.max())}; set `max_length` {limit} to truncate them ({error})",
         ) from None
 
 

@@ -275,7 +275,7 @@ class Finetune(ManyRuns, Trains):
         rows, steps = self.prepared.tasks[task], self.steps(task)
         variant, classes = self.variants[name], len(rows.data.task.classes or ()) or None
         model = loading.fresh(self.model, variant.position, variant.kernels, classes, seed)
-        drawn = batches.shuffled(rows.train.lengths, self.batch_size, steps, seed)
+        drawn = batches.Drawn(rows.train.lengths, self.batch_size, seed)
         plan = training.Training(
             steps=steps,
             rate=self.learning_rate,
@@ -288,7 +288,7 @@ class Finetune(ManyRuns, Trains):
         file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
 
         def batch(step: int) -> Any:
-            return rows.train.padded(drawn[step])
+            return rows.train.padded(drawn(step))
 
         with trackers.reporting(self.report_to, run.folder, file) as tell:
             done = training.train(model, batch, plan, device=run.device, on_log=run.step, tell=tell)
@@ -325,9 +325,9 @@ class Finetune(ManyRuns, Trains):
         """Return the tasks and models of the recipe."""
         rows = []
         for name, task in self.prepared.tasks.items():
-            lengths = sorted(task.train.lengths)
+            lengths = sorted(task.train.lengths.flatten().tolist())
             counts = ", ".join(f"{split} {count:,}" for split, count in task.data.counts.items())
-            longest = max(length for split in task.splits for length in split.lengths)
+            longest = max(int(split.lengths.max()) for split in task.splits)
             told = (
                 f"{counts} rows from {task.data.source}; median {lengths[len(lengths) // 2]} tokens, longest {longest}"
             )

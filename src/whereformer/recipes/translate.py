@@ -278,7 +278,7 @@ class Translate(LongRun):
                 target_tokens=int(lengths[:, 1].sum()),
                 longest=int(lengths.max()),
             )
-        drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed)
+        drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True)
         steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
         config = self.config(len(tokenizer))
         return Work(text.sources[0], rows, pairs, tokenizer, config, drawn, steps)
@@ -360,7 +360,7 @@ class Translate(LongRun):
         model.eval()
         rows, device = work.rows["held_out"], next(model.parameters()).device
         found: list[tuple[str, float, int]] = []
-        for chosen in ranks.share(drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)):
+        for chosen in ranks.share(drawing.by_length(rows.lengths, self.batch_tokens, tokens=True)):
             batch = {name: each.to(device) for name, each in parallel.collate([rows[row] for row in chosen]).items()}
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16(device.type)):
                 out = model(**batch)
