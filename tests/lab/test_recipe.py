@@ -16,8 +16,9 @@ from tests.lab.report.pages import Page
 from tests.lab.toy import Toy
 from whereformer.cli.main import main
 from whereformer.errors import InputError
+from whereformer.lab.manifest import sealed
 from whereformer.lab.recipe import function
-from whereformer.lab.run import as_line, open_folder, read_records, usual_jobs
+from whereformer.lab.run import open_folder, read_records, usual_jobs
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -125,7 +126,7 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
         "line lost": b"",
         "emptied": b"\n",
         "strange": b"[" * 5000 + b"\n",
-        "of no call": as_line({"key": "7", "value": 1}),
+        "of no call": sealed({"key": "7", "value": 1}).encode(),
         "the first": first,
     }
     assert changed[change] != lines[1]
