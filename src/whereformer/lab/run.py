@@ -84,8 +84,7 @@ class Run:
         self.slot = self.total = self.done = 0
         self.labels: list[str] = []
         self.order: list[str] = []
-        self.values: dict[str, Any] = {}
-        self.lines: dict[str, str] = {}
+        self.records: dict[str, dict[str, Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: the folder and the device, but neither records nor a lock."""
@@ -100,7 +99,7 @@ class Run:
             self.console = output(quiet=self.quiet)
             if self.is_main:
                 self._read()
-            self.values = ranks.from_main(lambda: self.values)
+            self.records = ranks.from_main(lambda: self.records)
             stack.enter_context(_Bar(self))
             self._exits = stack.pop_all()
         return self
@@ -108,8 +107,7 @@ class Run:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         with self._exits:
             if self.is_main and error is None:  # in the order of the recipe, in whichever order processes were done
-                others = [name for name in self.lines if name not in self.order]
-                self._write([*self.order, *others])
+                self._write({name: self.records[name] for name in self.order} | self.records)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
@@ -118,12 +116,12 @@ class Run:
         if not os.path.lexists(path):
             if (self.folder / "results.json").exists():
                 raise InputError("out", f"{self.folder} holds results of another version; choose another folder")
-            self._write(())
+            self._write({})
             return
         check_regular("out", path)
-        earlier, found, damaged = read_records(path)
+        earlier, self.records, damaged = read_records(path)
         for name, value in self.options.items():
-            if (found or damaged) and earlier.get(name) != value:
+            if (self.records or damaged) and earlier.get(name) != value:
                 raise InputError(
                     "out",
                     f"{self.folder} holds results with {name} {shown(earlier.get(name))}, not {shown(value)}; choose "
@@ -131,12 +129,10 @@ class Run:
                 )
         for number in damaged:
             self.say(f"line {number} of {path} is damaged; what it had is done again")
-        self.values = {name: content["value"] for name, content in found.items()}
-        self.lines = {name: sealed(content) for name, content in found.items()}
-        self._write(self.lines)
+        self._write(self.records)
 
-    def _write(self, names: Iterable[str]) -> None:
-        write_atomically(self.folder / RECORDS, "".join([self.first, *(self.lines[name] for name in names)]))
+    def _write(self, records: Mapping[str, dict[str, Any]]) -> None:
+        write_atomically(self.folder / RECORDS, "".join([self.first, *map(sealed, records.values())]))
 
     def say(self, text: str | Sheet) -> None:
         """Print a line or a table, above the progress."""
@@ -181,7 +177,7 @@ class Run:
         Raises:
             InputError: for ``field``, if the folder holds results with another, or does not say with which.
         """
-        known = [json.loads(name) for name in self.values]
+        known = [json.loads(name) for name in self.records]
         if ["identify", what] not in known and any(
             function != "identify" and of in (None, *key[:1]) for function, *key in known
         ):
@@ -228,14 +224,14 @@ class Run:
         self.done += new
         self.counts = None
         self.order += [name for name in names.values() if name not in self.order]
-        return {key: _typed(kind, self.values[name]) for key, name in names.items()}
+        return {key: _typed(kind, self.records[name]["value"]) for key, name in names.items()}
 
     def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
         """Return whether the record has a value of a kind that counts."""
-        if name not in self.values:
+        if name not in self.records:
             return False
         try:
-            _typed(kind, self.values[name])
+            _typed(kind, self.records[name]["value"])
             why = problem()
         except TypeError as error:
             why = f"its record is not of this version ({error})"
@@ -277,15 +273,15 @@ class Run:
     def _keep(self, name: str, value: Any, seconds: float) -> None:
         """Add a value to the record."""
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        self.values[name] = json.loads(json.dumps(plain, allow_nan=False))
+        record = json.loads(json.dumps({"key": name, "value": plain, "seconds": round(seconds, 2)}, allow_nan=False))
+        self.records[name] = record
         if not self.is_main:
             return
         path = self.folder / RECORDS
-        line = self.lines[name] = sealed({"key": name, "value": plain, "seconds": round(seconds, 2)})
         size = path.stat().st_size
         try:
             with path.open("ab", buffering=0) as file:
-                file.write(line.encode())
+                file.write(sealed(record).encode())
                 os.fsync(file.fileno())
         except OSError:
             os.truncate(path, size)
