@@ -87,7 +87,7 @@ def test_rows_are_the_same_however_many_are_tokenized_at_a_time(encoded, monkeyp
 
 def test_the_fingerprint_is_of_all_tokens_and_labels_and_of_the_weights(encoded):
     def fingerprint(found, weights="w"):
-        return rows.TaskRows(None, encoded(), {"": found}).fingerprint(weights)
+        return rows.fingerprint([encoded(), found], weights)
 
     whole = encoded()
     assert fingerprint(whole) == fingerprint(encoded())
