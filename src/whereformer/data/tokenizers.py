@@ -105,34 +105,20 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
 def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
     """Return the most frequent letters that cover ``LETTER_COVERAGE`` of all, in order, at most ``limit``.
 
-    A letter within a word is another piece than one at its beginning.
+    A letter within a word is another piece than one at its beginning. Marks and the like are never within one.
     """
-    # Words always end at spaces, and most occur often, so it is faster to count what stands between spaces first, as
-    # much of it as fits into little memory.
     letters: Counter[str] = Counter()
-    spaced: Counter[str] = Counter()
-
-    def count_letters() -> None:
-        for text, count in spaced.items():
-            for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
-                letters[word[0]] += count
-                for letter in word[1:]:
-                    letters[f"##{letter}"] += count
-        spaced.clear()
-
     for text in texts:
-        spaced.update(tokenizer.normalizer.normalize_str(text).split(" "))
-        if len(spaced) > 100_000:
-            count_letters()
-    count_letters()
-    needed = LETTER_COVERAGE * letters.total()
-    common: set[str] = set()
-    for piece, count in sorted(letters.items(), key=lambda found: (-found[1], found[0])):
-        # The trainer knows a letter within words only if it also knows the letter at their beginning.
-        pieces = {piece, piece.removeprefix("##")}
-        if needed <= 0 or len(common | pieces) > limit:
+        letters.update(tokenizer.normalizer.normalize_str(text))
+    for space in filter(str.isspace, [*letters]):
+        del letters[space]
+    needed, common = LETTER_COVERAGE * letters.total(), list[str]()
+    for letter, count in sorted(letters.items(), key=lambda found: (-found[1], found[0])):
+        behind = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{letter}"))
+        pieces = [letter] if len(behind) > 1 else [letter, f"##{letter}"]
+        if needed <= 0 or len(common) + len(pieces) > limit:
             break
-        common |= pieces
+        common += pieces
         needed -= count
     return sorted(common)
 
