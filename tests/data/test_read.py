@@ -100,16 +100,7 @@ def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
         list(documents_in(file))
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [
-        (2**40, pa.timestamp("s")),
-        (-(2**40), pa.timestamp("s")),
-        (-(2**31), pa.date32()),
-        (2**62, pa.duration("s")),
-        (2**62, pa.time64("us")),
-    ],
-)
+@pytest.mark.parametrize(("number", "kind"), [(2**40, pa.timestamp("s")), (2**62, pa.duration("s"))])
 def test_dates_that_python_cannot_express_are_refused(tmp_path, number, kind):
     file = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": ["a"], "day": pa.array([number], kind)}), file)
