@@ -106,10 +106,7 @@ def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
     assert toy(out=tmp_path, jobs=1).values[0,] == first.values[0,]
 
 
-def test_folders_of_other_versions_and_pipes_are_refused(tmp_path):
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(InputError, match="holds results of another version; choose another folder"):
-        toy(out=tmp_path)
+def test_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "records.jsonl")
     with pytest.raises(InputError, match="expected a file, got a named pipe"):
         toy(out=tmp_path)

@@ -114,8 +114,6 @@ class Run:
         path = self.folder / RECORDS
         self.first = sealed({"options": self.options, **self.provenance})
         if not os.path.lexists(path):
-            if (self.folder / "results.json").exists():
-                raise InputError("out", f"{self.folder} holds results of another version; choose another folder")
             self._write({})
             return
         check_regular("out", path)
