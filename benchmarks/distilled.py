@@ -38,10 +38,9 @@ from whereformer.analysis import distill_positions
 from whereformer.cli.main import execute
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
-from whereformer.data.masks import HELD_OUT_RATE, mask_tokens
 from whereformer.data.streams import Stream
 from whereformer.data.tokenizers import Vocabulary
-from whereformer.data.windows import Windows
+from whereformer.data.windows import HELD_OUT_RATE, Stage, Windows, mask_tokens
 from whereformer.errors import InputError
 from whereformer.lab.held_out import lm_score
 from whereformer.lab.loading import quiet_transformers
@@ -195,10 +194,12 @@ class Distilled:
         optimizer = build_optimizer(model, self.learning_rate, self.kernel_learning_rate)
         schedule = build_schedule(optimizer, "linear", max(1, self.steps // 10), self.steps)
         # Pretraining had other seeds, so these are other masks.
-        windows = Windows(text.training, text.vocabulary, length, rate=self.mask_rate, seed=1_000_003)
+        stages = [Stage(length, self.steps, self.batch_size)]
+        end = (text.vocabulary.sep,)
+        windows = Windows(text.training, text.vocabulary, stages, self.mask_rate, seed=1_000_003, end=end)
         model.train()
         for step in range(self.steps):
-            batch = windows.batch(range(step * self.batch_size, (step + 1) * self.batch_size))
+            batch = windows.batch(step)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
                 loss = model(**batch).loss
             loss.backward()
@@ -289,8 +290,8 @@ def _states(encoder: Encoder, windows: Tensor) -> Tensor:
 def _masked_lm_scores(model: EncoderForMaskedLM, windows: Tensor, vocabulary: Vocabulary) -> dict[str, float]:
     """Return the mean loss and the accuracy at masked tokens, with the same masks for every model."""
     inputs, labels = mask_tokens(windows, HELD_OUT_RATE, vocabulary, torch.Generator().manual_seed(0))
-    parts = (part.split(_rows_of_a_batch(windows)) for part in (inputs, labels, torch.ones_like(inputs)))
-    found = lm_score(model, zip(*parts, strict=True))
+    parts = zip(*(part.split(_rows_of_a_batch(windows)) for part in (inputs, labels)), strict=True)
+    found = lm_score(model, ({"input_ids": rows, "labels": wanted} for rows, wanted in parts))
     return {"masked_lm_loss": found.loss, "masked_lm_accuracy": found.accuracy}
 
 

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,7 +105,7 @@ class Speed:
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
                 )
         encoded = rows.tokenized(data.train, tokenizer, 512, models["ours"].config)
-        drawn = list(batches.shuffled(encoded.lengths, self.batch_size, self.steps * self.rounds, 0))
+        drawn = list(islice(batches.Drawn(encoded.lengths, self.batch_size, 0), self.steps * self.rounds))
         plain = [
             {"input_ids": list(ids), "labels": label, "length": len(ids)}
             | ({"token_type_ids": list(types)} if encoded.typed else {})
@@ -147,7 +148,7 @@ class Speed:
 
         plan = Training(steps=self.steps, rate=3e-5, warmup=0)
         train(model, batch, plan)
-        tokens = sum(encoded.lengths[number] for numbers in drawn for number in numbers)
+        tokens = sum(int(encoded.lengths[numbers].sum()) for numbers in drawn)
         return (time.process_time() - started[0]) / tokens
 
     def _time_peer(

@@ -51,12 +51,11 @@ from whereformer import (
 )
 from whereformer.analysis import cost
 from whereformer.cli.main import execute
-from whereformer.data.batches import by_length_and_tokens, shuffled_by_tokens
+from whereformer.data.batches import Drawn, by_length
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
-from whereformer.data.masks import HELD_OUT_RATE, IGNORED, Batches, HeldOut
 from whereformer.data.tokenizers import CLS, PAD, SEP
-from whereformer.data.windows import parsed_lengths
+from whereformer.data.windows import HELD_OUT_RATE, IGNORED, HeldOut, Stage, Windows, parsed_lengths
 from whereformer.errors import InputError
 from whereformer.files import new_folder
 from whereformer.lab.held_out import lm_score
@@ -267,14 +266,13 @@ class Pays:
 
     def _windows(self, length: int, seed: int, step: int) -> Batch:
         """Return the batch of a step of pretraining."""
-        size, text = self._encoded.vocabulary.size, self._encoded.training
-        inputs, labels = Batches(text, max(1, self.batch_tokens // length), length, self.mask_rate, size, seed)[step]
-        return {"input_ids": inputs, "labels": labels}
+        text, stages = self._encoded, [Stage(length, step + 1, max(1, self.batch_tokens // length))]
+        return Windows(text.training, text.vocabulary, stages, self.mask_rate, seed).batch(step)
 
     def _pretrain(self, name: str, seed: int) -> dict[str, Any]:
         """Pretrain a model, save it, and return what there is to know about it."""
         text, stages = self._encoded, parsed_lengths(self.lengths)
-        longest, size = stages[-1][0], text.vocabulary.size
+        longest = stages[-1][0]
         config = self._config(name)
         torch.manual_seed(seed)
         model = EncoderForMaskedLM(config)
@@ -289,7 +287,7 @@ class Pays:
             lambda spent: seconds[_length_at(stages, spent)][name] / self.pretrain_seconds,
             self.learning_rate,
         )
-        held_out = HeldOut(text.held_out[:HELD_OUT_TOKENS], HELD_OUT_RATE, size)
+        held_out = HeldOut(text.held_out[:HELD_OUT_TOKENS], HELD_OUT_RATE, text.vocabulary)
         score = lm_score(model, held_out.windows(longest, 8192))
         with quiet_transformers(), new_folder(self._folder(name, seed) / "model") as folder:
             model.save_pretrained(folder)
@@ -321,7 +319,7 @@ class Pays:
         lengths = torch.tensor([[len(ids)] for ids, _ in train])
 
         def batches(seed: int) -> Iterator[Batch]:
-            for rows in shuffled_by_tokens(lengths, self.batch_tokens, seed):
+            for rows in Drawn(lengths, self.batch_tokens, seed, tokens=True):
                 yield _padded([train[row] for row in rows])
 
         def timed(name: str) -> tuple[nn.Module, Iterator[Batch]]:
@@ -464,7 +462,7 @@ class Pays:
         """Return the classes of all rows, or of all words, and those that the model predicts."""
         model.eval()
         wanted, found = [], []
-        for rows in by_length_and_tokens(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens):
+        for rows in by_length(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens, tokens=True):
             batch = _padded([test[row] for row in rows])
             with self._precision():
                 predicted = model(**batch).logits.argmax(-1)

@@ -34,7 +34,7 @@ LIBRARIES = {
     "models": {"torch", *HUGGING_FACE},
     "analysis": {"torch", "numpy", "scipy", *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
-    "lab": {"torch", "rich", *DRAWING},
+    "lab": {"torch", "filelock", "rich", *DRAWING},
     "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "recipes": {"torch", "sacrebleu", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", *HUGGING_FACE},

@@ -1,6 +1,5 @@
 """Reading text: every format, every way it can be wrong, and a split that never changes."""
 
-import ast
 import json
 import os
 
@@ -19,37 +18,6 @@ def test_the_default_text_is_python_s_own_documentation():
     assert sum(map(len, found)) > 1_000_000
     assert any("Doc/reference" in document or "statement" in document for document in found)
     assert all(document.strip() for document in found)
-
-
-def test_docstrings_are_found_in_every_statement_that_may_hold_one(tmp_path):
-    source = """'a module'
-class Thing:
-    'a class'
-    def method(self):
-        'a method'
-if True:
-    try:
-        def first(): 'in try'
-    except ValueError:
-        async def second(): 'in a handler'
-    else:
-        with open('x') as file:
-            def third(): 'in with'
-    finally:
-        for _ in ():
-            def fourth(): 'in a loop'
-match 1:
-    case 1:
-        def fifth(): 'in a case'
-"""
-    (tmp_path / "module.py").write_text(source)
-    walked = [
-        ast.get_docstring(node)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    assert len(walked) == 8
-    assert list(corpus._docstrings(tmp_path / "module.py")) == walked
 
 
 def test_every_format_is_read(tmp_path):

@@ -135,16 +135,9 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
     schema = pa.schema([("text", pa.string()), ("x", pa.int64()), ("x", pa.string()), ("label", pa.int64())])
     columns = [pa.array(["a"]), pa.array([1]), pa.array(["b"]), pa.array([1])]
     parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
-    folder = tmp_path / "glue" / "cola"
-    folder.mkdir(parents=True)
-    for split in ("train", "validation"):
-        (folder / f"{split}.parquet").write_bytes(file.read_bytes())
     for field, read in (
         ("data", lambda: corpus.load_documents([file])),
-        ("data", lambda: corpus.load_documents([file], "text")),
         ("train", lambda: glue.load_own(file, file, ("text",), "label", regression=False)),
-        ("data", lambda: glue.load_glue(["cola"], folder.parent)),
-        ("data", lambda: [*PairFiles(data=(file,), columns="text,x")]),
     ):
         with pytest.raises(InputError, match=f"^{field}: .*has more than one column 'x'"):
             read()

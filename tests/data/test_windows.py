@@ -1,168 +1,193 @@
-"""Windows of text and the tokenizers they come from."""
+"""Windows of a text: their places, their masks, and the held-out scores."""
 
-import json
+from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
 
-from tests.data.token_streams import token_stream
-from whereformer.data.masks import IGNORED
-from whereformer.data.tokenizers import (
-    CLS,
-    Vocabulary,
-    fit_tokenizer,
-    load_tokenizer,
-    trained_vocabulary,
-    vocabulary_of,
-)
-from whereformer.data.windows import Windows
-from whereformer.errors import InputError
+from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
+from whereformer.data.encode import unigram_entropy
+from whereformer.data.tokenizers import CLS, MASK, PAD, Vocabulary, trained_vocabulary
+from whereformer.data.windows import IGNORED, HeldOut, Stage, Windows, growing, mask_tokens
+from whereformer.lab.held_out import held_out_scores, lm_score
 
-TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 VOCABULARY = Vocabulary(2000, pad=1999, cls=1, sep=2, mask=3, special=(1, 2, 3, 1999))
+WINDOWS = Windows(torch.arange(10, 510), VOCABULARY, [Stage(16, 9, 5)], rate=0.2)
 
 
-def rows_of(tokens=500, rate=0.2, **options):
-    return Windows(torch.arange(10, 10 + tokens), VOCABULARY, length=16, rate=rate, **options)
+def stream(tokens=5000, vocab=100):
+    return torch.randint(5, vocab, (tokens,), generator=torch.Generator().manual_seed(0))
 
 
-def text_of(item):
-    """The row before it was masked."""
-    return torch.where(item["labels"] == IGNORED, item["input_ids"], item["labels"])
+def text_of(batch):
+    """The rows before they were masked."""
+    return torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
 
 
-def test_a_window_is_cls_text_and_sep():
-    item = rows_of()[0]
-    assert set(item) == {"input_ids", "labels"}
-    text = text_of(item)
-    assert text.shape == (16,)
-    assert (text[0], text[-1]) == (1, 2)
-    steps = text[1:-1].diff()
-    assert ((steps == 1) | (steps == -499)).all()
-    assert (item["labels"] != IGNORED).sum() == 3
+def test_masking_follows_bert():
+    tokens = stream(200_000).view(-1, 100)
+    inputs, labels = mask_tokens(tokens, 0.15, trained_vocabulary(100), torch.Generator().manual_seed(1))
+    chosen = labels != IGNORED
+    assert (chosen.sum(1) == 15).all()
+    assert torch.equal(labels[chosen], tokens[chosen])
+    assert torch.equal(inputs[~chosen], tokens[~chosen])
+    masked = inputs[chosen] == MASK
+    kept = inputs[chosen] == tokens[chosen]
+    assert masked.float().mean() == pytest.approx(0.8, abs=0.01)
+    # One random token in 95 is the right one.
+    assert kept.float().mean() == pytest.approx(0.1 + 0.1 / 95, abs=0.01)
+    assert inputs.min() >= MASK
 
 
-def test_padding_ends_a_window_and_is_not_attended_to():
-    item = rows_of(padding=3)[0]
-    assert text_of(item)[-4:].tolist() == [2, 1999, 1999, 1999]
-    assert item["attention_mask"].tolist() == [1] * 13 + [0] * 3
+def test_special_tokens_are_never_masked_wherever_they_are():
+    vocabulary = Vocabulary(100, pad=99, cls=50, sep=98, mask=7, special=(7, 50, 98, 99))
+    tokens = torch.randint(100, (500, 40), generator=torch.Generator().manual_seed(0))
+    tokens[-20:] = 99
+    tokens[-20:, :2] = 8  # fewer than are to be chosen
+    inputs, labels = mask_tokens(tokens, 0.3, vocabulary, torch.Generator().manual_seed(1))
+    special = torch.isin(tokens, torch.tensor(vocabulary.special))
+    assert (labels[special] == IGNORED).all()
+    changed = inputs != tokens
+    assert (labels[changed] == tokens[changed]).all()
+    assert not torch.isin(inputs[changed], torch.tensor([50, 98, 99])).any()
+    assert (inputs[changed] == 7).float().mean() == pytest.approx(0.8 / 0.9, abs=0.02)
+
+
+def test_a_window_is_cls_and_text_and_what_ends_it():
+    batch = WINDOWS.batch(0)
+    assert set(batch) == {"input_ids", "labels"}
+    text = text_of(batch)
+    assert text.shape == (5, 16)
+    assert (text[:, 0] == 1).all()
+    assert (text[:, 1:].diff() == 1).all()
+    assert len(set(text[:, 1].tolist())) == 5
+    assert (batch["labels"] != IGNORED).sum(1).tolist() == [3] * 5
+    padded = replace(WINDOWS, end=(2, 1999, 1999, 1999)).batch(0)
+    assert text_of(padded)[:, -4:].tolist() == [[2, 1999, 1999, 1999]] * 5
+    assert padded["attention_mask"].tolist() == [[1] * 13 + [0] * 3] * 5
 
 
 def test_hidden_masks_are_not_attended_to():
-    for padding in (0, 3):
-        item = rows_of(padding=padding, hide_masked=True, rate=0.5)[0]
-        hidden = (item["input_ids"] == 3) | (item["input_ids"] == 1999)
-        assert (item["input_ids"] == 3).any()
-        assert torch.equal(item["attention_mask"] == 0, hidden)
+    for end in ((), (2, 1999, 1999)):
+        batch = replace(WINDOWS, end=end, hide_masked=True, rate=0.5).batch(0)
+        hidden = (batch["input_ids"] == 3) | (batch["input_ids"] == 1999)
+        assert (batch["input_ids"] == 3).any()
+        assert torch.equal(batch["attention_mask"] == 0, hidden)
 
 
-def test_every_pass_reads_the_whole_text_once_in_another_order():
-    rows = rows_of(tokens=504)
-    per_pass = rows.per_pass
-    assert per_pass == 36
-    passes = [
-        torch.cat([text_of(rows[row])[1:-1] for row in range(first, first + per_pass)]) for first in (0, per_pass)
-    ]
-    for read in passes:
-        assert torch.equal(read.sort().values, torch.arange(10, 514))
-    assert not torch.equal(*passes)
+def test_a_batch_depends_on_the_step_and_the_seed_alone():
+    first, again, other = WINDOWS.batch(7), WINDOWS.batch(7), replace(WINDOWS, seed=1).batch(7)
+    assert all(torch.equal(each, again[name]) for name, each in first.items())
+    assert not torch.equal(first["input_ids"], WINDOWS.batch(8)["input_ids"])
+    assert not torch.equal(first["input_ids"], other["input_ids"])
 
 
-def test_a_row_depends_on_its_number_and_the_seed_alone():
-    rows, again = rows_of(), rows_of()
-    later = [again[row] for row in (99, 40, 7)][-1]
-    assert torch.equal(rows[7]["input_ids"], later["input_ids"])
-    assert torch.equal(rows[7]["labels"], later["labels"])
-    assert not torch.equal(rows[7]["input_ids"], rows[8]["input_ids"])
-    assert not torch.equal(rows[7]["input_ids"], rows_of(seed=1)[7]["input_ids"])
+def test_stages_follow_one_another():
+    staged = replace(WINDOWS, stages=[Stage(8, 2, 4), Stage(16, 1, 2)])
+    assert [tuple(staged.batch(step)["input_ids"].shape) for step in range(3)] == [(4, 8), (4, 8), (2, 16)]
+    assert staged.tokens == 2 * 32 + 32
+    assert staged.passes == (2 * 4 * 7 + 2 * 15) / 500
 
 
-def test_rows_that_are_not_shuffled_are_spread_over_the_text():
-    rows = rows_of(spread=5, tokens=14 * 10)
-    starts = [int(text_of(rows[row])[1]) - 10 for row in range(5)]
-    assert starts == [0, 28, 56, 84, 112]
+def test_held_out_windows_are_spread_over_the_text_and_the_same_for_every_training(monkeypatch):
+    monkeypatch.setattr("whereformer.data.windows.HELD_OUT_WINDOWS", 5)
+    scored = replace(WINDOWS, held_out=torch.arange(10, 160), end=(2,), uniforms=True)
+    batches = list(scored.scored())
+    assert [text_of(batch)[:, 1].tolist() for batch in batches] == [[10, 38, 66, 94, 122]]
+    other = list(replace(scored, stages=[Stage(16, 9, 2)], rate=0.5, seed=1).scored())
+    assert [len(batch["labels"]) for batch in other] == [2, 2, 1]
+    for name, each in batches[0].items():
+        assert torch.equal(torch.cat([batch[name] for batch in other]), each)
 
 
-def test_a_text_of_one_window_is_enough():
-    rows = rows_of(tokens=14)
-    assert torch.equal(text_of(rows[3])[1:-1].sort().values, torch.arange(10, 24))
+def test_a_window_can_be_as_long_as_the_text():
+    batch = replace(WINDOWS, stream=torch.arange(10, 25)).batch(0)
+    assert (text_of(batch)[:, 1:] == torch.arange(10, 25)).all()
 
 
-def test_a_trained_tokenizer_puts_cls_and_sep_around_text_and_decodes():
-    tokenizer = fit_tokenizer(TEXTS, 100)
-    vocabulary = vocabulary_of(tokenizer, "vocab_size")
-    assert vocabulary == trained_vocabulary(len(tokenizer))
-    ids = tokenizer("The cat")["input_ids"]
-    assert (ids[0], ids[-1]) == (vocabulary.cls, vocabulary.sep)
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat"
-    stream = token_stream(tokenizer.backend_tokenizer, TEXTS[:2], vocabulary.sep)
-    assert (stream == vocabulary.cls).sum() == 0
-    assert (stream == vocabulary.sep).sum() == 2
+def test_causal_windows_have_all_tokens_as_labels():
+    causal, masked = replace(WINDOWS, rate=None).batch(7), WINDOWS.batch(7)
+    assert torch.equal(causal["input_ids"], causal["labels"])
+    assert torch.equal(causal["input_ids"], text_of(masked))
 
 
-def roberta_like(folder):
-    """A tokenizer whose special tokens have other names and numbers."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = sorted({word for text in TEXTS for word in text.split()})
-    names = [*words, "<mask>", "<unk>", "</s>", "<s>", "<pad>"]
-    tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.enable_truncation(4)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="<unk>",
-        pad_token="<pad>",
-        cls_token="<s>",
-        sep_token="</s>",
-        mask_token="<mask>",
-    ).save_pretrained(folder)
-    return len(words)
+@pytest.mark.parametrize("length", [8, 64, 100, 5000])
+def test_every_length_predicts_the_same_tokens(length):
+    held_out = HeldOut(stream(1000), 0.15, trained_vocabulary(100))
+    batches = list(held_out.windows(length, 512))
+    inputs, labels = (torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels"))
+    assert inputs.shape[1] == length
+    assert torch.equal(labels[labels != IGNORED], held_out.labels[held_out.labels != IGNORED])
+    assert (inputs != PAD).sum() == len(held_out.inputs) + len(inputs)
+    assert all("attention_mask" not in batch for batch in batches[:-1])
+    last = batches[-1].get("attention_mask", torch.ones(1, length))
+    assert torch.equal(last == 1, batches[-1]["input_ids"] != PAD)
 
 
-@pytest.mark.parametrize("described", [True, False])
-def test_special_tokens_are_found_by_what_they_are(tmp_path, described):
-    words = roberta_like(tmp_path)
-    if not described:
-        (tmp_path / "tokenizer_config.json").unlink()
-    tokenizer = load_tokenizer(tmp_path)
-    vocabulary = vocabulary_of(tokenizer, "tokenizer")
-    assert vocabulary == Vocabulary(words + 5, words + 4, words + 3, words + 2, words, tuple(range(words, words + 5)))
-    stream = token_stream(tokenizer.backend_tokenizer, TEXTS[:1], vocabulary.sep)
-    assert len(stream) == 7
+SMALL = {"vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2, "blocks": "1", "position": "t5"}
 
 
-def test_a_tokenizer_file_alone_is_enough(tmp_path):
-    file = tmp_path / "mine.json"
-    file.write_text(fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str())
-    assert vocabulary_of(load_tokenizer(file), "tokenizer").cls == CLS
+def test_the_score_is_the_mean_loss_and_does_not_depend_on_batching():
+    torch.manual_seed(0)
+    model = EncoderForMaskedLM(EncoderConfig(**SMALL, sparse_prediction=True))
+    held_out = HeldOut(stream(1000), 0.15, trained_vocabulary(100))
+    score = lm_score(model, held_out.windows(32, 4096))
+    assert model.training
+    assert score.loss == pytest.approx(float(score.losses.mean()))
+    assert len(score.losses) == (held_out.labels != IGNORED).sum()
+    other = lm_score(model, held_out.windows(32, 64))
+    torch.testing.assert_close(other.losses, score.losses, rtol=1e-4, atol=1e-4)
+    assert 4 < score.loss < 6
+    assert 0 <= score.accuracy <= 0.1
+    model.config.label_share = 0.4  # more places than labels
+    named = held_out_scores(model, held_out.windows(32, 64))
+    assert named == pytest.approx({"loss": score.loss, "accuracy": score.accuracy}, rel=1e-4)
+
+
+def test_causal_models_are_scored_by_every_token_after_the_first_of_a_row():
+    torch.manual_seed(0)
+    model = EncoderForCausalLM(EncoderConfig(**SMALL, causal=True, sparse_prediction=True)).eval()
+    held_out = HeldOut(stream(1000), None, trained_vocabulary(100))
+    score = lm_score(model, held_out.windows(32, 4096))
+    wanted, right = [], []
+    with torch.no_grad():
+        for start in range(0, 960, 31):
+            text = stream(1000)[start : min(start + 31, 960)]
+            states = model.encoder(torch.cat((torch.tensor([CLS]), text))[None]).last_hidden_state
+            logits = model.head(states)[0, :-1]
+            wanted.append(functional.cross_entropy(logits, text, reduction="none"))
+            right.append(logits.argmax(-1) == text)
+    torch.testing.assert_close(score.losses, torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    assert score.accuracy == pytest.approx(float(torch.cat(right).double().mean()))
+    model.config.sparse_prediction = False
+    assert torch.equal(lm_score(model, held_out.windows(32, 4096)).losses, score.losses)
+
+
+def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
+    entropy = unigram_entropy(*(stream(count).bincount(minlength=100) for count in (200_000, 50_000)))
+    assert entropy == pytest.approx(torch.log(torch.tensor(95.0)).item(), abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("length", "expected"),
     [
-        (None, "tokenizer: expected a tokenizer.json or a folder with one"),
-        ("{", "tokenizer: cannot read"),
-        ("no mask", "has no mask_token, which pretraining needs"),
+        (8, [(8, 100, 4)]),
+        (16, [(8, 40, 8), (16, 60, 4)]),
+        (64, [(8, 40, 32), (16, 10, 16), (32, 10, 8), (64, 40, 4)]),
+        (100, [(8, 40, 50), (16, 7, 25), (32, 6, 12), (64, 7, 6), (100, 40, 4)]),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(tmp_path, content, expected):
-    if content == "no mask":
-        content = fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str().replace("[MASK]", "[NOTHING]")
-        json.loads(content)
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(InputError, match=r"^tokenizer") as error:
-        load_tokenizer(tmp_path)
-    assert expected in str(error.value)
+def test_lengths_double_until_the_last(length, expected):
+    assert growing(length, 4, 100) == [Stage(*each) for each in expected]
 
 
-@pytest.mark.parametrize("kind", [models.WordPiece, models.WordLevel])
-def test_a_token_for_the_unknown_that_is_not_in_the_vocabulary_is_one_line(kind, tmp_path):
-    vocabulary = {name: number for number, name in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
-    file = tmp_path / "tokenizer.json"
-    Tokenizer(kind(vocabulary, unk_token="[UNK]")).save(str(file))
-    with pytest.raises(InputError, match=r"^tokenizer: cannot read .*: Word.* Missing \[UNK\] token from the"):
-        load_tokenizer(file)
+@given(st.integers(8, 4096), st.integers(1, 300))
+def test_windows_never_shrink_and_end_at_full_length(length, steps):
+    stages = growing(length, 4, steps)
+    lengths = [stage.length for stage in stages]
+    assert sum(stage.steps for stage in stages) == steps
+    assert lengths == sorted(set(lengths))
+    assert steps == 1 or lengths[-1] == length

@@ -24,7 +24,7 @@ def test_forged_manifests_are_refused(part, tmp_path):
     file = tmp_path / manifest.NAME
     content = json.loads(file.read_text()) | {part: [1]}
     content.pop(manifest.SEAL)
-    file.write_text(json.dumps(content | {manifest.SEAL: manifest._hash(content)}))
+    file.write_text(manifest.sealed(content))
     assert manifest.problem(tmp_path, FACTS) == "its manifest.json cannot be read"
 
 

@@ -20,10 +20,8 @@ def nothing_set(monkeypatch):
     ("variables", "expected"),
     [
         ({"RANK": "0", "WORLD_SIZE": "x"}, "expected WORLD_SIZE from 1 to 65536, got 'x'"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "expected WORLD_SIZE from 1 to 65536, got '0'"),
         ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, "expected WORLD_SIZE from 1 to 65536, got '999"),
         ({"RANK": "5", "WORLD_SIZE": "2"}, "expected RANK from 0 to 1, got '5'"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "expected RANK from 0 to 1, got '-1'"),
         ({"RANK": "", "WORLD_SIZE": "2"}, "expected RANK from 0 to 1, got ''"),
     ],
 )

@@ -16,8 +16,9 @@ from tests.lab.report.pages import Page
 from tests.lab.toy import Toy
 from whereformer.cli.main import main
 from whereformer.errors import InputError
+from whereformer.lab.manifest import sealed
 from whereformer.lab.recipe import function
-from whereformer.lab.run import as_line, open_folder, read_records, usual_jobs
+from whereformer.lab.run import open_folder, read_records, usual_jobs
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -105,10 +106,7 @@ def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
     assert toy(out=tmp_path, jobs=1).values[0,] == first.values[0,]
 
 
-def test_folders_of_other_versions_and_pipes_are_refused(tmp_path):
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(InputError, match="holds results of another version; choose another folder"):
-        toy(out=tmp_path)
+def test_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "records.jsonl")
     with pytest.raises(InputError, match="expected a file, got a named pipe"):
         toy(out=tmp_path)
@@ -125,7 +123,7 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
         "line lost": b"",
         "emptied": b"\n",
         "strange": b"[" * 5000 + b"\n",
-        "of no call": as_line({"key": "7", "value": 1}),
+        "of no call": sealed({"key": "7", "value": 1}).encode(),
         "the first": first,
     }
     assert changed[change] != lines[1]

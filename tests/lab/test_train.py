@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.failing import largest_file
 from tests.recipes.trainings import same
-from whereformer.data.masks import Batches
+from whereformer.data.tokenizers import trained_vocabulary
+from whereformer.data.windows import Stage, Windows
 from whereformer.lab import manifest, ranks
 from whereformer.lab.encoders import build, small_config
 from whereformer.lab.train import Checkpoints, NotFiniteError, Training, train
@@ -22,6 +23,7 @@ from whereformer.models import EncoderConfig
 
 STEPS = 12
 STREAM = torch.randint(5, 64, (20_000,), generator=torch.Generator().manual_seed(0))
+WINDOWS = Windows(STREAM, trained_vocabulary(64), [Stage(16, STEPS, 8)], 0.4)
 
 
 def model(position="tisa", dropout=0.1):
@@ -39,9 +41,9 @@ def model(position="tisa", dropout=0.1):
 
 
 def batches(step):
-    inputs, labels = Batches(STREAM, 8, 16, 0.4, 64, 0)[step]
-    labels[0, : step % 8] = -100  # so that processes have different numbers of labels
-    return {"input_ids": inputs, "labels": labels}
+    batch = WINDOWS.batch(step)
+    batch["labels"][0, : step % 8] = -100  # so that processes have different numbers of labels
+    return batch
 
 
 def plan(**options):
@@ -89,14 +91,12 @@ def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_p
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_alike():
-    def masked(step):
-        inputs, labels = Batches(STREAM, 8, 16, 0.4, 64, 0)[step]
-        return {"input_ids": inputs, "labels": labels}
-
     found, expected = model(dropout=0.0), model(dropout=0.0)
     found.config.label_share = expected.config.label_share = 0.4
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert train(found, masked, plan(compiled=True)).losses == pytest.approx(train(expected, masked, plan()).losses)
+    assert train(found, WINDOWS.batch, plan(compiled=True)).losses == pytest.approx(
+        train(expected, WINDOWS.batch, plan()).losses
+    )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1  # the whole model, for all steps
     for name, weight in weights(found).items():
         torch.testing.assert_close(weight, weights(expected)[name], rtol=1e-3, atol=1e-4)

@@ -3,8 +3,8 @@
 import math
 
 from tests.lab.report.pages import Page
-from whereformer.data.glue import Data, Split, Task
-from whereformer.data.rows import Rows, TaskRows
+from whereformer.data.glue import Data, Task
+from whereformer.data.rows import Rows
 from whereformer.recipes.finetune import Finetune, Prepared, Tuned, variants_of
 
 MINUS, TO = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -15,8 +15,7 @@ BUMP = [round(math.exp(-((offset + 1) ** 2) / 4), 4) for offset in range(-32, 33
 
 def task_of(name, parts=(), cut=0):
     train, judged = (Rows([([1], [])] * 1000, False, [0] * 1000, number, 0) for number in (cut, 0))
-    split, task = Split([("a",)] * 1000, [0] * 1000), Task(name, ("text",), ("a", "b"), ("accuracy",))
-    return TaskRows(Data(task, split, {"": split}, "here", parts), train, {"": judged})
+    return Data(Task(name, ("text",), ("a", "b"), ("accuracy",)), train, {"": judged}, "here", parts)
 
 
 def report_of(scores, *, seeds=3, curves=None, **options):

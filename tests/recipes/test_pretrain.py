@@ -23,7 +23,7 @@ from whereformer.data import windows
 from whereformer.data.corpus import Text
 from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import fit_tokenizer
-from whereformer.data.windows import Stage, StagedWindows, end_padding, parsed_lengths, stages_of
+from whereformer.data.windows import Stage, Windows, end_padding, parsed_lengths, stages_of
 from whereformer.errors import InputError
 from whereformer.kernels import torch_private
 from whereformer.lab import held_out, trackers
@@ -88,8 +88,10 @@ def test_the_function_does_what_the_command_does(text, finished, tmp_path):
 def staged_windows(text, out, padding=0, *, uniforms=False):
     """As pretraining at TINY's sizes scores them."""
     prepared = open_or_encode(out / "cache", Text([text]), TokenizerChoice(None, 64))
-    drawn = windows.Windows(prepared.training, prepared.vocabulary, 16, padding, rate=0.15, seed=0, uniforms=uniforms)
-    return StagedWindows(drawn, prepared.held_out, [Stage(16, 6, 4)])
+    ids = prepared.vocabulary
+    end = (ids.sep, *[ids.pad] * padding)
+    options = {"end": end, "uniforms": uniforms, "held_out": prepared.held_out}
+    return Windows(prepared.training, ids, [Stage(16, 6, 4)], **options)
 
 
 def test_what_is_saved_is_what_was_trained(text, finished):
@@ -141,7 +143,7 @@ def test_a_killed_run_continues_to_the_same_bits(train, options, text, tmp_path,
     whole = train(text, tmp_path / "whole", *options)
     killed = tmp_path / "killed"
     stop_at(
-        StagedWindows.batch, 4, crash, lambda: train(text, killed, *options)
+        Windows.batch, 4, crash, lambda: train(text, killed, *options)
     )  # behind a checkpoint, and before the length changes
     assert [path.name for path in (killed / "checkpoints").iterdir()] == ["checkpoint-2"]
     assert not (killed / "model").exists()
@@ -155,7 +157,7 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path,
     whole = run(text, tmp_path / "whole", "--dropout=0.1")
     out = tmp_path / "stopped"
     stop = stop_at(
-        StagedWindows.batch, 3, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(text, out, "--dropout=0.1")
+        Windows.batch, 3, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(text, out, "--dropout=0.1")
     )
     assert stop.code == 130
     assert "the same command continues" in capsys.readouterr().err
@@ -234,7 +236,7 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("options", [[], [*ELECTRA, *FUNNEL], ["--hide-masked", "--accumulate=2"]], ids=str)
 def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
     monkeypatch.setattr(checks, "can_look", lambda tensor: False)  # as for tensors of a GPU
-    mode, real = Waits(), StagedWindows.batch
+    mode, real = Waits(), Windows.batch
 
     def batch(self, number):
         with torch.utils._python_dispatch._disable_current_modes():
@@ -242,7 +244,7 @@ def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
         mode.step = number + 1
         return drawn
 
-    monkeypatch.setattr(StagedWindows, "batch", batch)
+    monkeypatch.setattr(Windows, "batch", batch)
     with mode:
         run(text, tmp_path, "--steps=25", "--every=25", *options)
     assert {step for step, _ in mode.found} <= {0, 20, 25}, mode.found
@@ -599,14 +601,14 @@ def test_data_may_be_several_paths_and_patterns(text, tmp_path, capsys):
 
 
 def test_a_length_schedule_trains_on_short_windows_and_then_on_long_ones(text, finished, tmp_path, monkeypatch):
-    seen, real = [], StagedWindows.batch
+    seen, real = [], Windows.batch
 
     def batch(self, step):
         drawn = real(self, step)
         seen.append(tuple(drawn["input_ids"].shape))
         return drawn
 
-    monkeypatch.setattr(StagedWindows, "batch", batch)
+    monkeypatch.setattr(Windows, "batch", batch)
     results = staged(text, tmp_path / "two", "--position=learned")
     assert seen == [(4, 8)] * 3 + [(2, 16)] * 3
     assert results["tokens"] == 6 * 32

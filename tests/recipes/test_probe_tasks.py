@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whereformer.data.masks import IGNORED
+from whereformer.data.windows import IGNORED
 from whereformer.recipes import probe
 from whereformer.recipes.probe import CLS, DEEPEST, DEPTH, FIRST, MASK, OPEN, TASKS, VOCABULARY, Rows
 

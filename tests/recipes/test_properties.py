@@ -9,7 +9,7 @@ import pytest
 from tests.failing import fails
 from tests.recipes.test_compare import run
 from whereformer.cli.main import main
-from whereformer.lab.run import as_line
+from whereformer.lab.manifest import sealed
 from whereformer.recipes import properties
 from whereformer.recipes.compare_report import Outcome
 from whereformer.recipes.properties import Tick
@@ -59,7 +59,7 @@ def changed(comparison, folder, change):
     lines = change(first["options"], lines) or lines
     for line in (first, *lines):
         line.pop("check")
-    path.write_bytes(b"".join(map(as_line, (first, *lines))))  # as if it had been written like this
+    path.write_text("".join(map(sealed, (first, *lines))))  # as if it had been written like this
     return "positions", "--measure", str(folder)
 
 

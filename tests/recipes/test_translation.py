@@ -211,7 +211,7 @@ def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monk
 def test_epochs_are_passes_over_the_text_and_a_batch_is_a_function_of_its_step():
     lengths = torch.randint(2, 20, (300, 2), generator=torch.Generator().manual_seed(0))
     for tokens in (256, 768):
-        drawn = batches.Drawn(lengths, tokens, seed=1)
+        drawn = batches.Drawn(lengths, tokens, seed=1, tokens=True)
         steps = [drawn(step) for step in range(2 * drawn.per_epoch)]
         rows = [row for step in steps[: drawn.per_epoch] for row in step]
         assert sorted(rows) == list(range(300))

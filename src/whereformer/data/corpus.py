@@ -9,7 +9,6 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,13 +65,7 @@ def _docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return  # some sources are broken on purpose
-    # Like ast.walk, but without expressions: they make up most of a tree and hold no docstrings.
-    queue: deque[ast.AST] = deque([tree])
-    while queue:
-        node = queue.popleft()
-        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
-            inner = getattr(node, name, None)
-            queue.extend(inner if isinstance(inner, list) else [])
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import new_folder, write_atomically
+from ..files import new_folder
 from ..lab import manifest, ranks
 from ..lab.manifest import fingerprint
 from ..lab.run import open_folder
@@ -26,7 +26,7 @@ from .tokenizers import Vocabulary, fit_tokenizer, load_tokenizer, vocabulary_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FORMAT = "5"
+FORMAT = "6"
 """Format version of a folder. Another version's is left as it is."""
 LOT = 128
 """Number of pages that are encoded at a time, by all processors. Encoded pages take a hundred bytes per token."""
@@ -143,14 +143,13 @@ def open_or_encode(
     """
 
     def opened(folder: Path) -> tuple[PreTrainedTokenizerFast, Vocabulary]:
-        tokenizer = load_tokenizer(choice.path or folder / "tokenizer.json")
+        tokenizer = load_tokenizer(choice.path or folder)
         return tokenizer, vocabulary_of(tokenizer, "tokenizer" if choice.path else "data")
 
     def fill(folder: Path) -> Facts:
         if choice.path is None:
             say("learning the vocabulary")
-            learned = fit_tokenizer(Pages(text, held_out=False), choice.vocab_size)
-            write_atomically(folder / "tokenizer.json", learned.backend_tokenizer.to_str())
+            fit_tokenizer(Pages(text, held_out=False), choice.vocab_size).save_pretrained(folder)
         tokenizer, vocabulary = opened(folder)
         say("encoding the text")
         found = {"documents": 0, "characters": 0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """A task with its rows.
+    """A task with its rows: texts, each split of which is a :class:`Split`, or what :meth:`converted` makes of them.
 
     Args:
         task: the task.
@@ -85,16 +85,26 @@ class Data:
     """
 
     task: Task
-    train: Split
-    judged: dict[str, Split]
+    train: Any
+    judged: dict[str, Any]
     source: str
     parts: list[str]
+
+    @property
+    def splits(self) -> list[Any]:
+        """The rows of all splits, those to train on first."""
+        return [self.train, *self.judged.values()]
+
+    def converted(self, convert: Callable[[Any], Any]) -> Data:
+        """Return the task with what a function makes of the rows of each split."""
+        train, *judged = map(convert, self.splits)
+        return replace(self, train=train, judged=dict(zip(self.judged, judged, strict=True)))
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of rows of each split."""
         names = [split for split, _ in self.task.judged]
-        return dict(zip(("train", *names), (len(s.labels) for s in (self.train, *self.judged.values())), strict=True))
+        return dict(zip(("train", *names), (len(split.labels) for split in self.splits), strict=True))
 
 
 def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None = None) -> list[Data]:

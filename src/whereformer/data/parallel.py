@@ -1,6 +1,6 @@
 """Parallel text: pairs of lines in two languages, read as a stream from files or tables, and encoded once.
 
-The cache has a folder for each text and size of vocabulary, with ``tokenizer.json``, the vocabulary of both languages,
+The cache has a folder for each text and size of vocabulary, with the tokenizer of both languages,
 and the rows of both parts of the text. A pair is a row of two parts, the source and the target. It has no tokens if one
 of its lines is empty, so the rows also tell how many pairs the text has and how many are empty.
 """
@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, starmap, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError, shown, some_of
-from ..files import check_regular, write_atomically
+from ..files import check_regular
 from ..lab.manifest import fingerprint_of_files
 from . import subwords
 from .encode import Facts, cached
-from .masks import IGNORED
 from .read import Table, read_lines
 from .streams import RowFile, in_lots, open_rows, write_rows
+from .tokenizers import read_tokenizer
+from .windows import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -258,7 +259,7 @@ def open_or_encode(
         say("learning the vocabulary")
         lines = (line for pair in text.parts[0] if has_text(*pair) for line in pair)
         tokenizer = subwords.fit(lines, vocab_size)
-        write_atomically(folder / "tokenizer.json", tokenizer.backend_tokenizer.to_str())
+        tokenizer.save_pretrained(folder)
         say("encoding the text")
         for name, pairs in zip(PARTS, text.parts, strict=True):
             write_rows(folder, name, _encoded(tokenizer, pairs))
@@ -267,7 +268,8 @@ def open_or_encode(
         return {}
 
     folder, _ = cached(cache, "pairs", [text.fingerprint, str(vocab_size)], fill, say)
-    return {name: open_rows(folder, name, 2) for name in PARTS}, subwords.load(folder / "tokenizer.json")
+    tokenizer: Any = read_tokenizer(folder, "cache")
+    return {name: open_rows(folder, name, 2) for name in PARTS}, tokenizer
 
 
 def _encoded(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair]) -> Iterator[Sequence[list[int]]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -175,43 +175,37 @@ class Table:
         Raises:
             InputError: if the file can't be read, lacks a column, or has too much text in a cell.
         """
+        missing = [name for name in names if name not in self.names]
+        if self._kind not in JSON:
+            self._check_there(missing)
         for number, row in enumerate(self._rows(names), 1):
-            for name, cell in zip(names, row, strict=True):
+            missing = [name for name in missing if name not in row]
+            cells = tuple(row.get(name) for name in names)
+            for name, cell in zip(names, cells, strict=True):
                 if isinstance(cell, str) and len(cell) > MOST_CELL:
                     told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
                     raise InputError(self.field, f"{self.file}, row {number}, {shown(name)}: {told}")
-            yield row
+            yield cells
+        self._check_there(missing)
 
-    def _rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield rows by the names of their columns, these or all."""
         if self._kind in JSON:
-            missing = dict.fromkeys(names)
-            for row in self._objects():
-                missing = {name: None for name in missing if name not in row}
-                yield tuple(_whole(row.get(name)) for name in names)
-            self._check_there(missing)
-            return
-        self._check_there(name for name in names if name not in self.names)
-        if not self.names:
-            return
-        if self._kind in (".csv", ".tsv"):
-            places = [self.names.index(name) for name in names]
-            for number, cells in enumerate(self._cells()):
-                if number or not self.header:
-                    yield tuple(cells[place] for place in places)
-            return
-        with reading(self.field, self.file):
-            for batch in self._batches(list(dict.fromkeys(names))):
-                # One at a time where they are long, so that one that is too long is not converted with many others.
-                columns = (batch[name] for name in names)
-                yield from zip(
-                    *(one.to_pylist() if one.nbytes < MOST_CELL else (cell.as_py() for cell in one) for one in columns),
-                    strict=True,
-                )
+            yield from self._objects()
+        elif self._kind in (".csv", ".tsv"):
+            for cells in islice(self._cells(), int(self.header), None):
+                yield dict(zip(self.names, cells, strict=True))
+        else:
+            with reading(self.field, self.file):
+                for batch in self._batches(list(dict.fromkeys(names))):
+                    # One at a time, so that one that is too long is not converted with many others.
+                    columns = ((cell.as_py() for cell in batch[name]) for name in names)
+                    yield from (dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True))
 
-    def _check_there(self, missing: Iterable[str]) -> None:
-        for name in missing:
-            if self.names:  # else there are no rows either
-                raise InputError(self.field, f"{self.file} has no column {shown(name)}; it has {some_of(self.names)}")
+    def _check_there(self, missing: Sequence[str]) -> None:
+        if missing and self.names:  # without names, there are no rows either
+            told = f"{self.file} has no column {shown(missing[0])}; it has {some_of(self.names)}"
+            raise InputError(self.field, told)
 
     def _objects(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of JSON Lines, an object per line. A string is a row's "text"."""
@@ -227,7 +221,7 @@ class Table:
             row = {"text": row} if isinstance(row, str) else row
             if not isinstance(row, dict):
                 raise InputError(self.field, f"{place}: expected an object or a string, got {shown(row, 40)}")
-            yield row
+            yield {name: _whole(cell) for name, cell in row.items()}
 
     def _cells(self) -> Iterator[list[str]]:
         """Yield all rows of a CSV or TSV file, the first one too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..positions import PositionRangeError
-from .glue import Data, Split
+from .glue import Split
 from .streams import in_lots
 from .windows import end_padding
 
@@ -47,9 +47,9 @@ class Rows:
     end: int = 0
 
     @property
-    def lengths(self) -> list[int]:
-        """Number of tokens of each row."""
-        return [len(ids) for ids, _ in self.rows]
+    def lengths(self) -> Tensor:
+        """Number of tokens of each row, (rows, 1)."""
+        return torch.tensor([[len(ids)] for ids, _ in self.rows])
 
     def padded(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Return the batch of some rows, (rows, tokens of the longest row plus ``end``), and their labels (rows,)."""
@@ -65,37 +65,14 @@ class Rows:
         return {**batch, "labels": torch.tensor([self.labels[number] for number in numbers])}
 
 
-@dataclass(frozen=True)
-class TaskRows:
-    """The tokenized rows of a task: the training split, and each split to judge by."""
-
-    data: Data
-    train: Rows
-    judged: dict[str, Rows]
-
-    @classmethod
-    def of(
-        cls, data: Data, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig
-    ) -> TaskRows:
-        """Tokenize a task's rows, see :func:`tokenized`."""
-        train, *judged = (
-            tokenized(split, tokenizer, max_length, config) for split in (data.train, *data.judged.values())
-        )
-        return cls(data, train, dict(zip(data.judged, judged, strict=True)))
-
-    @property
-    def splits(self) -> list[Rows]:
-        """The rows of all splits."""
-        return [self.train, *self.judged.values()]
-
-    def fingerprint(self, weights: str) -> str:
-        """Return a short hash of all tokens and labels, and of the weights of the model that reads them."""
-        digest = hashlib.sha256(weights.encode())
-        for split in self.splits:
-            digest.update(repr(split.labels).encode())
-            for ids, types in split.rows:
-                digest.update(len(ids).to_bytes(8, "little") + ids.tobytes() + types.tobytes())
-        return digest.hexdigest()[:16]
+def fingerprint(splits: Iterable[Rows], weights: str) -> str:
+    """Return a short hash of all tokens and labels of a task, and of the weights of the model that reads them."""
+    digest = hashlib.sha256(weights.encode())
+    for split in splits:
+        digest.update(repr(split.labels).encode())
+        for ids, types in split.rows:
+            digest.update(len(ids).to_bytes(8, "little") + ids.tobytes() + types.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig) -> Rows:
@@ -128,16 +105,15 @@ def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int 
     return Rows(rows, typed, split.labels, cut, tokenizer.pad_token_id, end_padding(config))
 
 
-def check_lengths(model: EncoderForSequenceClassification, tasks: Sequence[TaskRows]) -> None:
-    """Let a model read the longest row of all tasks.
+def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows]) -> None:
+    """Let a model read the longest row.
 
     Raises:
         InputError: for ``max_length``, if it is too long for the model.
     """
-    splits = [split for task in tasks for split in task.splits]
-    lengths = [length for split in splits for length in split.lengths]
-    widest = max(splits, key=lambda split: max(split.lengths))
-    longest = widest.padded([widest.lengths.index(max(lengths))])
+    lengths = torch.cat([split.lengths for split in splits])
+    widest = max(splits, key=lambda split: int(split.lengths.max()))
+    longest = widest.padded([int(widest.lengths.argmax())])
     del longest["labels"]
     try:
         with torch.no_grad():
@@ -146,8 +122,8 @@ def check_lengths(model: EncoderForSequenceClassification, tasks: Sequence[TaskR
         limit = model.config.max_position_embeddings - widest.end
         raise InputError(
             "max_length",
-            f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} tokens that the model "
-            f"covers, the longest has {max(lengths)}; set `max_length` {limit} to truncate them ({error})",
+            f"{int((lengths > limit).sum()):,} rows are longer than the {limit} tokens that the model "
+            f"covers, the longest has {int(lengths.max())}; set `max_length` {limit} to truncate them ({error})",
         ) from None
 
 

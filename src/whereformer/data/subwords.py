@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .streams import in_lots
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 PAD, START, END = range(len(SPECIAL_TOKENS))
 LOT = 1024
 """Number of lines that are encoded at a time."""
-LEAST = 300
-"""Size of the smallest vocabulary: the special tokens, all 256 bytes, and some tokens of several bytes."""
 
 
 def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -28,6 +24,7 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     with ``</s>``; a target begins with ``<s>`` and ends with ``</s>``. Names of special tokens in text are plain text.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(
@@ -45,23 +42,8 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    end = SPECIAL_TOKENS[END]
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
-    return _described(tokenizer)
-
-
-def load(path: Path) -> PreTrainedTokenizerFast:
-    """Load the ``tokenizer.json`` of a vocabulary that :func:`fit` has made."""
-    from tokenizers import Tokenizer
-
-    return _described(Tokenizer.from_file(str(path)))
-
-
-def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Wrap a tokenizer for transformers, with the roles of its special tokens."""
-    from transformers import PreTrainedTokenizerFast
-
     pad, start, end = SPECIAL_TOKENS
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=pad,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..files import check_regular, check_regular_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -105,34 +105,20 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
 def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
     """Return the most frequent letters that cover ``LETTER_COVERAGE`` of all, in order, at most ``limit``.
 
-    A letter within a word is another piece than one at its beginning.
+    A letter within a word is another piece than one at its beginning. Marks and the like are never within one.
     """
-    # Words always end at spaces, and most occur often, so it is faster to count what stands between spaces first, as
-    # much of it as fits into little memory.
     letters: Counter[str] = Counter()
-    spaced: Counter[str] = Counter()
-
-    def count_letters() -> None:
-        for text, count in spaced.items():
-            for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
-                letters[word[0]] += count
-                for letter in word[1:]:
-                    letters[f"##{letter}"] += count
-        spaced.clear()
-
     for text in texts:
-        spaced.update(tokenizer.normalizer.normalize_str(text).split(" "))
-        if len(spaced) > 100_000:
-            count_letters()
-    count_letters()
-    needed = LETTER_COVERAGE * letters.total()
-    common: set[str] = set()
-    for piece, count in sorted(letters.items(), key=lambda found: (-found[1], found[0])):
-        # The trainer knows a letter within words only if it also knows the letter at their beginning.
-        pieces = {piece, piece.removeprefix("##")}
-        if needed <= 0 or len(common | pieces) > limit:
+        letters.update(tokenizer.normalizer.normalize_str(text))
+    for space in filter(str.isspace, [*letters]):
+        del letters[space]
+    needed, common = LETTER_COVERAGE * letters.total(), list[str]()
+    for letter, count in sorted(letters.items(), key=lambda found: (-found[1], found[0])):
+        behind = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{letter}"))
+        pieces = [letter] if len(behind) > 1 else [letter, f"##{letter}"]
+        if needed <= 0 or len(common) + len(pieces) > limit:
             break
-        common |= pieces
+        common += pieces
         needed -= count
     return sorted(common)
 
@@ -141,44 +127,56 @@ RARE = "\u0436 \ua66e \u4e2d \U00012000 \U0001fae8"
 """Letters of several scripts. A tokenizer that lacks them needs a token for unknown ones, or fails at the first."""
 
 
-def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Load a tokenizer from a folder that ``save_pretrained`` wrote, or from a tokenizer.json or a folder with one.
+def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
+    """Read a tokenizer from a folder that ``save_pretrained`` wrote, a tokenizer.json or a folder with one, or the Hub.
 
     Raises:
-        InputError: if there is none, or it lacks a special token that pretraining needs.
+        InputError: for ``field``, if it can't be read.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    quoted = shown(str(path), LONGEST_NAME)
+    path = Path(place)
+    file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        file = path / "tokenizer.json" if path.is_dir() else path
-        described = path.is_dir() and (path / "tokenizer_config.json").exists()
-        if not described and not file.exists():
-            raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {quoted}")
-        check_regular_in("tokenizer", path)
-        if described:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        else:
-            check_regular("tokenizer", file)
+        check_regular_in(field, path)
+        described = any((path / name).exists() for name in ("tokenizer_config.json", "config.json"))
+        if file.exists() and not described:
+            check_regular(field, file)
             tokenizer = _described(Tokenizer.from_file(str(file)))
-        if not getattr(tokenizer, "is_fast", False):
-            raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
-        tokenizer.backend_tokenizer.encode(RARE)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        tokenizer(RARE)
     except InputError:
         raise
     except Exception as error:
-        # For a broken file the libraries raise all kinds of errors, even a plain Exception.
-        reason = getattr(error, "strerror", None) or one_line(str(error))[:200]
-        raise InputError("tokenizer", f"cannot read {quoted}: {reason}") from None
-    backend = tokenizer.backend_tokenizer
-    # Later steps cut the text into windows and pad them.
-    backend.no_truncation()
-    backend.no_padding()
-    for role in ROLES:
-        if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
-            raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({ROLES[role][0]} in BERT)")
+        # For a missing or broken file the libraries raise all kinds of errors, even a plain Exception.
+        reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
+        quoted = shown(str(place), LONGEST_NAME)
+        raise InputError(field, f"no tokenizer can be read from {quoted} ({reason})") from None
     return tokenizer
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """Load a tokenizer to pretrain with, from a folder or a file.
+
+    Raises:
+        InputError: if there is none, or it lacks a special token that pretraining needs.
+    """
+    if not (any(path.glob("tokenizer*.json")) if path.is_dir() else path.exists()):
+        got = shown(str(path), LONGEST_NAME)
+        raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {got}")
+    tokenizer: Any = read_tokenizer(path, "tokenizer")
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
+    # Later steps cut the text into windows and pad them.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    for role, (name, *_) in ROLES.items():
+        if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
+            raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({name} in BERT)")
+    found: PreTrainedTokenizerFast = tokenizer
+    return found
 
 
 def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

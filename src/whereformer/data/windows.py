@@ -1,129 +1,61 @@
-"""Masked windows of a token stream. The seed and a window's number decide where it starts and what is masked.
+"""Windows of a token stream, masked as BERT does: those of a training, and those that models are judged by.
 
-A training reads them in stages: short windows for most of the steps, then longer ones.
+A training may read them in stages: short windows for most of the steps, then longer ones.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..errors import InputError, shown
 from ..lab.options import MOST_SIZE
-from .masks import HELD_OUT_RATE, mask_tokens
-from .streams import Stream
+from .streams import Stream, in_lots
 from .tokenizers import Vocabulary
 
 if TYPE_CHECKING:
     from ..models import EncoderConfig
 
+IGNORED = -100
+"""The label of tokens that are not predicted."""
 SHORTEST = 8
 """The least tokens in a window."""
+HELD_OUT_RATE = 0.15
+"""Share of held-out tokens that are masked, whatever rate training uses."""
 HELD_OUT_WINDOWS = 1024
-"""The most held-out windows that are scored; more would only take time."""
+"""The most held-out windows that a training is scored on; more would only take time."""
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Windows ``[CLS] text [SEP] [PAD]...`` with masked tokens, each a function of its number and the seed.
-
-    They read the whole stream once in every ``per_pass`` windows, in a random order and cut at different places each
-    time. A window has ``input_ids``, ``labels`` (-100 where nothing is predicted) and, if some tokens must not be
-    attended to, ``attention_mask``; each has shape (length,). It may also have ``uniforms``, random numbers from 0 to 1
-    with which ELECTRA's generator draws its samples.
+def mask_tokens(
+    tokens: Tensor, rate: float, vocabulary: Vocabulary, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Mask tokens as BERT does: of the chosen tokens, 80% become [MASK], 10% a random token, and 10% stay.
 
     Args:
-        stream: (tokens,) ids.
-        vocabulary: the tokenizer's special and ordinary ids.
-        length: tokens per window.
-        padding: how many of them are padding at the end; a funnel that truncates drops them.
-        rate: share of masked tokens.
-        hide_masked: whether attention skips [MASK].
-        seed: seed of places and masks.
-        uniforms: whether windows have ``uniforms``.
-        spread: if given, there are only this number of windows, at most one pass, spread evenly over the stream.
+        tokens: (batch, n) ids; special tokens are never chosen.
+        rate: share of each row that is chosen; at least one token is.
+        vocabulary: says which ids are special.
+        generator: the source of all randomness.
+
+    Returns:
+        input ids and labels, (batch, n) each; labels are -100 where nothing is predicted.
     """
-
-    stream: Stream
-    vocabulary: Vocabulary
-    length: int
-    padding: int = 0
-    rate: float = HELD_OUT_RATE
-    hide_masked: bool = False
-    seed: int = 0
-    uniforms: bool = False
-    spread: int | None = None
-
-    @property
-    def body(self) -> int:
-        """The number of text tokens in a window: all but [CLS], [SEP] and the padding after it."""
-        return self.length - 2 - self.padding
-
-    @property
-    def per_pass(self) -> int:
-        """The number of windows that read the stream once."""
-        return len(self.stream) // self.body
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
-        ids, generator = self.vocabulary, _generator(self.seed, number)
-        end = torch.tensor([ids.sep] + [ids.pad] * self.padding)
-        tokens = torch.cat((torch.tensor([ids.cls]), self._text(number), end))[None]
-        inputs, labels = mask_tokens(tokens, self.rate, ids, generator)
-        window = {"input_ids": inputs[0], "labels": labels[0]}
-        # Attention is faster without a mask.
-        if self.padding or self.hide_masked:
-            real = inputs[0] != ids.mask if self.hide_masked else torch.ones(self.length, dtype=torch.bool)
-            real[self.length - self.padding :] = False
-            window["attention_mask"] = real.long()
-        if self.uniforms:
-            window["uniforms"] = torch.rand(self.length, generator=generator)
-        return window
-
-    def batch(self, numbers: Iterable[int]) -> dict[str, Tensor]:
-        """Return windows as one batch, (windows, length) each."""
-        windows = [self[number] for number in numbers]
-        return {name: torch.stack([window[name] for window in windows]) for name in windows[0]}
-
-    def _text(self, number: int) -> Tensor:
-        """Return the tokens of text in a window, (body,). After its end, the stream continues at its beginning."""
-        if self.spread is not None:
-            start = number * self.per_pass // self.spread * self.body
-        else:
-            order, shift = _order(self.seed, number // self.per_pass, self.per_pass, len(self.stream))
-            start = (int(order[number % self.per_pass]) * self.body + shift) % len(self.stream)
-        text = self.stream[start : start + self.body]
-        return torch.cat((text, self.stream[: self.body - len(text)])) if len(text) < self.body else text
-
-
-@lru_cache(maxsize=2)
-def _order(seed: int, number: int, windows: int, tokens: int) -> tuple[Tensor, int]:
-    """Return the order of the windows in a pass, and where in a stream of so many tokens the first one starts."""
-    generator = _generator(seed, -1 - number)
-    shift = int(torch.randint(tokens, (), generator=generator))
-    return torch.randperm(windows, generator=generator), shift
-
-
-def _generator(seed: int, number: int) -> torch.Generator:
-    """Return the random generator of a window or, for a negative number, of the order of a pass."""
-    # torch's CPU generator uses only 32 bits of a seed, so all bits of both numbers are hashed into 32.
-    mixed = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=4).digest()
-    return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
-
-
-def end_padding(config: EncoderConfig) -> int:
-    """Return how many [PAD] tokens end a window: those that a truncating funnel drops, so that no text is lost."""
-    # Imported here because models take a second to import.
-    from ..models import parse_blocks
-
-    poolings = len(parse_blocks(config.blocks)) - 1
-    return 2**poolings - 1 if config.separate_cls and config.truncate_seq else 0
+    noise = torch.rand(tokens.shape, generator=generator)
+    ordinary = vocabulary.is_ordinary[tokens]
+    count = max(1, round(rate * tokens.shape[1]))
+    chosen = torch.zeros_like(ordinary).scatter_(1, (noise * ordinary).topk(count, -1).indices, True) & ordinary
+    fate = torch.rand(tokens.shape, generator=generator)
+    drawn = torch.randint(len(vocabulary.ordinary), tokens.shape, generator=generator)
+    random_tokens = vocabulary.ordinary[drawn]
+    masked = torch.where(fate < 0.8, vocabulary.mask, torch.where(fate < 0.9, random_tokens, tokens))
+    return torch.where(chosen, masked, tokens), torch.where(chosen, tokens, IGNORED)
 
 
 @dataclass(frozen=True)
@@ -133,6 +65,163 @@ class Stage:
     length: int
     steps: int
     rows: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows ``[CLS] text`` from random places of a stream, for all steps of a training.
+
+    Only the seed and the step decide which places, and which tokens are masked.
+
+    Args:
+        stream: (tokens,) ids.
+        vocabulary: the tokenizer's special and ordinary ids.
+        stages: the stages of the training, in order.
+        rate: share of masked tokens; None masks none, and every token is a label, as causal models take them.
+        seed: seed of places and masks.
+        end: what follows the text: [SEP], and padding, which a funnel that truncates drops.
+        hide_masked: whether attention skips [MASK].
+        uniforms: whether windows have ``uniforms``.
+        held_out: (tokens,) ids to score on.
+
+    Raises:
+        InputError: for ``data``, if a stream is shorter than a window.
+    """
+
+    stream: Stream
+    vocabulary: Vocabulary
+    stages: Sequence[Stage]
+    rate: float | None = HELD_OUT_RATE
+    seed: int = 0
+    end: tuple[int, ...] = ()
+    hide_masked: bool = False
+    uniforms: bool = False
+    held_out: Stream | None = None
+
+    def __post_init__(self) -> None:
+        longest = max(map(self.body, self.stages))
+        for name, stream in (("training", self.stream), ("held-out", self.held_out)):
+            if stream is not None and len(stream) < longest:
+                expected = f"expected at least {longest} for one window; give more text or shorter windows"
+                raise InputError("data", f"too little text: {len(stream)} {name} tokens, {expected}")
+
+    def body(self, stage: Stage) -> int:
+        """The number of text tokens in a window: all but [CLS] and what follows the text."""
+        return stage.length - 1 - len(self.end)
+
+    @property
+    def padding(self) -> int:
+        """The number of tokens after [SEP]."""
+        return max(0, len(self.end) - 1)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """Return all windows of a step, from 0 on, as one batch.
+
+        It has ``input_ids``, ``labels`` (-100 where nothing is predicted) and, if some tokens must not be attended to,
+        ``attention_mask``; each has shape (rows, length). It may also have ``uniforms``, random numbers from 0 to 1
+        with which ELECTRA's generator draws its samples.
+        """
+        generator = _generator(self.seed, step)
+        ends = accumulate(stage.steps for stage in self.stages)
+        stage = next(stage for stage, end in zip(self.stages, ends, strict=True) if step < end)
+        body = self.body(stage)
+        starts = torch.randint(len(self.stream) - body + 1, (stage.rows,), generator=generator).tolist()
+        return self._masked(torch.stack([self.stream[start : start + body] for start in starts]), generator)
+
+    def scored(self) -> Iterator[dict[str, Tensor]]:
+        """Yield batches of held-out windows of the last length: always the same, whatever training uses."""
+        assert self.held_out is not None
+        stage, generator = self.stages[-1], _generator(0, 0)
+        body, same = self.body(stage), replace(self, rate=HELD_OUT_RATE)
+        per_pass = len(self.held_out) // body
+        count = min(HELD_OUT_WINDOWS, per_pass)
+        texts = (self.held_out[start : start + body] for start in (n * per_pass // count * body for n in range(count)))
+        # One at a time, so that the masks do not depend on the size of a batch.
+        for lot in in_lots((same._masked(text[None], generator) for text in texts), stage.rows):
+            yield {name: torch.cat([window[name] for window in lot]) for name in lot[0]}
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens, without padding, that all steps read."""
+        return sum(stage.steps * stage.rows * (stage.length - self.padding) for stage in self.stages)
+
+    @property
+    def passes(self) -> float:
+        """How many times all steps read the text, on average."""
+        return sum(stage.steps * stage.rows * self.body(stage) for stage in self.stages) / len(self.stream)
+
+    def _masked(self, text: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the batch of some texts, (rows, body)."""
+        ids, rows = self.vocabulary, len(text)
+        end = torch.tensor(self.end, dtype=torch.long)
+        tokens = torch.cat((torch.full((rows, 1), ids.cls), text, end.expand(rows, -1)), 1)
+        if self.rate is None:
+            return {"input_ids": tokens, "labels": tokens}
+        inputs, labels = mask_tokens(tokens, self.rate, ids, generator)
+        batch = {"input_ids": inputs, "labels": labels}
+        # Attention is faster without a mask.
+        if self.padding or self.hide_masked:
+            real = inputs != ids.mask if self.hide_masked else torch.ones_like(inputs, dtype=torch.bool)
+            real[:, tokens.shape[1] - self.padding :] = False
+            batch["attention_mask"] = real.long()
+        if self.uniforms:
+            batch["uniforms"] = torch.rand(tokens.shape, generator=generator)
+        return batch
+
+
+def _generator(seed: int, step: int) -> torch.Generator:
+    """Return the random generator of a step."""
+    # torch's CPU generator uses only 32 bits of a seed, so all bits of both numbers are hashed into 32.
+    mixed = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
+
+
+class HeldOut:
+    """Held-out text with one fixed set of masks, so that every method and length predicts the same tokens.
+
+    Args:
+        stream: the ids; all of them are kept in memory.
+        rate: share of masked tokens; None masks none, and every token is a label, as causal models take them.
+        vocabulary: the tokenizer's special and ordinary ids.
+    """
+
+    GROUP = 64
+    """Masks are spread evenly: the rate holds within every group of this number of tokens."""
+
+    def __init__(self, stream: Stream, rate: float | None, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.inputs = self.labels = stream[: len(stream) // self.GROUP * self.GROUP]
+        if rate is not None:
+            groups = self.inputs.view(-1, self.GROUP)
+            inputs, labels = mask_tokens(groups, rate, vocabulary, torch.Generator().manual_seed(0))
+            self.inputs, self.labels = inputs.flatten(), labels.flatten()
+
+    def windows(self, length: int, tokens_per_batch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield batches of windows, each [CLS] and ``length - 1`` tokens of text.
+
+        Yields:
+            ``input_ids``, ``labels`` and, if there is padding, ``attention_mask``, (rows, length) each; at most
+            ``tokens_per_batch`` tokens a batch, but at least one row.
+        """
+        body, ids = length - 1, self.vocabulary
+        missing = -len(self.inputs) % body
+        inputs = functional.pad(self.inputs, (0, missing), value=ids.pad).view(-1, body)
+        labels = functional.pad(self.labels, (0, missing), value=IGNORED).view(-1, body)
+        inputs = functional.pad(inputs, (1, 0), value=ids.cls)
+        labels = functional.pad(labels, (1, 0), value=IGNORED)
+        for rows in torch.arange(len(inputs)).split(max(1, tokens_per_batch // length)):
+            batch, real = {"input_ids": inputs[rows], "labels": labels[rows]}, inputs[rows] != ids.pad
+            # Attention is faster without a mask.
+            yield batch if bool(real.all()) else {**batch, "attention_mask": real.long()}
+
+
+def end_padding(config: EncoderConfig) -> int:
+    """Return how many [PAD] tokens end a window: those that a truncating funnel drops, so that no text is lost."""
+    # Imported here because models take a second to import.
+    from ..models import parse_blocks
+
+    poolings = len(parse_blocks(config.blocks)) - 1
+    return 2**poolings - 1 if config.separate_cls and config.truncate_seq else 0
 
 
 def parsed_lengths(text: str) -> list[tuple[int, float]]:
@@ -166,13 +255,12 @@ def stages_of(lengths: Sequence[tuple[int, float]], steps: int, batch_size: int,
     Raises:
         InputError: for ``lengths``, if a length gets no step.
     """
-    ends = [round(share * steps) for share in accumulate(share for _, share in lengths)]
     found = []
-    for (length, _), (start, end) in zip(lengths, pairwise([0, *ends]), strict=True):
-        if start == end:
+    for length, share in _divided(lengths, steps):
+        if not share:
             raise InputError("lengths", f"expected at least one step of each length, got none of {length} in {steps}")
         rows = max(1, round(batch_size * lengths[0][0] / length))
-        found.append(Stage(length, end - start, rows * batches))
+        found.append(Stage(length, share, rows * batches))
     return found
 
 
@@ -185,64 +273,12 @@ def growing(length: int, batch_size: int, steps: int) -> list[Stage]:
     """
     between = [doubled for power in range(1, 64) if (doubled := SHORTEST << power) < length]
     shares = {SHORTEST: 0.4, **dict.fromkeys(between, 0.2 / max(1, len(between))), length: 0.4 if between else 0.6}
-    ends = [round(share * steps) for share in accumulate(shares.values())]
-    ends[-1] = steps
-    parts = zip(shares, pairwise([0, *ends]), strict=True)
-    return [Stage(n, end - start, batch_size * length // n) for n, (start, end) in parts if end > start]
+    divided = _divided([*shares.items()] if length > SHORTEST else [(length, 1.0)], steps)
+    return [Stage(each, share, batch_size * length // each) for each, share in divided if share]
 
 
-@dataclass(frozen=True)
-class StagedWindows:
-    """The windows of all steps of a training, and those that it is scored on.
-
-    Args:
-        windows: the windows of training, of any length.
-        held_out: the stream to score on.
-        stages: the stages, in order. Their windows have consecutive numbers.
-
-    Raises:
-        InputError: for ``data``, if a stream is shorter than a window.
-    """
-
-    windows: Windows
-    held_out: Stream
-    stages: Sequence[Stage]
-
-    def __post_init__(self) -> None:
-        for stage in self.stages:
-            body = self._of(stage).body
-            for name, stream in (("training", self.windows.stream), ("held-out", self.held_out)):
-                if len(stream) < body:
-                    expected = f"expected at least {body} for one window; give more text or shorter windows"
-                    raise InputError("data", f"too little text: {len(stream)} {name} tokens, {expected}")
-
-    def _of(self, stage: Stage) -> Windows:
-        return replace(self.windows, length=stage.length)
-
-    def batch(self, step: int) -> dict[str, Tensor]:
-        """Return all windows of a step as one batch."""
-        first = 0
-        for stage in self.stages:
-            if step < stage.steps:
-                first += step * stage.rows
-                return self._of(stage).batch(range(first, first + stage.rows))
-            step, first = step - stage.steps, first + stage.steps * stage.rows
-        raise IndexError(step)
-
-    def scored(self) -> Iterator[dict[str, Tensor]]:
-        """Yield batches of held-out windows of the last length: always the same, whatever training uses."""
-        last = self.stages[-1]
-        windows = replace(self._of(last), stream=self.held_out, rate=HELD_OUT_RATE, seed=0)
-        count = min(HELD_OUT_WINDOWS, windows.per_pass)
-        for first in range(0, count, last.rows):
-            yield replace(windows, spread=count).batch(range(first, min(first + last.rows, count)))
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens, without padding, that all steps read."""
-        return sum(stage.steps * stage.rows * (stage.length - self.windows.padding) for stage in self.stages)
-
-    @property
-    def passes(self) -> float:
-        """How many times all steps read the text."""
-        return sum(stage.steps * stage.rows / self._of(stage).per_pass for stage in self.stages)
+def _divided(lengths: Sequence[tuple[int, float]], steps: int) -> Iterator[tuple[int, int]]:
+    """Yield each length with its number of steps."""
+    ends = [round(share * steps) for share in accumulate(share for _, share in lengths)]
+    for (length, _), (start, end) in zip(lengths, pairwise([0, *ends]), strict=True):
+        yield length, end - start

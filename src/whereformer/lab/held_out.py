@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..data.masks import IGNORED
+from ..data.windows import IGNORED
 from ..models import Electra, EncoderForCausalLM, Seq2SeqForConditionalGeneration
 from ..models.heads import label_places
 from . import ranks
@@ -54,11 +54,8 @@ def means(found: list[tuple[str, float, int]]) -> dict[str, float]:
 
 def _masked_lm(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
     """Return sums, each with the number of tokens summed: loss in nats and right answers over the masked tokens."""
-    wanted = batch["labels"].flatten()[label_places(batch["labels"], model.config.label_share)]
-    logits = model(**batch).logits.float()
-    count = int((wanted != IGNORED).sum())
-    loss = functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=IGNORED)
-    return [("loss", float(loss), count), ("accuracy", float((logits.argmax(-1) == wanted).sum()), count)]
+    losses, right = _each_token(model, batch)
+    return [("loss", float(losses.sum()), len(losses)), ("accuracy", float(right.sum()), len(losses))]
 
 
 def _translation(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
@@ -87,27 +84,27 @@ class HeldOutScore(NamedTuple):
 
 
 @torch.no_grad()
-def lm_score(model: Any, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> HeldOutScore:
-    """Score a masked or causal language model on batches: input ids, labels and attention mask, (rows, n) each.
+def lm_score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> HeldOutScore:
+    """Score a masked or causal language model on batches of its inputs, with labels.
 
     Causal models predict the first token of a row from nothing, so it may not have a label.
     """
     was_training = model.training
     model.eval()
-    losses, right = [], 0
-    for inputs, labels, mask in batches:
-        # Without padding there is nothing to mask, and attention is faster without a mask.
-        attention_mask = None if bool(mask.all()) else mask.to(model.device)
-        labeled = labels != IGNORED
-        wanted = labels[labeled].to(model.device)
-        if isinstance(model, EncoderForCausalLM):
-            # The logits at a token are for the next one.
-            labeled = functional.pad(labeled[:, 1:], (0, 1))
-        logits = model(inputs.to(model.device), attention_mask, labels=labels.to(model.device)).logits
-        # With sparse_prediction, there are no others.
-        logits = (logits[labeled.to(model.device)] if logits.ndim == 3 else logits).float()
-        losses.append(functional.cross_entropy(logits, wanted, reduction="none").cpu())
-        right += int((logits.argmax(-1) == wanted).sum())
+    found = [_each_token(model, {name: each.to(model.device) for name, each in batch.items()}) for batch in batches]
     model.train(was_training)
-    every = torch.cat(losses)
-    return HeldOutScore(float(every.mean()), right / len(every), every)
+    losses, right = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+    return HeldOutScore(float(losses.mean()), float(right.double().mean()), losses)
+
+
+def _each_token(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the loss in nats of each predicted token of a batch, (tokens,), and whether the answer is right."""
+    logits, labels = model(**batch).logits, batch["labels"]
+    places = label_places(labels, model.config.label_share)
+    wanted = labels.flatten()[places]
+    if logits.ndim == 3:  # of all tokens, because the model has no sparse_prediction
+        # Those of a causal model are for the next token.
+        logits = logits.flatten(0, 1)[places - int(isinstance(model, EncoderForCausalLM))]
+    losses = functional.cross_entropy(logits.float(), wanted, reduction="none", ignore_index=IGNORED)
+    real = wanted != IGNORED
+    return losses[real], (logits.argmax(-1) == wanted)[real]

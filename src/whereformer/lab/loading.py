@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoTokenizer
 from transformers import logging as transformers_logging
 
+from ..data.tokenizers import read_tokenizer
 from ..errors import InputError
-from ..files import check_regular_in
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
 from ..models.checkpoints.files import find_config
 from ..models.layers import position_parameters
@@ -66,9 +65,10 @@ def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
         if Path(place).is_dir() and not any(Path(place).glob("*token*")) and not (Path(place) / "vocab.txt").exists():
             reason = reason or "there is none next to it"
             continue
-        found, reason = _tokenizer(place)
-        if found is not None:
-            return found, ""
+        try:
+            return load_tokenizer(place, None), ""
+        except InputError as error:
+            reason = error.reason
     return None, f"no tokenizer can be read for {path} ({reason})"
 
 
@@ -78,22 +78,8 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     Raises:
         InputError: if it can't be read.
     """
-    field, where = ("model", model) if path is None else ("tokenizer", path)
-    found, reason = _tokenizer(where)
-    if found is None:
-        raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})")
-    return found
-
-
-def _tokenizer(place: str) -> tuple[PreTrainedTokenizerBase | None, str]:
-    """Return a tokenizer and "", or None and the reason why it can't be read."""
-    try:
-        check_regular_in(None, place)
-        with quiet_transformers():
-            return AutoTokenizer.from_pretrained(place, trust_remote_code=False), ""
-    except Exception as error:
-        # For a missing or broken file the libraries raise all kinds of errors.
-        return None, (str(error).splitlines() or [type(error).__name__])[0]
+    with quiet_transformers():
+        return read_tokenizer(model, "model") if path is None else read_tokenizer(path, "tokenizer")
 
 
 def check_ids(largest: int, words: int, path: str) -> None:

@@ -18,8 +18,28 @@ from .provenance import versions
 NAME = "manifest.json"
 NOT_LISTED = {NAME, "README.md", ".lock"}
 """Files that decide nothing, of which people may edit the model card."""
-SEAL = "sha256"
-"""The name of the manifest's own hash in it."""
+SEAL = "check"
+"""The name of the hash of JSON in itself."""
+
+
+def sealed(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return JSON with a hash of itself, which :func:`unsealed` compares."""
+    return json.dumps({**content, SEAL: fingerprint([json.dumps(content)])}, indent=indent) + "\n"
+
+
+def unsealed(text: str | bytes) -> dict[str, Any]:
+    """Return the JSON that :func:`sealed` wrote.
+
+    Raises:
+        ValueError: if it is something else, or was changed.
+    """
+    try:
+        content = json.loads(text)
+        if content.pop(SEAL) == fingerprint([json.dumps(content)]):
+            return dict(content)
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise ValueError("it is not as it was written")
 
 
 def fingerprint(texts: Iterable[str]) -> str:
@@ -50,7 +70,7 @@ def write(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the manifest of all files in a folder; ``facts`` says as JSON what they are of, such as the settings."""
     files = {name: _described(path) for name, path in _files(folder).items()}
     content = {"facts": facts, "versions": versions(), "files": files}
-    write_atomically(folder / NAME, json.dumps({**content, SEAL: _hash(content)}, indent=1) + "\n")
+    write_atomically(folder / NAME, sealed(content, indent=1))
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -93,18 +113,10 @@ def _content(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     if path.exists():
         check_regular(None, path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("lists within lists without end") from None
-    whole = isinstance(content, dict) and content.pop(SEAL, None) == _hash(content)
-    if not whole or not all(isinstance(content.get(part), dict) for part in ("facts", "files")):
-        raise ValueError("it is not as it was written")
+    content = unsealed(path.read_bytes())
+    if not all(isinstance(content.get(part), dict) for part in ("facts", "files")):
+        raise ValueError("it is no manifest")
     return content
-
-
-def _hash(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -19,11 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from filelock import FileLock, Timeout
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
 from . import ranks
+from .manifest import sealed, unsealed
 from .options import find_device
 from .provenance import provenance
 from .terminal import output, say
@@ -83,8 +84,7 @@ class Run:
         self.slot = self.total = self.done = 0
         self.labels: list[str] = []
         self.order: list[str] = []
-        self.values: dict[str, Any] = {}
-        self.lines: dict[str, bytes] = {}
+        self.records: dict[str, dict[str, Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: the folder and the device, but neither records nor a lock."""
@@ -99,7 +99,7 @@ class Run:
             self.console = output(quiet=self.quiet)
             if self.is_main:
                 self._read()
-            self.values = ranks.from_main(lambda: self.values)
+            self.records = ranks.from_main(lambda: self.records)
             stack.enter_context(_Bar(self))
             self._exits = stack.pop_all()
         return self
@@ -107,22 +107,19 @@ class Run:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         with self._exits:
             if self.is_main and error is None:  # in the order of the recipe, in whichever order processes were done
-                others = [name for name in self.lines if name not in self.order]
-                self._write([*self.order, *others])
+                self._write({name: self.records[name] for name in self.order} | self.records)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
-        self.first = as_line({"options": self.options, **self.provenance})
+        self.first = sealed({"options": self.options, **self.provenance})
         if not os.path.lexists(path):
-            if (self.folder / "results.json").exists():
-                raise InputError("out", f"{self.folder} holds results of another version; choose another folder")
-            self._write(())
+            self._write({})
             return
         check_regular("out", path)
-        earlier, found, damaged = read_records(path)
+        earlier, self.records, damaged = read_records(path)
         for name, value in self.options.items():
-            if (found or damaged) and earlier.get(name) != value:
+            if (self.records or damaged) and earlier.get(name) != value:
                 raise InputError(
                     "out",
                     f"{self.folder} holds results with {name} {shown(earlier.get(name))}, not {shown(value)}; choose "
@@ -130,12 +127,10 @@ class Run:
                 )
         for number in damaged:
             self.say(f"line {number} of {path} is damaged; what it had is done again")
-        self.values = {name: content["value"] for name, content in found.items()}
-        self.lines = {name: as_line(content) for name, content in found.items()}
-        self._write(self.lines)
+        self._write(self.records)
 
-    def _write(self, names: Iterable[str]) -> None:
-        write_atomically(self.folder / RECORDS, b"".join([self.first, *(self.lines[name] for name in names)]))
+    def _write(self, records: Mapping[str, dict[str, Any]]) -> None:
+        write_atomically(self.folder / RECORDS, "".join([self.first, *map(sealed, records.values())]))
 
     def say(self, text: str | Sheet) -> None:
         """Print a line or a table, above the progress."""
@@ -180,7 +175,7 @@ class Run:
         Raises:
             InputError: for ``field``, if the folder holds results with another, or does not say with which.
         """
-        known = [json.loads(name) for name in self.values]
+        known = [json.loads(name) for name in self.records]
         if ["identify", what] not in known and any(
             function != "identify" and of in (None, *key[:1]) for function, *key in known
         ):
@@ -227,14 +222,14 @@ class Run:
         self.done += new
         self.counts = None
         self.order += [name for name in names.values() if name not in self.order]
-        return {key: _typed(kind, self.values[name]) for key, name in names.items()}
+        return {key: _typed(kind, self.records[name]["value"]) for key, name in names.items()}
 
     def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
         """Return whether the record has a value of a kind that counts."""
-        if name not in self.values:
+        if name not in self.records:
             return False
         try:
-            _typed(kind, self.values[name])
+            _typed(kind, self.records[name]["value"])
             why = problem()
         except TypeError as error:
             why = f"its record is not of this version ({error})"
@@ -276,15 +271,15 @@ class Run:
     def _keep(self, name: str, value: Any, seconds: float) -> None:
         """Add a value to the record."""
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        self.values[name] = json.loads(json.dumps(plain, allow_nan=False))
+        record = json.loads(json.dumps({"key": name, "value": plain, "seconds": round(seconds, 2)}, allow_nan=False))
+        self.records[name] = record
         if not self.is_main:
             return
         path = self.folder / RECORDS
-        line = self.lines[name] = as_line({"key": name, "value": plain, "seconds": round(seconds, 2)})
         size = path.stat().st_size
         try:
             with path.open("ab", buffering=0) as file:
-                file.write(line)
+                file.write(sealed(record).encode())
                 os.fsync(file.fileno())
         except OSError:
             os.truncate(path, size)
@@ -313,17 +308,10 @@ def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
     if not ranks.is_main():
         return nullcontext()
     out.mkdir(parents=True, exist_ok=True)
-    lock = (out / ".lock").open("a")
     try:
-        import fcntl
-
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass  # this system has no such locks
-    except BlockingIOError:
-        lock.close()
+        return FileLock(out / ".lock").acquire(blocking=False)
+    except Timeout:
         raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
-    return lock
 
 
 def usual_jobs(device: str, *, small: bool) -> int:
@@ -347,34 +335,19 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
         InputError: for ``out``, if the file is not the record of a run, or its first line is damaged.
     """
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
-    content = _content(first)
-    if content is None or not isinstance(content.get("options"), dict):
-        raise InputError("out", f"{path} is not the record of a run; move it away or choose another folder")
+    try:
+        options = unsealed(first)["options"]
+    except (ValueError, KeyError):
+        raise InputError("out", f"{path} is not the record of a run; move it away or choose another folder") from None
     found, damaged = {}, []
     for number, line in enumerate(rest, 2):
-        record = _content(line) or {}
         try:
+            record = unsealed(line)
             _, *_ = json.loads(record["key"])
             found[record["key"]] = {**record, "value": record["value"]}
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             damaged.append(number)
-    return content["options"], found, damaged
-
-
-def as_line(content: dict[str, Any]) -> bytes:
-    """Return a line of the file of records, with its checksum."""
-    check = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-    return json.dumps({**content, "check": check}).encode() + b"\n"
-
-
-def _content(line: bytes) -> dict[str, Any] | None:
-    """Return the content of a line; None if it is not as it was written."""
-    try:
-        content = json.loads(line)
-        content.pop("check")
-        return content if as_line(content) == line else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return options, found, damaged
 
 
 def _typed(kind: Any, value: Any) -> Any:

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..data.masks import IGNORED
+from ..data.windows import IGNORED
 from ..errors import InputError
 from ..files import move_folder
 from . import manifest, ranks

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..data.masks import IGNORED
+from ..data.windows import IGNORED
 from ..errors import InputError
 from ..lab.train import Training, train
 

@@ -20,7 +20,7 @@ from ..lab.sheet import Column, Sheet
 with lazily(__name__):
     from .. import analysis, models
     from ..analysis import ranking as rankings
-    from ..data import corpus, encode, masks, windows
+    from ..data import corpus, encode, tokenizers, windows
     from ..data.streams import Stream
     from ..lab import encoders, manifest, methods
     from ..lab import held_out as scoring
@@ -95,8 +95,8 @@ class Material:
 
     source: str
     training: Stream
-    held_out: masks.HeldOut
-    vocabulary: int
+    held_out: windows.HeldOut
+    vocabulary: tokenizers.Vocabulary
     tokenizer: Any
     guessing: float
     """The held-out loss of guessing by token frequency."""
@@ -255,21 +255,20 @@ class Compare(ManyRuns):
             run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.say
         )
         training, held_out = len(encoded.training), len(encoded.held_out)
-        if min(training, held_out) < (longest := max(*self.judged, masks.HeldOut.GROUP)):
+        if min(training, held_out) < (longest := max(*self.judged, windows.HeldOut.GROUP)):
             raise InputError(
                 "data",
                 f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
                 f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
             )
-        source, rate = text.source, None if self.causal else masks.HELD_OUT_RATE
+        source, rate = text.source, None if self.causal else windows.HELD_OUT_RATE
         if self.characters is not None and encoded.facts.characters >= self.characters:
             source = f"the first {self.characters:,} characters of {source}"
         guessing = encoded.facts.unigram_entropy
         tokens = f"{training:,} training and {held_out:,} held-out tokens"
         run.say(f"{tokens} from {source}; guessing by frequency: loss {guessing:.2f}")
-        vocabulary = encoded.vocabulary.size
-        held_out_text = masks.HeldOut(encoded.held_out, rate, vocabulary)
-        return Material(source, encoded.training, held_out_text, vocabulary, encoded.tokenizer, guessing)
+        held_out_text = windows.HeldOut(encoded.held_out, rate, encoded.vocabulary)
+        return Material(source, encoded.training, held_out_text, encoded.vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
         """Return one method's encoder configuration. Every method has its own default options, also in a preset.
@@ -312,15 +311,12 @@ class Compare(ManyRuns):
 
     def fit(self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, **more: Any) -> Any:
         """Train a model by a plan. Its batches are the same for every method."""
-        rate = None if self.causal else self.mask_rate
-        stages = windows.growing(self.length, self.batch_size, plan.steps)
-        sizes = [(stage.rows, stage.length) for stage in stages for _ in range(stage.steps)]
-
-        def batch(step: int) -> dict[str, Any]:
-            inputs, labels = masks.Batches(material.training, *sizes[step], rate, material.vocabulary, seed)[step]
-            return {"input_ids": inputs, "labels": labels}
-
-        return training.train(model, batch, plan, device=run.device, on_log=run.step, **more)
+        rate, stages = (
+            None if self.causal else self.mask_rate,
+            windows.growing(self.length, self.batch_size, plan.steps),
+        )
+        drawn = windows.Windows(material.training, material.vocabulary, stages, rate, seed)
+        return training.train(model, drawn.batch, plan, device=run.device, on_log=run.step, **more)
 
     def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
         """Train a method shortly with every rate, on the same batches.
@@ -331,7 +327,7 @@ class Compare(ManyRuns):
         methods.load_plugin(self.plugin)
         found: list[float | None] = []
         for rate in self.rates:
-            model = encoders.build(self.config(position, material.vocabulary), self.seed)
+            model = encoders.build(self.config(position, material.vocabulary.size), self.seed)
             plan = training.Training(steps=short(self.steps), rate=rate, warmup=max(1, self.steps // 10))
             try:
                 last = self.fit(run, material, model, self.seed, plan).losses[
@@ -348,7 +344,7 @@ class Compare(ManyRuns):
         """Train a method with a seed, save the model, and judge it."""
         methods.load_plugin(self.plugin)
         rate, held_out = rates[position], material.held_out
-        config = self.config(position, material.vocabulary)
+        config = self.config(position, material.vocabulary.size)
         model: Any = encoders.build(config, seed)
         facts = self.facts(seed, position, source)
         checkpoints = run.folder / "checkpoints" / self.model_folder(position, seed).name

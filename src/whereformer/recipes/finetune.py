@@ -115,7 +115,7 @@ class Prepared:
         sizes: of each model, the number of parameters, of those of position, and of those that the checkpoint lacks.
     """
 
-    tasks: dict[str, labeled.TaskRows]
+    tasks: dict[str, glue.Data]
     read: dict[str, str]
     sizes: dict[str, tuple[int, int, int]]
 
@@ -235,18 +235,19 @@ class Finetune(ManyRuns, Trains):
             assert self.label is not None
             given = self.train, self.validation, self.text, self.label
             loaded = [glue.load_own(*given, regression=self.regression, train_rows=self.train_rows)]
-        tasks: dict[str, labeled.TaskRows] = {}
+        tasks: dict[str, glue.Data] = {}
         read, sizes = dict[str, str](), {}
         for variant in self.variants.values():
             model = loading.load_classifier(self.model, variant.position, variant.kernels, 2)
             if not tasks:
                 tokenizer = loading.load_tokenizer(self.model, self.tokenizer)
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
-                for data in loaded:
-                    tasks[data.task.name] = labeled.TaskRows.of(data, tokenizer, self.max_length, model.config)
+                options = {"tokenizer": tokenizer, "max_length": self.max_length, "config": model.config}
+                tokenized = partial(labeled.tokenized, **options)
+                tasks = {data.task.name: data.converted(tokenized) for data in loaded}
                 weights = loading.fingerprint_of(model.encoder, positions=False)
-                read = {name: rows.fingerprint(weights) for name, rows in tasks.items()}
-            labeled.check_lengths(model, list(tasks.values()))
+                read = {name: labeled.fingerprint(rows.splits, weights) for name, rows in tasks.items()}
+            labeled.check_lengths(model, [split for task in tasks.values() for split in task.splits])
             sizes[variant.name] = loading.sizes_of(model)
         return Prepared(tasks, read, sizes)
 
@@ -271,9 +272,9 @@ class Finetune(ManyRuns, Trains):
     def tune(self, run: Run, task: str, name: str, seed: int) -> Tuned:
         """Fine-tune a model on a task with a seed, score it, and read what its heads add to scores."""
         rows, steps = self.prepared.tasks[task], self.steps(task)
-        variant, classes = self.variants[name], len(rows.data.task.classes or ()) or None
+        variant, classes = self.variants[name], len(rows.task.classes or ()) or None
         model = loading.fresh(self.model, variant.position, variant.kernels, classes, seed)
-        drawn = batches.shuffled(rows.train.lengths, self.batch_size, steps, seed)
+        drawn = batches.Drawn(rows.train.lengths, self.batch_size, seed)
         plan = training.Training(
             steps=steps,
             rate=self.learning_rate,
@@ -286,7 +287,7 @@ class Finetune(ManyRuns, Trains):
         file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
 
         def batch(step: int) -> Any:
-            return rows.train.padded(drawn[step])
+            return rows.train.padded(drawn(step))
 
         with trackers.reporting(self.report_to, run.folder, file) as tell:
             done = training.train(model, batch, plan, device=run.device, on_log=run.step, tell=tell)
@@ -296,7 +297,7 @@ class Finetune(ManyRuns, Trains):
             if not numpy.isfinite(logits).all():
                 problem = f"{name} predicts values that are not finite (NaN or inf); try a lower one"
                 raise InputError("learning_rate", problem)
-            scores[judged] = metrics.score(rows.data.task.metrics, split.labels, logits)
+            scores[judged] = metrics.score(rows.task.metrics, split.labels, logits)
         found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
         run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")
         return Tuned(scores, losses.smoothed(done.losses), reading.head_curves(model.encoder, REACH))
@@ -323,12 +324,10 @@ class Finetune(ManyRuns, Trains):
         """Return the tasks and models of the recipe."""
         rows = []
         for name, task in self.prepared.tasks.items():
-            lengths = sorted(task.train.lengths)
-            counts = ", ".join(f"{split} {count:,}" for split, count in task.data.counts.items())
-            longest = max(length for split in task.splits for length in split.lengths)
-            told = (
-                f"{counts} rows from {task.data.source}; median {lengths[len(lengths) // 2]} tokens, longest {longest}"
-            )
+            lengths = sorted(task.train.lengths.flatten().tolist())
+            counts = ", ".join(f"{split} {count:,}" for split, count in task.counts.items())
+            longest = max(int(split.lengths.max()) for split in task.splits)
+            told = f"{counts} rows from {task.source}; median {lengths[len(lengths) // 2]} tokens, longest {longest}"
             rows.append((name, f"{told}; {self.steps(name):,} steps per run"))
             rows += [("", note) for note in self.caveats(task)]
         for name, (every, position, new) in self.prepared.sizes.items():
@@ -339,11 +338,11 @@ class Finetune(ManyRuns, Trains):
         rows.append(("runs", f"{math.prod(number for number, _ in parts)}: {named}"))
         return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
 
-    def caveats(self, task: labeled.TaskRows) -> list[str]:
+    def caveats(self, task: glue.Data) -> list[str]:
         """Return what to know about the scores of a task: partial data and truncated rows."""
         notes = []
-        if task.data.parts:
-            rows = ", ".join(f"{split} {task.data.counts[split]:,} rows" for split in task.data.parts)
+        if task.parts:
+            rows = ", ".join(f"{split} {task.counts[split]:,} rows" for split in task.parts)
             notes.append(f"only part of the official data ({rows}); do not compare with published scores")
         if cut := sum(split.cut for split in task.splits):
             notes.append(f"{cut:,} rows were truncated to {self.max_length} tokens")

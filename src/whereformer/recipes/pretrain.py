@@ -17,7 +17,7 @@ with lazily(__name__):
     import torch
 
     from .. import analysis, models
-    from ..data import corpus, encode, masks, read, tokenizers
+    from ..data import corpus, encode, read, tokenizers
     from ..data import windows as text_windows
     from ..lab import held_out, methods
     from ..lab import train as training
@@ -32,7 +32,7 @@ class Work(long_run.Work):
 
     text: encode.EncodedText
     config: models.EncoderConfig
-    windows: text_windows.StagedWindows
+    windows: text_windows.Windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class Pretrain(long_run.LongRun):
                 initializer_range=0.02 * math.sqrt(768 / self.hidden_size),
                 pad_token_id=vocabulary.pad,
                 sparse_prediction=True,
-                label_share=max(self.mask_rate, masks.HELD_OUT_RATE),
+                label_share=max(self.mask_rate, text_windows.HELD_OUT_RATE),
                 **{name: value for name, value in given.items() if value is not None},
             )
             sizes_of(config)
@@ -236,19 +236,19 @@ class Pretrain(long_run.LongRun):
         run.identify("tokenizer", hashes["tokenizer"], "tokenizer")
         with ranks.main_first():
             encoded = encode.open_or_encode(cache, text, choice, run.say)
-        config = self.config(encoded.vocabulary)
+        config, ids = self.config(encoded.vocabulary), encoded.vocabulary
         windows = text_windows.Windows(
             encoded.training,
-            encoded.vocabulary,
-            length=self.stages[-1].length,
-            padding=text_windows.end_padding(config),
+            ids,
+            self.stages,
             rate=self.mask_rate,
-            hide_masked=self.hide_masked,
             seed=self.seed,
+            end=(ids.sep, *[ids.pad] * text_windows.end_padding(config)),
+            hide_masked=self.hide_masked,
             uniforms=self.objective == "electra",
+            held_out=encoded.held_out,
         )
-        staged = text_windows.StagedWindows(windows, encoded.held_out, self.stages)
-        return Work(hashes, self.steps, encoded, config, staged)
+        return Work(hashes, self.steps, encoded, config, windows)
 
     def plan(self, work: Work) -> list[tuple[str, str]]:
         facts, sizes, stages = work.text.facts, sizes_of(work.config), work.windows.stages

@@ -12,7 +12,7 @@ from typing import Any
 from ..analysis import properties as measure
 from ..data.corpus import Text
 from ..data.encode import TokenizerChoice, open_or_encode
-from ..data.masks import HELD_OUT_RATE, HeldOut
+from ..data.windows import HELD_OUT_RATE, HeldOut
 from ..errors import InputError
 from ..lab import encoders, methods
 from ..lab.encoders import BASELINE
@@ -144,7 +144,7 @@ def _held_out(recipe: Compare) -> HeldOut:
             "measure", f"the text of {folder}, or its line in the record, has changed; run whereformer compare again"
         )
     encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
-    return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary.size)
+    return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
 
 def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_out: HeldOut, name: str) -> Ticks:
@@ -156,9 +156,9 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
     with quiet_transformers():
         trained = EncoderForMaskedLM.from_pretrained(recipe.model_folder(name, seed))
     fresh: Any = encoders.build(recipe.config(name, trained.config.vocab_size), seed).eval()
-    inputs, labels, real = next(held_out.windows(recipe.length, WINDOWS * recipe.length))
-    whole = real.all(-1)
-    inputs, labels = inputs[whole], labels[whole]
+    batch = next(held_out.windows(recipe.length, WINDOWS * recipe.length))
+    whole = batch["input_ids"][:, -1] != held_out.vocabulary.pad
+    inputs, labels = batch["input_ids"][whole], batch["labels"][whole]
     # Half the length, so that there is room to shift even if the method has a last position.
     short = inputs[:, : recipe.length // 2]
     sizes = {"hidden_size": recipe.hidden_size, "num_heads": recipe.num_heads}

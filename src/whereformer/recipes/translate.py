@@ -230,7 +230,7 @@ class Translate(long_run.LongRun):
                 target_tokens=int(lengths[:, 1].sum()),
                 longest=int(lengths.max()),
             )
-        drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed)
+        drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True)
         steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
         config = self.config(len(tokenizer))
         return Work({"text": text.fingerprint}, steps, text.sources[0], rows, pairs, tokenizer, config, drawn)
@@ -261,7 +261,7 @@ class Translate(long_run.LongRun):
         every = self.every or max(1, work.steps // 20)
         last = long_run.scored_steps(every, work.steps)[-self.average :]
         rows = work.rows["held_out"]
-        drawn = drawing.by_length_and_tokens(rows.lengths, self.batch_tokens)
+        drawn = drawing.by_length(rows.lengths, self.batch_tokens, tokens=True)
         judged = [parallel.collate([rows[row] for row in chosen]) for chosen in drawn]
 
         def score(step: int) -> dict[str, float]:

@@ -96,7 +96,7 @@ def translate_lines(
     rows = [row for row, line in enumerate(lines) if line.strip()]
     encoded = list(subwords.encode(tokenizer, [lines[row] for row in rows]))
     lengths = torch.tensor([len(ids) for ids in encoded]).unsqueeze(1)
-    for batch in batches.by_length_and_tokens(lengths, BATCH_TOKENS[model.device.type]):
+    for batch in batches.by_length(lengths, BATCH_TOKENS[model.device.type], tokens=True):
         longest = int(lengths[batch].max())
         inputs = tokenizer.pad({"input_ids": [encoded[place] for place in batch]}, return_tensors="pt")
         most = min(longest + LONGER, max(longest, model.config.max_position_embeddings))

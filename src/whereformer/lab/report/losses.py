@@ -65,7 +65,7 @@ def over_steps(
     Args:
         curves: the losses by name.
         looks: the look of each.
-        guessing: the loss of guessing by token frequency, if it is shown.
+        guessing: the loss of guessing by token frequency, as a line, if it is shown.
     """
     looks = looks or dict(zip(curves, figures.series(len(curves)), strict=True))
 
@@ -73,7 +73,9 @@ def over_steps(
         axes = canvas.add_subplot(xlabel="training step", ylabel="loss")
         for name, curve in curves.items():
             axes.plot(*zip(*curve, strict=True), label=name, marker="o" if len(curve) == 1 else "", **looks[name].line)
-        if len(curves) > 1:
+        if guessing is not None:
+            axes.axhline(guessing, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2)), label="guessing")
+        if len(axes.lines) > 1:
             figures.legend(canvas)
         # The loss falls so far in the first steps that they would press the rest flat.
         first = max(curve[-1][0] for curve in curves.values()) / 10
@@ -81,20 +83,6 @@ def over_steps(
         seen += [loss for curve in curves.values() for step, loss in curve if step > first]
         room = 0.1 * (max(seen) - min(seen)) or 0.1
         axes.set(ylim=(min(seen) - room, max(seen) + room), xlim=(0, None))
-        if guessing is None:
-            return
-        below = min(curve[-1][1] for curve in curves.values()) > guessing
-        axes.axhline(guessing, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2)))
-        axes.annotate(
-            "guessing by frequency",
-            (1, guessing),
-            (0, -4 if below else 4),
-            axes.get_yaxis_transform(),
-            "offset points",
-            ha="right",
-            va="top" if below else "bottom",
-            color=figures.MUTED,
-        )
 
     return paint
 

@@ -1,0 +1,139 @@
+"""Tokenizers that are trained or loaded, and their special tokens."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from tests.data.token_streams import token_stream
+from whereformer.data import corpus, windows
+from whereformer.data.tokenizers import (
+    CLS,
+    Vocabulary,
+    fit_tokenizer,
+    load_tokenizer,
+    trained_vocabulary,
+    vocabulary_of,
+)
+from whereformer.errors import InputError
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
+
+
+def test_a_trained_tokenizer_puts_cls_and_sep_around_text_and_decodes():
+    tokenizer = fit_tokenizer(TEXTS, 100)
+    vocabulary = vocabulary_of(tokenizer, "vocab_size")
+    assert vocabulary == trained_vocabulary(len(tokenizer))
+    ids = tokenizer("The cat")["input_ids"]
+    assert (ids[0], ids[-1]) == (vocabulary.cls, vocabulary.sep)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat"
+    assert tokenizer.tokenize("The CAT") == ["the", "cat"]
+    stream = token_stream(tokenizer.backend_tokenizer, TEXTS[:2], vocabulary.sep)
+    assert (stream == vocabulary.cls).sum() == 0
+    assert (stream == vocabulary.sep).sum() == 2
+
+
+def test_rare_letters_do_not_crowd_words_out_of_the_vocabulary():
+    rare = [chr(0x4E00 + index) for index in range(90)]
+    tokenizer = fit_tokenizer(["the house near the river"] * 10_000 + rare, 100)
+    tokens = set(tokenizer.get_vocab())
+    assert {"the", "house", "near", "river"} <= tokens
+    assert tokens.isdisjoint(rare)
+    assert tokenizer.tokenize("the house 一") == ["the", "house", "[UNK]"]
+
+
+def test_frequent_letters_of_any_script_are_in_the_vocabulary():
+    letters = [chr(0x4E00 + index) for index in range(300)]
+    tokenizer = fit_tokenizer(["".join(letters)] * 20, 1000)
+    assert tokenizer.tokenize("".join(letters)) == letters
+
+
+def test_letters_take_at_most_half_of_the_vocabulary():
+    letters = [chr(0x4E00 + index) for index in range(300)]
+    tokens = fit_tokenizer(["".join(letters)] * 20 + ["the house"] * 50, 100).get_vocab()
+    assert 20 <= sum(token in letters for token in tokens) <= 50
+
+
+@pytest.mark.slow
+def test_the_vocabulary_is_the_same_in_every_process():
+    """The trainer's own order changes with the process, so a fresh one has to agree with this one."""
+    script = (
+        "from whereformer.data import corpus, windows\n"
+        "from whereformer.data.tokenizers import fit_tokenizer\n"
+        "texts = corpus.__doc__, windows.__doc__, open(windows.__file__).read(), open(corpus.__file__).read()\n"
+        "print(fit_tokenizer(texts, 600).backend_tokenizer.to_str())"
+    )
+    there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    texts = corpus.__doc__, windows.__doc__, Path(windows.__file__).read_text(), Path(corpus.__file__).read_text()
+    assert there == fit_tokenizer(texts, 600).backend_tokenizer.to_str()
+    assert len(there) > 1000
+
+
+def roberta_like(folder):
+    """A tokenizer whose special tokens have other names and numbers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = sorted({word for text in TEXTS for word in text.split()})
+    names = [*words, "<mask>", "<unk>", "</s>", "<s>", "<pad>"]
+    tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(4)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        pad_token="<pad>",
+        cls_token="<s>",
+        sep_token="</s>",
+        mask_token="<mask>",
+    ).save_pretrained(folder)
+    return len(words)
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_special_tokens_are_found_by_what_they_are(tmp_path, described):
+    words = roberta_like(tmp_path)
+    if not described:
+        (tmp_path / "tokenizer_config.json").unlink()
+    tokenizer = load_tokenizer(tmp_path)
+    vocabulary = vocabulary_of(tokenizer, "tokenizer")
+    assert vocabulary == Vocabulary(words + 5, words + 4, words + 3, words + 2, words, tuple(range(words, words + 5)))
+    stream = token_stream(tokenizer.backend_tokenizer, TEXTS[:1], vocabulary.sep)
+    assert len(stream) == 7
+
+
+def test_a_tokenizer_file_alone_is_enough(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str())
+    assert vocabulary_of(load_tokenizer(file), "tokenizer").cls == CLS
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "tokenizer: expected a tokenizer.json or a folder with one"),
+        ("{", "tokenizer: no tokenizer can be read"),
+        ("no mask", "has no mask_token, which pretraining needs"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(tmp_path, content, expected):
+    if content == "no mask":
+        content = fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str().replace("[MASK]", "[NOTHING]")
+        json.loads(content)
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match=r"^tokenizer") as error:
+        load_tokenizer(tmp_path)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [models.WordPiece, models.WordLevel])
+def test_a_token_for_the_unknown_that_is_not_in_the_vocabulary_is_one_line(kind, tmp_path):
+    vocabulary = {name: number for number, name in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
+    file = tmp_path / "tokenizer.json"
+    Tokenizer(kind(vocabulary, unk_token="[UNK]")).save(str(file))
+    with pytest.raises(InputError, match=r"^tokenizer: no tokenizer can be read .*Word.* Missing \[UNK\]"):
+        load_tokenizer(file)
