@@ -47,6 +47,60 @@ def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys
     assert "expected a Python file" in fails(capsys, "run", str(DOCS / "index.md"))
 
 
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from whereformer.lab.recipe import Free, Recipe
+from whereformer.lab.report.report import Report
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Recipe):
+    "What is measured?"
+    NAME = "own"
+    out: Annotated[Path, Free] = Path("out")
+
+    def run(self, run):
+        found = run.each([("a",)], self.measure, kind=int)
+        return Report("What?", [f"It is {found['a',]}."], values=found)
+
+    def measure(self, run, key):
+        from number_beside import NUMBER
+
+        return NUMBER
+"""
+
+
+def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(own, number):
+        Path("own_recipe.py").write_text(own)
+        Path("number_beside.py").write_text(f"NUMBER = {number}")
+        for name in ("own_recipe", "number_beside"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        main(["run", "own_recipe.py"])
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or files of the same second would pass for the same
+    with pytest.raises(NameError):
+        run(OWN, "forgotten")
+    assert "It is 7." in run(OWN, "7")
+    assert "`whereformer run own_recipe.py`" in Path("out/report.md").read_text()
+    for own, number in ((OWN, "8"), (OWN + "# changed", "7")):
+        with pytest.raises(SystemExit):
+            run(own, number)
+        said = capsys.readouterr().err
+        assert re.search(r"out holds results with code 'own_recipe.py, version \w+', not 'own_recipe.py, ", said)
+        assert "choose another folder" in said
+    Path("out/records.jsonl").unlink()
+    named = OWN.replace('NAME = "own"', 'NAME = "own"; VERSION = "1"')
+    assert "It is 7." in run(named, "7")
+    assert "It is 7." in run(named + "# another caption", "7")
+
+
 def help_of(capsys, *words):
     with pytest.raises(SystemExit):
         main([*words, "--help"])
@@ -79,9 +133,10 @@ def test_a_bad_option_is_named(given, expected):
 def test_text_lists_and_whole_numbers_stand_for_an_option():
     recipe = Toy(out="a", words="x, y,x", rates=[1, 0.25], path=Path("b"))
     assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")
-    assert recipe.command() == "whereformer toy --words x,y --rates 1,0.25 --path b"
+    command = f"whereformer run {os.path.relpath(TOY)}"
+    assert recipe.command() == f"{command} --words x,y --rates 1,0.25 --path b"
     assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b"}
-    assert Toy(out="a", quick=True, seeds=1).command() == "whereformer toy --quick"
+    assert Toy(out="a", quick=True, seeds=1).command() == f"{command} --quick"
 
 
 def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):
@@ -90,7 +145,7 @@ def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):
     assert list(values("runs/quick")) == ['["draw", 0]']
     main(["run", TOY, "--quick", "--seeds", "2", "--out", "out"])
     assert len(values("out")) == 2
-    assert "whereformer toy --seeds 2 --quick" in Path("out/report.html").read_text()
+    assert f"whereformer run {os.path.relpath(TOY)} --seeds 2 --quick" in Path("out/report.html").read_text()
 
 
 def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):

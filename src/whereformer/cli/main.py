@@ -161,6 +161,10 @@ def execute(command: Any) -> None:
         if isinstance(command, Recipe):
             run_recipe(command, console)
         else:
+            if getattr(command, "plugin", None) is not None:  # whatever else waits for torch
+                from ..lab.methods import load_plugin
+
+                load_plugin(command.plugin)
             command.run(console)
         ranks.leave()
 

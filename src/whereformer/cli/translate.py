@@ -16,7 +16,7 @@ from rich.console import Console
 from ..errors import InputError, printable
 from ..files import check_regular
 from ..lab.options import MOST_THREADS, find_device
-from ..lab.recipe import Range, check_markers
+from ..lab.recipe import Range, WithPlugin, check_markers
 from ..recipes.translate import Translate as TranslateTrain
 
 WINDOW = 1024
@@ -24,7 +24,7 @@ WINDOW = 1024
 
 
 @dataclass(frozen=True)
-class TranslateRun:
+class TranslateRun(WithPlugin):
     """Translate the lines of standard input.
 
     Each line of the input gives one line of the output, in the same order; empty lines stay empty. The command reads,

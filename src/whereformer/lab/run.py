@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
 from . import ranks
+from .methods import load_plugin
 from .options import find_device
 from .provenance import provenance
 from .terminal import output, say
@@ -55,6 +56,7 @@ class Run:
         jobs: the number of runs at a time; None is the usual one.
         small: whether models are so small that one keeps neither a second thread nor a GPU busy.
         quiet: whether to show no progress.
+        plugin: the file of position methods that its processes load.
 
     Raises:
         InputError: for ``out``, if the folder holds something else.
@@ -69,7 +71,9 @@ class Run:
         jobs: int | None = None,
         small: bool = False,
         quiet: bool = False,
+        plugin: Path | None = None,
     ) -> None:
+        self.plugin = plugin
         self.folder = folder
         self.is_main = ranks.is_main()
         self.quiet = quiet or not self.is_main
@@ -88,7 +92,7 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: the folder and the device, but neither records nor a lock."""
-        names = ("folder", "is_main", "quiet", "device", "threads", "slot")
+        names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin")
         return {name: getattr(self, name) for name in names}
 
     def __enter__(self) -> Run:
@@ -457,6 +461,7 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, numbe
             torch.cuda.set_device(number.value % torch.cuda.device_count())
             number.value += 1
     torch.set_num_threads(run.threads)
+    load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
     _this.update(function=function, run=run, shared=shared)
 
