@@ -298,7 +298,7 @@ def _keeps_loaded_weights(case: _Case) -> None:
     """reset_parameters sets values only by functions of torch.nn.init, which loaders switch off."""
     position = case.build()
     before = {name: parameter.detach().clone() for name, parameter in position.named_parameters()}
-    off = {name: lambda tensor, *_, **__: tensor for name in dir(torch.nn.init) if name.endswith("_")}
+    off: dict[str, Any] = {name: lambda tensor, *_, **__: tensor for name in dir(torch.nn.init) if name.endswith("_")}
     with patch.multiple(torch.nn.init, **off):
         for module in position.modules():
             if isinstance(module, Position):

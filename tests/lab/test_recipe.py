@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,8 @@ from tests.lab.toy import Toy
 from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.recipe import function
-from whereformer.lab.run import as_line, open_folder, read_records, usual_jobs
+from whereformer.lab.report.report import Figure, Report
+from whereformer.lab.run import _Bar, as_line, open_folder, read_records, usual_jobs
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,9 +44,6 @@ def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys
     assert re.search(r"learned +32,768", out)
     assert "tisa has the fewest parameters." in out
     assert "--hidden-size INT" in help_of(capsys, "run", "count_parameters.py")
-    (tmp_path / "empty_file.py").write_text("")
-    assert "file: expected one recipe in empty_file.py, got 0" in fails(capsys, "run", "empty_file.py")
-    assert "expected a Python file" in fails(capsys, "run", str(DOCS / "index.md"))
 
 
 OWN = """
@@ -70,6 +69,66 @@ class Own(Recipe):
 
         return NUMBER
 """
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "return NUMBER",
+            "return float('nan')",
+            "measure of ['a']: expected finite numbers, texts, lists and dictionaries, or a",
+        ),
+        (
+            "return NUMBER",
+            "return __import__('torch').ones(1)",
+            "or a dataclass of them, got tensor([1.]) (Object of type Tensor is",
+        ),
+        ('("a",)', '"a"', "run.each: expected keys that are tuples, such as ('a',), got 'a'"),
+        ("return Report", "Report", "Own.run: expected a Report, got None"),
+        ("[f\"It is {found['a',]}.\"]", "[]", "Report: expected a list of sentences, at least one, got []"),
+        ("[f\"It is {found['a',]}.\"]", "'It.'", "Report: expected a list of sentences, at least one, got 'It.'"),
+        ('NAME = "own"', "", "file: Own needs a NAME, such as NAME = 'mistaken_"),
+        ("@dataclass(frozen=True, kw_only=True)", "", "file: Own needs @dataclass(frozen=True, kw_only=True)"),
+        ("class Own(Recipe)", "class Own", "file: expected one recipe in mistaken_"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(old, new, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert OWN.count(old) == 1
+    name = f"mistaken_{abs(hash((old, new)))}"
+    Path("number_beside.py").write_text("NUMBER = 7")
+    Path(f"{name}.py").write_text(OWN.replace(old, new))
+    assert expected in fails(capsys, "run", f"{name}.py")
+    sys.modules.pop("number_beside", None)
+
+
+def test_a_file_that_is_no_module_is_refused(tmp_path, capsys):
+    for name in ("my-recipe.py", "notes.md"):
+        (tmp_path / name).write_text("")
+        line = fails(capsys, "run", str(tmp_path / name))
+        assert "expected a Python file with a name of letters, digits and underscores" in line
+
+
+def test_the_progress_tells_the_losses_of_runs_or_how_many_are_done(tmp_path):
+    run = SimpleNamespace(console=None, counts=None, losses=None, labels=["a 0", "b 0"], finished=1, done=0, total=2)
+    bar, run.counts = _Bar(run), [1, 0]
+    for losses, expected in (([0, 0], "1 of 2 runs"), ([0.5, 0.25], "a 0 0.50 · b 0 0.25")):
+        run.losses = losses
+        list(bar.get_renderables())
+        assert bar.tasks[0].description == expected
+
+
+def test_figures_of_one_title_have_files_of_their_own(tmp_path):
+    def paint(number):
+        return lambda canvas: canvas.add_subplot().plot([0, number])
+
+    report = Report("Which?", ["Both."], [Figure("Line a+b", paint(1)), Figure("Line a/b", paint(2))])
+    files = {path.name: path.read_text() for path in report.write(tmp_path)}
+    assert list(files) == ["report.html", "report.md", "line-a-b.svg", "again-line-a-b.svg"]
+    assert files["line-a-b.svg"] != files["again-line-a-b.svg"]
+    assert "![Line a/b](again-line-a-b.svg)" in files["report.md"]
 
 
 def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypatch, capsys):

@@ -210,15 +210,19 @@ class Recipe(WithPlugin):
             InputError: if an option is bad, or the folder holds something else.
         """
         from .methods import load_plugin
+        from .report.report import Report
         from .run import Run
 
         load_plugin(self.plugin)
         recipe = self.resolved()
         options = {"recipe": self.NAME, **recipe.record(), **self._versions()}
-        more = {"jobs": getattr(recipe, "jobs", None), "small": recipe.small, "plugin": self.plugin}
+        more: dict[str, Any] = {"jobs": getattr(recipe, "jobs", None), "small": recipe.small, "plugin": self.plugin}
         with Run(recipe.out, options, device=recipe.device, quiet=quiet, **more) as run:
             facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
-            report = replace(recipe.run(run), command=recipe.command(), facts=facts)
+            found = recipe.run(run)
+            if not isinstance(found, Report):
+                raise InputError(None, f"{type(self).__name__}.run: expected a Report, got {shown(found)}")
+            report = replace(found, command=recipe.command(), facts=facts)
             if run.is_main:
                 report.write(recipe.out)
         return report

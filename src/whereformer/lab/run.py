@@ -84,7 +84,7 @@ class Run:
         if self.device == "cpu":
             self.threads = 1 if small else max(1, self.threads // self.jobs)
         self.counts = self.losses = None  # of the keys at work: shared with processes
-        self.slot = self.total = self.done = 0
+        self.slot = self.total = self.done = self.finished = 0
         self.labels: list[str] = []
         self.order: list[str] = []
         self.values: dict[str, Any] = {}
@@ -163,7 +163,7 @@ class Run:
     @contextmanager
     def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
         """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
-        self.labels, self.slot = [label], 0
+        self.labels, self.slot, self.finished = [label], 0, 0
         self.counts = counts = _numbers(1)
         self.losses = _numbers(1)
         yield partial(counts.__setitem__, 0)
@@ -215,6 +215,9 @@ class Run:
             problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
+        for key in keys:
+            if not isinstance(key, tuple):
+                raise InputError(None, f"run.each: expected keys that are tuples, such as {(key,)}, got {shown(key)}")
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
         missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
@@ -224,10 +227,11 @@ class Run:
             self.say(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{others}")
         self.done += sum(sizes.values()) - new
         self.total = max(self.total, self.done + new)
-        self.labels = [" ".join(map(str, key)) for key in missing]
+        self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
         self.counts, self.losses = _numbers(len(missing)), _numbers(len(missing))
         for key, value, seconds in self._work(missing, function, shared, min(jobs or self.jobs, len(missing))):
             self._keep(names[key], value, seconds)
+            self.finished += 1
         self.done += new
         self.counts = None
         self.order += [name for name in names.values() if name not in self.order]
@@ -280,7 +284,12 @@ class Run:
     def _keep(self, name: str, value: Any, seconds: float) -> None:
         """Add a value to the record."""
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        self.values[name] = json.loads(json.dumps(plain, allow_nan=False))
+        try:
+            self.values[name] = json.loads(json.dumps(plain, allow_nan=False))
+        except (TypeError, ValueError) as error:  # such as a tensor or NaN
+            function, *key = json.loads(name)
+            what = "finite numbers, texts, lists and dictionaries, or a dataclass of them"
+            raise InputError(None, f"{function} of {key}: expected {what}, got {shown(value)} ({error})") from None
         if not self.is_main:
             return
         path = self.folder / RECORDS
@@ -417,7 +426,9 @@ class _Bar(Progress):
         run = self.run
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
-            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last) or run.labels[0]
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            if not text:  # of several processes, none says which key it is at
+                text = run.labels[run.slot] if len(run.labels) == 1 else f"{run.finished} of {len(run.labels)} runs"
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()
