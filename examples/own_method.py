@@ -1,7 +1,8 @@
 """A position method of your own in fifteen lines: a bonus for near tokens that fades exponentially.
 
 If the whole effect of a method is one number per head and offset, only `curve` needs to be written. Attention reads the
-curve as a table, so memory stays O(n). After registration, encoders, reports and commands know the method by its name.
+curve as a table, so memory stays O(n). After registration, encoders and studies know the method by its name. Commands
+run this file first: `whereformer compare --positions none,rope,fading --plugin examples/own_method.py`.
 """
 
 import torch
@@ -22,6 +23,7 @@ class Fading(OffsetFunction):
         self.reset_parameters()
 
     def reset_parameters(self):
+        # Only functions of nn.init: loaders switch them off, and anything else would overwrite trained weights.
         nn.init.ones_(self.strength)
         nn.init.normal_(self.log_reach, 1.0, 0.5)
 
@@ -31,12 +33,12 @@ class Fading(OffsetFunction):
         return self.strength.view(heads_first) * torch.exp(-distance / self.log_reach.exp().view(heads_first))
 
 
+register("fading", Fading)
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     check_position(Fading)
     print("keeps the laws of all position methods")
-
-    register("fading", Fading)
 
     position = whereformer.build_position("fading", hidden_size=32, num_heads=2)
     print("\nnumbers that each head adds at offsets -4 .. 4:")

@@ -9,6 +9,7 @@ import torch
 
 from tests.positions.stack import METHODS
 from whereformer import DenseBias, OffsetBias, position_names
+from whereformer.errors import InputError
 from whereformer.kernels.terms import offsets_between, position_values
 from whereformer.positions import ModelShape, Position, method_class
 from whereformer.positions.alibi import Alibi
@@ -130,6 +131,17 @@ class NeverReset(Triangle):
         pass
 
 
+class Overwrites(Triangle):
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.slope.fill_(0.25)
+
+
+class InARow(Triangle):
+    def curve(self, offsets, *, layer=0):
+        return torch.outer(self.slope[layer], torch.as_tensor(offsets).to(self.slope))
+
+
 class FromTheLength(Learned):
     """Rows by the index in the sequence, wherever the tokens are."""
 
@@ -151,7 +163,8 @@ class WrongRange(Learned):
 
 class Drifts(OffsetFunction):
     def curve(self, offsets, *, layer=0):
-        return -torch.as_tensor(offsets, dtype=torch.float64).abs().expand(2, -1)
+        distances = torch.as_tensor(offsets, dtype=torch.float64).abs()
+        return -distances.expand(2, *distances.shape)
 
     def terms(self, hidden, site):
         queries = position_values(site.queries, hidden.device)
@@ -199,6 +212,8 @@ class Looks(Alibi):
         (Detached, "Every parameter has a finite gradient", "amplitude has no gradient"),
         (Forgets, "A state dict holds everything", "differs by|lacks weight"),
         (NeverReset, "reset_parameters draws every parameter", "slope after reset_parameters"),
+        (Overwrites, "reset_parameters sets values only by functions of torch.nn.init", "slope changes without them"),
+        (InARow, "The curve of an OffsetFunction takes offsets of any shape", "RuntimeError: outer"),
         (FromTheLength, "Queries may be any evenly spaced part", "queries at 6, 7"),
         (AffineOnly, "Explicit positions are the same", "AttributeError"),
         (WrongRange, "Positions out of range", "IndexError: .*; raise a PositionRangeError"),
@@ -212,6 +227,11 @@ def test_broken_methods_are_found(method, law, how):
     with pytest.raises(AssertionError, match=rf"^{method.__name__} breaks the law '{law}.*(?:{how})") as caught:
         check_position(method)
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_not_registered_breaks_no_law():
+    with pytest.raises(InputError, match="position: unknown position method 'fadding'"):
+        check_position("fadding")
 
 
 def test_a_claim_that_does_not_hold_is_found():

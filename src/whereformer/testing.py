@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .kernels import Positions, PositionsLike, Term, attention
-from .positions import Position, PositionRangeError, Site, build_position
+from .positions import Position, PositionRangeError, Site, build_position, check_name
 from .positions.base import OffsetFunction
 
 __all__ = ["check_position"]
@@ -50,7 +51,10 @@ def check_position(
 
     Raises:
         AssertionError: for the first broken law, in one line: the method, the law and what is wrong.
+        InputError: for a name that is not registered.
     """
+    if isinstance(method, str):
+        check_name(method, {**_SIZES, **options}["num_layers"])
     name = method if isinstance(method, str) else method.__name__
     laws = [*LAWS, *([_compiles] if compiles else [])]
     with torch.random.fork_rng(devices=[]):
@@ -290,6 +294,28 @@ def _resets(case: _Case) -> None:
     _demand_finite(attend(position, _words(8)), "attention after reset_parameters")
 
 
+def _keeps_loaded_weights(case: _Case) -> None:
+    """reset_parameters sets values only by functions of torch.nn.init, which loaders switch off."""
+    position = case.build()
+    before = {name: parameter.detach().clone() for name, parameter in position.named_parameters()}
+    off: dict[str, Any] = {name: lambda tensor, *_, **__: tensor for name in dir(torch.nn.init) if name.endswith("_")}
+    with patch.multiple(torch.nn.init, **off):
+        for module in position.modules():
+            if isinstance(module, Position):
+                module.reset_parameters()
+    for name, parameter in position.named_parameters():
+        told = f"{name} changes without them, so from_pretrained would lose its trained values"
+        _demand(torch.equal(parameter, before[name]), told)
+
+
+def _takes_offsets_of_any_shape(case: _Case) -> None:
+    """The curve of an OffsetFunction takes offsets of any shape: explicit positions have a matrix of them."""
+    position = case.build()
+    if isinstance(position, OffsetFunction):
+        shape = position.curve(torch.arange(-3, 3).view(2, 3)).shape
+        _demand(shape == (HEADS, 2, 3), f"curve of (2, 3) offsets: shape {tuple(shape)}, expected {(HEADS, 2, 3)}")
+
+
 def _takes_part_of_the_queries(case: _Case) -> None:
     """Queries may be any evenly spaced part of the sequence."""
     position, words = case.build().eval(), _words(9)
@@ -465,6 +491,8 @@ LAWS: tuple[Callable[[_Case], None], ...] = (
     _repeats_itself,
     _trains,
     _resets,
+    _keeps_loaded_weights,
+    _takes_offsets_of_any_shape,
     _is_saved,
     _takes_part_of_the_queries,
     _takes_explicit_positions,

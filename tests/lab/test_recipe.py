@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,8 @@ from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.manifest import sealed
 from whereformer.lab.recipe import function
-from whereformer.lab.run import open_folder, read_records, usual_jobs
+from whereformer.lab.report.report import Figure, Report
+from whereformer.lab.run import _Bar, open_folder, read_records, usual_jobs
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,9 +45,120 @@ def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys
     assert re.search(r"learned +32,768", out)
     assert "tisa has the fewest parameters." in out
     assert "--hidden-size INT" in help_of(capsys, "run", "count_parameters.py")
-    (tmp_path / "empty_file.py").write_text("")
-    assert "file: expected one recipe in empty_file.py, got 0" in fails(capsys, "run", "empty_file.py")
-    assert "expected a Python file" in fails(capsys, "run", str(DOCS / "index.md"))
+
+
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from whereformer.lab.recipe import Free, Recipe
+from whereformer.lab.report.report import Report
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Recipe):
+    "What is measured?"
+    NAME = "own"
+    out: Annotated[Path, Free] = Path("out")
+
+    def run(self, run):
+        found = run.each([("a",)], self.measure, kind=int)
+        return Report("What?", [f"It is {found['a',]}."], values=found)
+
+    def measure(self, run, key):
+        from number_beside import NUMBER
+
+        return NUMBER
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "return NUMBER",
+            "return float('nan')",
+            "measure of ['a']: expected finite numbers, texts, lists and dictionaries, or a",
+        ),
+        (
+            "return NUMBER",
+            "return __import__('torch').ones(1)",
+            "or a dataclass of them, got tensor([1.]) (Object of type Tensor is",
+        ),
+        ('("a",)', '"a"', "run.each: expected keys that are tuples, such as ('a',), got 'a'"),
+        ("return Report", "Report", "Own.run: expected a Report, got None"),
+        ("[f\"It is {found['a',]}.\"]", "[]", "Report: expected a list of sentences, at least one, got []"),
+        ("[f\"It is {found['a',]}.\"]", "'It.'", "Report: expected a list of sentences, at least one, got 'It.'"),
+        ('NAME = "own"', "", "file: Own needs a NAME, such as NAME = 'mistaken_"),
+        ("@dataclass(frozen=True, kw_only=True)", "", "file: Own needs @dataclass(frozen=True, kw_only=True)"),
+        ("class Own(Recipe)", "class Own", "file: expected one recipe in mistaken_"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(old, new, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert OWN.count(old) == 1
+    name = f"mistaken_{abs(hash((old, new)))}"
+    Path("number_beside.py").write_text("NUMBER = 7")
+    Path(f"{name}.py").write_text(OWN.replace(old, new))
+    assert expected in fails(capsys, "run", f"{name}.py")
+    sys.modules.pop("number_beside", None)
+
+
+def test_a_file_that_is_no_module_is_refused(tmp_path, capsys):
+    for name in ("my-recipe.py", "notes.md"):
+        (tmp_path / name).write_text("")
+        line = fails(capsys, "run", str(tmp_path / name))
+        assert "expected a Python file with a name of letters, digits and underscores" in line
+
+
+def test_the_progress_tells_the_losses_of_runs_or_how_many_are_done(tmp_path):
+    run = SimpleNamespace(console=None, counts=None, losses=None, labels=["a 0", "b 0"], finished=1, done=0, total=2)
+    bar, run.counts = _Bar(run), [1, 0]
+    for losses, expected in (([0, 0], "1 of 2 runs"), ([0.5, 0.25], "a 0 0.50 · b 0 0.25")):
+        run.losses = losses
+        list(bar.get_renderables())
+        assert bar.tasks[0].description == expected
+
+
+def test_figures_of_one_title_have_files_of_their_own(tmp_path):
+    def paint(number):
+        return lambda canvas: canvas.add_subplot().plot([0, number])
+
+    report = Report("Which?", ["Both."], [Figure("Line a+b", paint(1)), Figure("Line a/b", paint(2))])
+    files = {path.name: path.read_text() for path in report.write(tmp_path)}
+    assert list(files) == ["report.html", "report.md", "line-a-b.svg", "again-line-a-b.svg"]
+    assert files["line-a-b.svg"] != files["again-line-a-b.svg"]
+    assert "![Line a/b](again-line-a-b.svg)" in files["report.md"]
+
+
+def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(own, number):
+        Path("own_recipe.py").write_text(own)
+        Path("number_beside.py").write_text(f"NUMBER = {number}")
+        for name in ("own_recipe", "number_beside"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        main(["run", "own_recipe.py"])
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or files of the same second would pass for the same
+    with pytest.raises(NameError):
+        run(OWN, "forgotten")
+    assert "It is 7." in run(OWN, "7")
+    assert "`whereformer run own_recipe.py`" in Path("out/report.md").read_text()
+    for own, number in ((OWN, "8"), (OWN + "# changed", "7")):
+        with pytest.raises(SystemExit):
+            run(own, number)
+        said = capsys.readouterr().err
+        assert re.search(r"out holds results with code 'own_recipe.py, version \w+', not 'own_recipe.py, ", said)
+        assert "choose another folder" in said
+    Path("out/records.jsonl").unlink()
+    named = OWN.replace('NAME = "own"', 'NAME = "own"; VERSION = "1"')
+    assert "It is 7." in run(named, "7")
+    assert "It is 7." in run(named + "# another caption", "7")
 
 
 def help_of(capsys, *words):
@@ -80,9 +193,10 @@ def test_a_bad_option_is_named(given, expected):
 def test_text_lists_and_whole_numbers_stand_for_an_option():
     recipe = Toy(out="a", words="x, y,x", rates=[1, 0.25], path=Path("b"))
     assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")
-    assert recipe.command() == "whereformer toy --words x,y --rates 1,0.25 --path b"
+    command = f"whereformer run {os.path.relpath(TOY)}"
+    assert recipe.command() == f"{command} --words x,y --rates 1,0.25 --path b"
     assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b"}
-    assert Toy(out="a", quick=True, seeds=1).command() == "whereformer toy --quick"
+    assert Toy(out="a", quick=True, seeds=1).command() == f"{command} --quick"
 
 
 def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):
@@ -91,7 +205,7 @@ def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):
     assert list(values("runs/quick")) == ['["draw", 0]']
     main(["run", TOY, "--quick", "--seeds", "2", "--out", "out"])
     assert len(values("out")) == 2
-    assert "whereformer toy --seeds 2 --quick" in Path("out/report.html").read_text()
+    assert f"whereformer run {os.path.relpath(TOY)} --seeds 2 --quick" in Path("out/report.html").read_text()
 
 
 def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):

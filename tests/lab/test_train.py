@@ -137,7 +137,7 @@ def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(dama
         (newest / "manifest.json").write_text(written.replace(*changes.get(damage, (written, written[:-9]))))
     assert train(model(), batches, plan(), checkpoints=to) == expected
     assert told[0].startswith(f"passing over {newest}: ")
-    assert told[1:] == ["continuing after step 4 of 12"]
+    assert told[1:] == [f"{tmp_path}: continuing after step 4 of 12"]
 
 
 def test_another_number_of_processes_continues_with_random_numbers_of_its_own(tmp_path):

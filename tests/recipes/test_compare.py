@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -369,6 +370,33 @@ def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text
     assert "1 of 2 runs are already done" in found[2]
     assert f"{name}, seed 0: held-out loss" in found[2]
     assert f"--plugin {plugin}" in (out / "report.html").read_text()
+
+
+def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys):
+    plugin, out = tmp_path / "my_method.py", tmp_path / "out"
+    example = (Path(__file__).parents[2] / "examples" / "own_method.py").read_text()
+    plugin.write_text(example)
+    model, given = str(out / "models" / "fading-0"), f"--plugin={plugin}"
+    analyze = ["analyze", model, "--no-text", "--out", str(tmp_path / "analysis")]
+    probe = ["probe", "--tasks=copy", "--positions=fading", "--steps=1", "--jobs=2", "--out", str(tmp_path / "probe")]
+    try:
+        run(text, out, given, positions="none,fading")
+        main(["positions", "fad*", given])
+        main(["positions", "--measure", str(out), given])
+        main(["cost", "--position=fading", given])
+        main([*analyze, given])
+        main([*probe, given])
+        assert capsys.readouterr().out.count("fading") > 5
+        positions.METHODS.pop("fading")
+        for command in (["positions", "--measure", str(out)], analyze):
+            assert "a+b, and what a --plugin registers" in fails(capsys, *command)
+        plugin.write_text(example + "# changed")
+        main([*analyze, given])
+        line = fails(capsys, *probe, given)
+        assert "probe holds results with plugin 'my_method.py, version " in line
+        assert "choose another folder" in line
+    finally:
+        positions.METHODS.pop("fading", None)
 
 
 def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from rich.console import Console
 
 from ..lab.options import MOST_SIZE
-from ..lab.recipe import Range, check_markers
+from ..lab.recipe import Range, WithPlugin, check_markers
 
 if TYPE_CHECKING:
     from .. import analysis
@@ -20,7 +20,7 @@ Size = Annotated[int, Range(1, MOST_SIZE)]
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(WithPlugin):
     """What does an encoder cost? FLOPs, parameters and memory, measured without data.
 
     A multiply-add of a matrix product counts as two FLOPs. The total is compared with BERT-base at the same length.

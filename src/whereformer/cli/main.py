@@ -53,12 +53,13 @@ class RunFile:
         """Import a file, and return its recipe.
 
         Raises:
-            InputError: if it is no Python file, or has none or several.
+            InputError: if it is no Python file, has none or several, or it lacks a name or its options.
         """
         path = Path(file)
         check_regular("file", path)
         if path.suffix != ".py" or not path.stem.isidentifier():
-            raise InputError("file", f"expected a Python file such as my_recipe.py, got {file!r}")
+            named = "letters, digits and underscores, such as my_recipe.py"
+            raise InputError("file", f"expected a Python file with a name of {named}, got {file!r}")
         # Processes that train import it by this name.
         sys.path.insert(0, str(path.resolve().parent))
         module = import_module(path.stem)
@@ -71,7 +72,12 @@ class RunFile:
         ]
         if len(found) != 1:
             raise InputError("file", f"expected one recipe in {file}, got {len(found)}")
-        return found[0]
+        (kind,) = found
+        if "__dataclass_fields__" not in vars(kind):
+            raise InputError("file", f"{kind.__name__} needs @dataclass(frozen=True, kw_only=True)")
+        if not hasattr(kind, "NAME"):
+            raise InputError("file", f"{kind.__name__} needs a NAME, such as NAME = {path.stem!r}")
+        return kind
 
     def run(self, console: Terminal) -> None:
         """Refuse what comes before the file; the command line does the rest."""
@@ -142,6 +148,10 @@ def execute(command: Any) -> None:
         if isinstance(command, Recipe):
             run_recipe(command, console)
         else:
+            if getattr(command, "plugin", None) is not None:  # whatever else waits for torch
+                from ..lab.methods import load_plugin
+
+                load_plugin(command.plugin)
             command.run(console)
         ranks.leave()
 

@@ -10,9 +10,11 @@ from typing import ClassVar
 
 from rich.console import Console
 
+from ..lab.recipe import WithPlugin
+
 
 @dataclass(frozen=True)
-class ListPositions:
+class ListPositions(WithPlugin):
     """List the position methods, and the options of each with defaults in JSON.
 
     With --measure, print Table 1 of the TISA paper instead, measured on the models of a finished comparison. Six

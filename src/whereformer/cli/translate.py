@@ -14,14 +14,14 @@ from rich.console import Console
 from ..errors import InputError, printable
 from ..files import check_regular
 from ..lab.options import MOST_THREADS, find_device
-from ..lab.recipe import Range, check_markers
+from ..lab.recipe import Range, WithPlugin, check_markers
 
 WINDOW = 1024
 """Lines that are read before any is translated, so that a batch has lines of similar length."""
 
 
 @dataclass(frozen=True)
-class TranslateRun:
+class TranslateRun(WithPlugin):
     """Translate the lines of standard input.
 
     Each line of the input gives one line of the output, in the same order; empty lines stay empty. The command reads,

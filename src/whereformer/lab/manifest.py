@@ -6,9 +6,11 @@ in the folder counts.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,28 @@ def fingerprint_of_files(files: Sequence[Path], names: Iterable[str] = ()) -> st
     """
     parts = [(file.suffix.lower(), _described(file)["sha256"]) for file in files]
     return fingerprint([*names, *(word for part in parts for word in part)])
+
+
+def fingerprint_of_code(file: Path) -> str:
+    """Return a short hash of a Python file and of the files in its folder that it imports, directly or not."""
+    waiting, found = [file.resolve()], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Import(names=names):
+                    modules = [each.name for each in names]
+                case ast.ImportFrom(module=module, names=names):
+                    modules = [module or "", *(f"{module or ''}.{each.name}" for each in names)]
+                case _:
+                    continue
+            # Both from the folder and, if the import is relative, from that of the file.
+            for folder, module in product({file.resolve().parent, path.parent}, modules):
+                place = folder.joinpath(*module.split("."))
+                files = place.with_suffix(".py"), place / "__init__.py"
+                waiting += [each for each in files if each.is_file() and each not in (*found, *waiting)]
+    return fingerprint_of_files(sorted(found))
 
 
 def write(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import InputError
 from ..files import check_regular
 from ..positions import METHODS, build_position, method_class, method_names, own_name, position_names
-from .manifest import fingerprint_of_files
+from .manifest import fingerprint_of_code, fingerprint_of_files
 
 _SOURCES: dict[str, str] = {}
 """The hash of the files that each method comes from which is not the library's."""
@@ -120,14 +120,13 @@ def load_plugin(path: Path | None) -> None:
         return
     check_regular("plugin", path)
     path = path.resolve()
-    source = fingerprint_of_files([path])
-    name = f"whereformer_plugin_{source}"
+    name = f"whereformer_plugin_{fingerprint_of_files([path])}"
     if name in sys.modules:
         return
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
-    before, imported, module = set(METHODS), set(sys.modules), module_from_spec(spec)
+    before, module = set(METHODS), module_from_spec(spec)
     sys.modules[name] = module  # where pickle and dataclasses find it
     try:
         spec.loader.exec_module(module)
@@ -137,12 +136,9 @@ def load_plugin(path: Path | None) -> None:
             raise InputError("plugin", f"{path.name}: {error}") from None
         raise
     if METHODS.keys() == before:
+        del sys.modules[name]
         raise InputError("plugin", f"{path.name} registers no method; call whereformer.positions.register in it")
-    beside = [Path(getattr(sys.modules[each], "__file__", None) or "/") for each in sys.modules.keys() - imported]
-    own = [
-        file for file in beside if path.parent in file.parents and "site-packages" not in file.parts and file != path
-    ]
-    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, fingerprint_of_files([path, *sorted(own)])))
+    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, fingerprint_of_code(path)))
 
 
 def sources_of(names: Iterable[str]) -> dict[str, str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import os.path
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
@@ -108,7 +110,15 @@ Numbers = Annotated[tuple[float, ...], Listed]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class WithPlugin:
+    """Base class of what names position methods, perhaps those of a plugin."""
+
+    plugin: Annotated[Path | None, Free] = None
+    """Your own Python file that registers position methods, which options and models can then name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(WithPlugin):
     """Base class of recipes. A subclass has a NAME, its options, and :meth:`run`."""
 
     NAME: ClassVar[str]
@@ -120,6 +130,11 @@ class Recipe:
     """Whether several processes of a launcher, such as torchrun, can do it together."""
     MAKES_FILES: ClassVar[bool] = False
     """Whether its files are what it is for, such as a model, so that the Python function needs the argument ``out``."""
+    VERSION: ClassVar[str] = ""
+    """What results of a recipe of one's own are of; by default the content of its file and of those beside it that this
+    imports. A folder with results of another version is refused."""
+    PLUGIN_IN_KEYS: ClassVar[bool] = False
+    """Whether its keys tell versions of a plugin apart, so that a folder with results of several is fine."""
 
     out: Annotated[Path, Free]
     """Folder for the results."""
@@ -174,7 +189,8 @@ class Recipe:
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
         usual = self.usual({field.name: getattr(self, field.name) for field in fields(self)})
-        words = ["whereformer", *self.NAME.split()]
+        own = own_file(type(self))
+        words = ["whereformer", *(self.NAME.split() if own is None else ["run", os.path.relpath(own)])]
         for field in own_first(type(self)):
             value = getattr(self, field.name)
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
@@ -193,17 +209,36 @@ class Recipe:
         Raises:
             InputError: if an option is bad, or the folder holds something else.
         """
+        from .methods import load_plugin
+        from .report.report import Report
         from .run import Run
 
+        load_plugin(self.plugin)
         recipe = self.resolved()
-        options = {"recipe": self.NAME, **recipe.record()}
-        jobs = getattr(recipe, "jobs", None)
-        with Run(recipe.out, options, device=recipe.device, jobs=jobs, small=recipe.small, quiet=quiet) as run:
+        options = {"recipe": self.NAME, **recipe.record(), **self._versions()}
+        more: dict[str, Any] = {"jobs": getattr(recipe, "jobs", None), "small": recipe.small, "plugin": self.plugin}
+        with Run(recipe.out, options, device=recipe.device, quiet=quiet, **more) as run:
             facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
-            report = replace(recipe.run(run), command=recipe.command(), facts=facts)
+            found = recipe.run(run)
+            if not isinstance(found, Report):
+                raise InputError(None, f"{type(self).__name__}.run: expected a Report, got {shown(found)}")
+            report = replace(found, command=recipe.command(), facts=facts)
             if run.is_main:
                 report.write(recipe.out)
         return report
+
+    def _versions(self) -> dict[str, str]:
+        """Return the versions of the user's own files that decide numbers."""
+        from .manifest import fingerprint_of_code
+
+        plugin = None if self.PLUGIN_IN_KEYS else self.plugin
+        files = {"code": own_file(type(self)), "plugin": plugin}
+        versions = {"code": self.VERSION}
+        return {
+            name: f"{file.name}, version {versions.get(name) or fingerprint_of_code(file)}"
+            for name, file in files.items()
+            if file is not None
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +323,13 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
     call.__doc__ = inspect.getdoc(kind)
     call.__signature__ = inspect.Signature([*parameters, quiet])  # type: ignore[attr-defined]  # a function may have one
     return call
+
+
+def own_file(kind: type[Recipe]) -> Path | None:
+    """Return the file of a recipe of the user's own; None for those of this package, and for those of a notebook."""
+    file = getattr(sys.modules[kind.__module__], "__file__", None)
+    ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return None if ours or file is None else Path(file)
 
 
 def check_markers(options: Any) -> None:

@@ -25,6 +25,7 @@ from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
 from . import ranks
 from .manifest import sealed, unsealed
+from .methods import load_plugin
 from .options import find_device
 from .provenance import provenance
 from .terminal import output, say
@@ -56,6 +57,7 @@ class Run:
         jobs: the number of runs at a time; None is the usual one.
         small: whether models are so small that one keeps neither a second thread nor a GPU busy.
         quiet: whether to show no progress.
+        plugin: the file of position methods that its processes load.
 
     Raises:
         InputError: for ``out``, if the folder holds something else.
@@ -70,7 +72,9 @@ class Run:
         jobs: int | None = None,
         small: bool = False,
         quiet: bool = False,
+        plugin: Path | None = None,
     ) -> None:
+        self.plugin = plugin
         self.folder = folder
         self.is_main = ranks.is_main()
         self.quiet = quiet or not self.is_main
@@ -81,14 +85,14 @@ class Run:
         if self.device == "cpu":
             self.threads = 1 if small else max(1, self.threads // self.jobs)
         self.counts = self.losses = None  # of the keys at work: shared with processes
-        self.slot = self.total = self.done = 0
+        self.slot = self.total = self.done = self.finished = 0
         self.labels: list[str] = []
         self.order: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: the folder and the device, but neither records nor a lock."""
-        names = ("folder", "is_main", "quiet", "device", "threads", "slot")
+        names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin")
         return {name: getattr(self, name) for name in names}
 
     def __enter__(self) -> Run:
@@ -154,7 +158,7 @@ class Run:
     @contextmanager
     def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
         """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
-        self.labels, self.slot = [label], 0
+        self.labels, self.slot, self.finished = [label], 0, 0
         self.counts = counts = _numbers(1)
         self.losses = _numbers(1)
         yield partial(counts.__setitem__, 0)
@@ -206,6 +210,9 @@ class Run:
             problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
+        for key in keys:
+            if not isinstance(key, tuple):
+                raise InputError(None, f"run.each: expected keys that are tuples, such as {(key,)}, got {shown(key)}")
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
         missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
@@ -215,10 +222,11 @@ class Run:
             self.say(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{others}")
         self.done += sum(sizes.values()) - new
         self.total = max(self.total, self.done + new)
-        self.labels = [" ".join(map(str, key)) for key in missing]
+        self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
         self.counts, self.losses = _numbers(len(missing)), _numbers(len(missing))
         for key, value, seconds in self._work(missing, function, shared, min(jobs or self.jobs, len(missing))):
             self._keep(names[key], value, seconds)
+            self.finished += 1
         self.done += new
         self.counts = None
         self.order += [name for name in names.values() if name not in self.order]
@@ -271,8 +279,13 @@ class Run:
     def _keep(self, name: str, value: Any, seconds: float) -> None:
         """Add a value to the record."""
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        record = json.loads(json.dumps({"key": name, "value": plain, "seconds": round(seconds, 2)}, allow_nan=False))
-        self.records[name] = record
+        record = {"key": name, "value": plain, "seconds": round(seconds, 2)}
+        try:
+            self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
+        except (TypeError, ValueError) as error:  # such as a tensor or NaN
+            function, *key = json.loads(name)
+            what = "finite numbers, texts, lists and dictionaries, or a dataclass of them"
+            raise InputError(None, f"{function} of {key}: expected {what}, got {shown(value)} ({error})") from None
         if not self.is_main:
             return
         path = self.folder / RECORDS
@@ -386,7 +399,9 @@ class _Bar(Progress):
         run = self.run
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
-            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last) or run.labels[0]
+            text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            if not text:  # of several processes, none says which key it is at
+                text = run.labels[run.slot] if len(run.labels) == 1 else f"{run.finished} of {len(run.labels)} runs"
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()
@@ -430,6 +445,7 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, numbe
             torch.cuda.set_device(number.value % torch.cuda.device_count())
             number.value += 1
     torch.set_num_threads(run.threads)
+    load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
     _this.update(function=function, run=run, shared=shared)
 

@@ -88,7 +88,7 @@ class Checkpoints:
         folder: the folder, for this training alone.
         every: steps between checkpoints. After Ctrl-C or SIGTERM there is one more.
         what: JSON that says which training it is; a checkpoint of another one is passed over.
-        say: is told which checkpoints are passed over, and why.
+        say: is told which training continues, and which checkpoints are passed over, and why.
         keep: how many checkpoints to keep.
         also: writes more into the folder of each, such as the model as other programs read it.
     """
@@ -151,7 +151,7 @@ def train(
         torch.manual_seed(hash((torch.initial_seed(), ranks.rank())))
     done = Trained() if checkpoints is None else state.load(checkpoints)
     if checkpoints is not None and done.step:
-        checkpoints.say(f"continuing after step {done.step:,} of {training.steps:,}")
+        checkpoints.say(f"{checkpoints.folder}: continuing after step {done.step:,} of {training.steps:,}")
         on_log(done.step, done.losses[-1])
     losses = torch.zeros(training.steps, device=state.device)
     model.train()

@@ -134,7 +134,9 @@ def method_names(name: str) -> list[str]:
 
 
 def register(name: str, method: type[Position]) -> None:
-    """Make ``method`` available under ``name`` everywhere: in models, in commands and in ``a+b`` compositions.
+    """Make ``method`` available under ``name`` in this process: in models, in studies and in ``a+b`` compositions.
+
+    Commands, and the processes that studies start, run a file that calls it: ``--plugin FILE``, or ``plugin=FILE``.
 
     Raises:
         ValueError: if the name is taken, or contains "+", "/", "," or a blank.
@@ -261,9 +263,8 @@ def method_class(name: str) -> type[Position]:
             hint = f"; {_NO_METHODS[name]};"
         if "," in name:
             hint = f"; over layers, methods are joined by '/': {'/'.join(map(str.strip, name.split(',')))!r};"
-        raise InputError(
-            "position", f"unknown position method {shown(name)}{hint} known: {', '.join(METHODS)}, and a+b"
-        )
+        known = f"known: {', '.join(METHODS)}, a+b, and what a `plugin` registers"
+        raise InputError("position", f"unknown position method {shown(name)}{hint} {known}")
     entry = METHODS[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")

@@ -502,7 +502,9 @@ class Position(nn.Module):
     def curve(
         self, offsets: Real[Tensor, "*offsets"] | Sequence[float], *, layer: int = 0
     ) -> Float[Tensor, "heads *offsets"] | None:
-        """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve.
+        """What each head adds to a score at each offset, (heads, \\*offsets); None if the method has no such curve.
+
+        Offsets have any shape: those between explicit positions are a matrix.
 
         Raises:
             InputError: for a layer that the method was not built for.

@@ -117,6 +117,7 @@ class Compare(ManyRuns):
 
     NAME = "compare"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
+    PLUGIN_IN_KEYS: ClassVar = True
     QUICK: ClassVar = {
         "positions": ("none", "learned", "rope", "tisa"),
         "steps": 400,
@@ -133,8 +134,6 @@ class Compare(ManyRuns):
     and "hybrid" has the positions and windows of this preset; "all" means every method."""
     out: Annotated[Path, Free] = Path("runs/compare")
     """Folder for the results."""
-    plugin: Annotated[Path | None, Free] = None
-    """Your own Python file that registers position methods, to compare them too."""
     quick: Annotated[bool, Free] = False
     """Take a first look in a minute or two: fewer methods and steps, and the first 3 million characters of the text.
     Too short to reveal small differences."""
@@ -212,7 +211,6 @@ class Compare(ManyRuns):
             raise InputError("rate_factors", f"expected learning rates of at most {MOST_RATE:g}, got higher ones")
 
     def resolved(self) -> Compare:
-        methods.load_plugin(self.plugin)
         names = methods.known_methods(self.positions)
         corpus.Text(self.data, self.column)  # to look whether its files are there
         sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "max_length": self.length}
@@ -324,7 +322,6 @@ class Compare(ManyRuns):
         The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
         fewer steps, high rates do harm that they do not do in a whole training.
         """
-        methods.load_plugin(self.plugin)
         found: list[float | None] = []
         for rate in self.rates:
             model = encoders.build(self.config(position, material.vocabulary.size), self.seed)
@@ -342,7 +339,6 @@ class Compare(ManyRuns):
         self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str, source: str
     ) -> Outcome:
         """Train a method with a seed, save the model, and judge it."""
-        methods.load_plugin(self.plugin)
         rate, held_out = rates[position], material.held_out
         config = self.config(position, material.vocabulary.size)
         model: Any = encoders.build(config, seed)

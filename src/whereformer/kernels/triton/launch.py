@@ -265,7 +265,9 @@ class _Backward:
         pairs = pairs_of(call)
         delta = _prepare(call, pairs, kept, self.d_out, d_lse)
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
-        if self.needs("bias") and not (has_diagonals(call) and covers(call, call.first[0], call.bias.shape[1])):
+        if "bias" in gradients and not (
+            has_diagonals(call) and covers(call, call.first[0], gradients["bias"].shape[1])
+        ):
             has.append("bias")
         self.sums = {name: new_table_sums(call, name) for name in has}
         self.first = inputs_of(call, self.d_out), norm_of(kept.sums, delta)

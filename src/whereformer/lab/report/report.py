@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
+from ...errors import InputError, shown
 from ...files import write_atomically
 from ..sheet import Sheet
 
@@ -48,8 +49,8 @@ class Figure:
 
     @property
     def file(self) -> str:
-        """The name of its file."""
-        return f"{re.sub('[^a-z0-9]+', '-', self.title.lower()).strip('-')}.svg"
+        """The name of its file, unless it is that of another figure."""
+        return f"{re.sub('[^a-z0-9]+', '-', self.title.lower()).strip('-') or 'figure'}.svg"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,22 @@ class Report:
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
     numbers: str = "records.jsonl"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sentences, str) or not self.sentences:
+            raise InputError(None, f"Report: expected a list of sentences, at least one, got {shown(self.sentences)}")
+
+    @property
+    def files(self) -> dict[str, Figure]:
+        """The figures by the names of their files."""
+        found: dict[str, Figure] = {}
+        for part in self.parts:
+            if isinstance(part, Figure):
+                name = part.file
+                while name in found:  # titles may differ in marks alone
+                    name = f"again-{name}"
+                found[name] = part
+        return found
 
     @property
     def sheets(self) -> list[Sheet]:
@@ -111,13 +128,13 @@ class Report:
     def markdown(self) -> str:
         """Return the report in Markdown. Its figures are files beside it."""
         first, *others = self.sentences
-        lines = [f"# {self.title}", f"**{first}**", *others]
+        lines, drawn = [f"# {self.title}", f"**{first}**", *others], iter(self.files)
         for part in self.parts:
             if isinstance(part, Sheet):
                 lines += [f"## {part.title}", "\n".join(part.markdown()), *part.notes]
             else:
                 caption = [part.caption] if part.caption else []
-                lines += [f"## {part.title}", f"![{part.title}]({part.file})", *caption]
+                lines += [f"## {part.title}", f"![{part.title}]({next(drawn)})", *caption]
         command = [f"`{self.command}`"] if self.command else []
         return "\n\n".join([*lines, *command]) + "\n"
 
@@ -126,11 +143,10 @@ class Report:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = {"report.html": self.page(), "report.md": self.markdown()}
-        for part in self.parts:
-            if isinstance(part, Figure):
-                from .figures import printed
+        for name, figure in self.files.items():
+            from .figures import printed
 
-                files[part.file] = printed(part.svg)
+            files[name] = printed(figure.svg)
         for name, content in files.items():
             write_atomically(folder / name, content)
         return [folder / name for name in files]
