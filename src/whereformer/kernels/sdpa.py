@@ -43,10 +43,7 @@ def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal
     if holds(diagonal == 0):
         # torch's own flag aligns queries to the left.
         return _attend(call, query, key, value, causal=True)
-    if holds(diagonal < 0):
-        first = min(-diagonal, n_q)  # the queries that may not attend to anything
-        return functional.pad(_attend(call, query[:, :, first:], key, value, causal=True), (0, 0, first, 0))
-    if not is_plain(query) or (query.device.type != "cpu" and diagonal != n_k - n_q):
+    if not is_plain(query) or diagonal < 0 or (query.device.type != "cpu" and diagonal != n_k - n_q):
         return None
     if query.device.type != "cpu":
         # Not at the top, because it imports torch's compiler.

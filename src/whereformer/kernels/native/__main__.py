@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -16,16 +14,16 @@ from .library import Native, found
 
 
 def main() -> int:
-    """Print the state of the kernel, after building it if that is asked for.
+    """Print the state of the kernel, or build it.
 
     Returns:
-        0 if it can be used, 1 if not, and 2 if it could not be built.
+        0 if it can be used or was built, 1 if it cannot be used, and 2 if it could not be built.
     """
     parser = argparse.ArgumentParser(
         prog="python -m whereformer.kernels.native",
         description="Say whether the compiled kernel for the CPU can be used here, and why. "
         "Without it, attention on the CPU runs on PyTorch's operations, which is slower.",
-        epilog="Exit codes: 0 it can be used, 1 it cannot, 2 bad arguments or a failed build.",
+        epilog="Exit codes: 0 it can be used, or was built, 1 it cannot be used, 2 bad arguments or a failed build.",
     )
     parser.add_argument(
         "--build",
@@ -33,25 +31,12 @@ def main() -> int:
         help="build it where the package is installed; $CXX chooses the compiler, and $CXXFLAGS adds to its flags",
     )
     if parser.parse_args().build:
-        return _build()
-    return _show(Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)))
-
-
-def _build() -> int:
-    start = time.monotonic()
-    report = attempt(force=True)
-    if report.reason:
-        print(report, file=sys.stderr)
-        return 2
-    print(f"built in {time.monotonic() - start:.0f} seconds")
-    # In a process of its own, because this one may have loaded the library that was replaced.
-    return subprocess.run([sys.executable, "-m", "whereformer.kernels.native"], check=False).returncode
-
-
-def _show(path: Path) -> int:
-    state, report = found(), read_report(path)
+        report = attempt(force=True)
+        print(report, file=sys.stderr if report.reason else sys.stdout)
+        return 2 if report.reason else 0
+    path, state = Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), found()
     print(f"library   {path if path.exists() else 'none'}")
-    if report is not None and not report.reason:
+    if (report := read_report(path)) is not None and not report.reason:
         print(f"compiler  {report.compiler}")
         for level, line in report.left_out.items():
             print(f"without   {level}: {line}")
