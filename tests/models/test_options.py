@@ -188,25 +188,6 @@ def test_funnels_and_shared_layers_have_them_too(blocks, position):
     assert numeric == pytest.approx(float(found["encoder.layers.0.up.weight"][at]), rel=1e-5)
 
 
-def test_a_gated_layer_keeps_only_what_its_first_projection_makes():
-    """The backward computes the activation and the product again."""
-
-    def kept(**options):
-        model = build(blocks="1", position="none", intermediate_size=1000, **options)
-        sizes = {}
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda x: sizes.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) and x, lambda x: x
-        )
-        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        with hooks:
-            out = model(torch.ones(1, 64, dtype=torch.long)).last_hidden_state
-        assert out.requires_grad
-        return sum(size for place, size in sizes.items() if place not in weights)
-
-    wide = 64 * 1000 * 8
-    assert kept(feed_forward="gated") - kept() == wide
-
-
 @pytest.mark.parametrize("options", [OPTIONS["all"], PRESETS["modernbert"]], ids=str)
 def test_bfloat16_is_near_float64(options):
     model, inputs = build(**options), batch(9)

@@ -76,12 +76,6 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 constant_when_compiled(_of_func)
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Whether calling the module runs hooks, its own or global ones; no public function lists them."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(hooks) or torch.nn.modules.module._has_any_global_hook()
-
-
 def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor; no public function tells."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

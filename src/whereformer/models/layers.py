@@ -17,7 +17,6 @@ from ..kernels import FactorPair, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Position, Site
 from .config import EncoderConfig
-from .linear import is_watched, project
 from .seq2seq.config import Seq2SeqConfig
 
 
@@ -270,8 +269,4 @@ class Layer(GradientCheckpointingLayer):
         return self.feed_forward_norm(hidden + self._feed_forward(hidden))
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
-        dropout = self.activation_dropout
-        drops = (self.training and dropout.p > 0) or is_watched(dropout)
-        if drops or not torch.is_grad_enabled():
-            return self.dropout(self.down(dropout(self.activation(self.up(hidden)))))
-        return self.dropout(project(self.down, self.up(hidden), self.activation))
+        return self.dropout(self.down(self.activation_dropout(self.activation(self.up(hidden)))))
