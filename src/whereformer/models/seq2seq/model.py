@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
@@ -15,7 +16,6 @@ from ..checks import check_classes, check_shape, check_tensor, embedded_tokens
 from ..devices import OneDeviceModel
 from ..inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
 from .config import Seq2SeqConfig
-from .smoothed import IGNORED, smoothed_cross_entropy
 from .stacks import Seq2SeqDecoder, Seq2SeqEncoder
 
 
@@ -87,7 +87,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift the target one place to the right, after the start token (batch, n)."""
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
-        return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.config.pad_token_id)), 1)
+        return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.config.pad_token_id)), 1)
 
     @takes(Seq2SeqInputs)
     def forward(
@@ -208,6 +208,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         check_shape("labels", labels, tuple(logits.shape[:2]))
         smoothing = self.config.label_smoothing if self.training else 0.0
-        total = smoothed_cross_entropy(logits.flatten(0, 1), labels.flatten(), smoothing)
+        logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+        total = functional.cross_entropy(logits, labels.flatten(), reduction="sum", label_smoothing=smoothing)
         # A batch, or a device's part of it, may have nothing to predict; its loss is then 0.
-        return total / torch.as_tensor((labels != IGNORED).sum() if count is None else count).clamp(min=1)
+        return total / torch.as_tensor((labels != -100).sum() if count is None else count).clamp(min=1)
