@@ -73,7 +73,6 @@ CALLS = {
     "attach": {"model": bert, "position": lambda: "tisa"},
     "detach": {"model": bert},
     "to_transformers": {"model": bert},
-    "from_authors_weights": {"state": dict, "blocks": lambda: "1"},
     "load_attached": {"path_or_id": None, "model_class": lambda: BertModel},
     "load_pretrained": {"path_or_id": None},
     "unpad": {"model": bert},

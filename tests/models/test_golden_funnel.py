@@ -1,6 +1,7 @@
 """The encoder against Funnel-Transformer's own code, and transformers', in every layer: hidden states and gradients."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -9,10 +10,15 @@ import torch
 from safetensors import safe_open
 
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig
-from whereformer.models.checkpoints.funnel import from_authors, from_funnel, to_funnel
+from whereformer.models.checkpoints.funnel import from_funnel, funnel_names, to_funnel
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "funnel"
 TOLERANCE = 2e-5
+AUTHORS = {
+    "embeddings.word_embeddings.weight": "input_layer.0.lookup_table",
+    "embeddings.layer_norm.weight": "input_layer.1.weight",
+    "embeddings.layer_norm.bias": "input_layer.1.bias",
+}
 
 
 @cache
@@ -81,6 +87,24 @@ def inputs(stored, *, segments=None):
 
 def close(found, golden, tolerance=TOLERANCE):
     torch.testing.assert_close(found, golden, rtol=tolerance, atol=tolerance)
+
+
+def from_authors(state, config):
+    """The authors' tensors by transformers' names: linear layers are (inputs, outputs) there, with heads as an axis."""
+    names = funnel_names(config)
+    theirs = dict(AUTHORS)
+    for layer, kernel in enumerate(names["position.kernel"]):
+        prefix = kernel.removesuffix("attention.r_kernel")
+        for name in (name for stack in names.values() for name in stack if name.startswith(prefix)):
+            part = name.removeprefix(prefix).replace("linear_1", "pffn.0").replace("linear_2", "pffn.3")
+            theirs[name] = re.sub("^attention", f"attn_layers.{layer}", re.sub("^ffn", f"pffn_layers.{layer}", part))
+    found = {name: state[authors] for name, authors in theirs.items()}
+    for name in theirs.keys() - AUTHORS.keys():
+        if name.endswith(".bias"):
+            found[name] = found[name].flatten()
+        elif name.endswith(".weight") and found[name].dim() > 1:
+            found[name] = (found[name].flatten(0, -2) if "post_proj" in name else found[name].flatten(1)).T
+    return found
 
 
 def authors_encoder(name, case, **changes):

@@ -9,13 +9,11 @@ from safetensors.torch import load_file, save_file
 from transformers import FunnelConfig
 from transformers.models.funnel import modeling_funnel
 
-from tests.models.test_golden_funnel import inputs, opened, tensors
 from whereformer import (
     Encoder,
     EncoderConfig,
     EncoderForMaskedLM,
     EncoderForSequenceClassification,
-    from_authors_weights,
     load_pretrained,
     to_transformers,
 )
@@ -111,42 +109,6 @@ def test_another_head_starts_fresh_and_another_position_too(tmp_path):
     assert model.position.amplitude.shape[-1] == 3
     expected = theirs("Model").state_dict()["decoder.layers.0.ffn.linear_1.weight"]
     assert torch.equal(model.layers[4].up.weight, expected)
-
-
-def authors_state():
-    state = opened("weights_W3")[1]
-    return {name.removeprefix("authors/"): tensor for name, tensor in state.items() if name.startswith("authors/")}
-
-
-def test_the_authors_weights():
-    model = from_authors_weights(authors_state(), "2x2-1")
-    stored = tensors("enc_W3", next(iter(opened("enc_W3")[0]["cases"])))
-    assert model.config.hidden_size == 24
-    assert model.config.head_dim == 8
-    with torch.no_grad():
-        hidden = model(**inputs(stored), output_hidden_states=True).hidden_states[1]
-    torch.testing.assert_close(hidden, stored["hidden_01"], rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        *(
-            (name, f"state: it has no '{name}', so it is not of the authors' model")
-            for name in ("attn_layers.0.r_kernel", "pffn_layers.0.pffn.0.bias", "input_layer.0.lookup_table")
-        ),
-        *(
-            (name, f"checkpoint: it has no '{name}', which this model needs")
-            for name in ("attn_layers.1.r_kernel", "attn_layers.2.q_head.weight", "pffn_layers.1.pffn.3.bias")
-        ),
-        ("input_layer.1.weight", "checkpoint: it has no 'input_layer.1.weight'"),
-    ],
-)
-def test_a_weight_that_the_authors_file_lacks_is_named(missing, message):
-    state = authors_state()
-    del state[missing]
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        from_authors_weights(state, "2x2-1")
 
 
 def test_labels_survive(tmp_path):

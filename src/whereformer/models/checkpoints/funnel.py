@@ -1,11 +1,12 @@
-"""Converts Funnel-Transformers, configurations and tensors: from transformers to ours and back, and from the authors'.
+"""Converts Funnel-Transformers, configurations and tensors: from transformers to ours and back.
 
 Nothing here reads or writes files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import FunnelConfig, PreTrainedModel
 from transformers.models.funnel import modeling_funnel
 
-from ...errors import InputError, shown
+from ...errors import InputError
 from ..blocks import parse_blocks
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
@@ -37,27 +38,31 @@ FUNNELS: dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]] = {
 WITHOUT_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification")
 _TIED = "lm_head.weight"  # a copy of the embeddings
 
-# Within a layer: our name, and transformers' name within attention or ffn. The authors' differ by prefix and layout.
-_LINEAR = {
-    "attention.query": "attention.q_head",
-    "attention.key": "attention.k_head",
-    "attention.value": "attention.v_head",
-    "attention.out": "attention.post_proj",
-    "up": "ffn.linear_1",
-    "down": "ffn.linear_2",
-}
-_NORMS = {"attention_norm": "attention.layer_norm", "feed_forward_norm": "ffn.layer_norm"}
 _EMBEDDINGS = {
     "embeddings.word.weight": "embeddings.word_embeddings.weight",
     **both({"embeddings.norm": "embeddings.layer_norm"}),
 }
-_SEGMENTS = {"attention.segments.bias": "attention.r_s_bias", "attention.segments.weight": "attention.seg_embed"}
+_LAYER = {
+    **both(
+        {
+            "attention.query": "attention.q_head",
+            "attention.key": "attention.k_head",
+            "attention.value": "attention.v_head",
+            "attention.out": "attention.post_proj",
+            "up": "ffn.linear_1",
+            "down": "ffn.linear_2",
+            "attention_norm": "attention.layer_norm",
+            "feed_forward_norm": "ffn.layer_norm",
+        }
+    ),
+    "attention.segments.bias": "attention.r_s_bias",
+    "attention.segments.weight": "attention.seg_embed",
+}
 _POSITION = {
     "content_bias": "attention.r_w_bias",
     "position_bias": "attention.r_r_bias",
     "kernel": "attention.r_kernel",
 }
-_AUTHORS = {"ffn.linear_1": "pffn.0", "ffn.linear_2": "pffn.3"}
 _ALIKE = (
     *("vocab_size", "separate_cls", "truncate_seq", "layer_norm_eps", "pad_token_id"),
     *("id2label", "label2id", "problem_type"),
@@ -123,30 +128,32 @@ def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str,
     Raises:
         ValueError: if a weight is missing, or differs in shape from that of another layer; the message names it.
     """
-    found = {ours: _get(state, theirs) for ours, theirs in funnel_names(config).items()}
-    for ours, theirs in funnel_positions(config).items():
+    found = {}
+    for ours, theirs in funnel_names(config).items():
         parts = [_get(state, name) for name in theirs]
         for name, part in zip(theirs, parts, strict=True):
             if part.shape != parts[0].shape:
                 shapes = f"{tuple(part.shape)}, {theirs[0]!r} {tuple(parts[0].shape)}"
                 raise InputError("checkpoint", f"{name!r} has shape {shapes}")
-        stacked = torch.stack(parts)
-        found[ours] = stacked.flatten(2) if ours == "position.kernel" else stacked
+        found[ours] = torch.stack(parts) if ours.startswith("position.") else parts[0]
+    found["position.kernel"] = found["position.kernel"].flatten(2)
     return found
 
 
-def funnel_names(config: EncoderConfig) -> dict[str, str]:
-    """Return our name and transformers' for all tensors of an encoder except the position method's."""
-    found = dict(_EMBEDDINGS)
-    for layer, prefix in enumerate(funnel_layers(config)):
-        found |= dict(_names(layer, prefix, config))
+def funnel_names(config: EncoderConfig) -> dict[str, list[str]]:
+    """Return our name for each tensor of an encoder, and transformers': one, or those of all layers stacked in it."""
+    blocks = parse_blocks(config.blocks)
+    layers = [f"encoder.blocks.{index}.{layer}" for index, block in enumerate(blocks) for layer in range(block.layers)]
+    if config.decoder_layers != "0":
+        layers += [f"decoder.layers.{layer}" for layer in range(parse_blocks(config.decoder_layers)[0].layers)]
+    found = {ours: [theirs] for ours, theirs in _EMBEDDINGS.items()}
+    for layer, prefix in enumerate(layers):
+        for ours, theirs in _LAYER.items():
+            if ours != "attention.query.bias" or config.query_bias:
+                found[f"layers.{layer}.{ours}"] = [f"{prefix}.{theirs}"]
+    for ours, theirs in _POSITION.items():
+        found[f"position.{ours}"] = [f"{prefix}.{theirs}" for prefix in layers]
     return found
-
-
-def funnel_positions(config: EncoderConfig) -> dict[str, list[str]]:
-    """Return our name for each tensor of the position method, and transformers' names of the tensors stacked in it."""
-    layers = funnel_layers(config)
-    return {f"position.{ours}": [f"{prefix}.{theirs}" for prefix in layers] for ours, theirs in _POSITION.items()}
 
 
 def to_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
@@ -157,74 +164,15 @@ def to_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, T
     """
     found = {}
     for ours, theirs in funnel_names(config).items():
-        if config.with_decoder or not theirs.startswith("decoder."):
-            found[theirs] = _get(state, ours)
-    for ours, names in funnel_positions(config).items():
-        rows = _get(state, ours)
-        if ours == "position.kernel":
-            rows = rows.unflatten(-1, (config.num_attention_heads, config.head_dim))
         # A position method counts the layers of a decoder that is left out.
-        parts = zip(names, rows, strict=True)
-        found |= {name: part for name, part in parts if config.with_decoder or not name.startswith("decoder.")}
-    return {name: tensor.contiguous() for name, tensor in found.items()}
-
-
-def from_authors(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """Translate the state dict of the authors' PyTorch ``FunnelTFM`` into that of ``FunnelBaseModel``.
-
-    Both hold the same numbers; the authors keep a linear layer's weight as (inputs, outputs) with heads as an axis.
-
-    Raises:
-        ValueError: if a weight is missing; the message names it.
-    """
-    embeddings = "input_layer.0.lookup_table", "input_layer.1.weight", "input_layer.1.bias"
-    found = {theirs: _get(state, name) for theirs, name in zip(_EMBEDDINGS.values(), embeddings, strict=True)}
-    inner, width = config.num_attention_heads * config.head_dim, config.hidden_size
-    for layer, prefix in enumerate(funnel_layers(config)):
-        if prefix.startswith("decoder"):
-            break
-        for _, name in _names(layer, prefix, config):
-            within = name.removeprefix(f"{prefix}.")
-            part, _, parameter = within.rpartition(".")
-            tensor = _get(state, _authors_name(layer, within))
-            if parameter == "weight" and part in _LINEAR.values():
-                rows = inner if part == "attention.post_proj" else tensor.shape[0]
-                tensor = tensor.reshape(rows, width if part == "attention.post_proj" else -1).T
-            elif parameter == "bias" and part in _LINEAR.values():
-                tensor = tensor.flatten()
-            found[name] = tensor
-        for theirs in _POSITION.values():
-            found[f"{prefix}.{theirs}"] = _get(state, _authors_name(layer, theirs))
+        kept = [name for name in theirs if config.with_decoder or not name.startswith("decoder.")]
+        if kept:
+            own = _get(state, ours)
+            if ours == "position.kernel":
+                own = own.unflatten(-1, (config.num_attention_heads, config.head_dim))
+            parts = own if ours.startswith("position.") else [own]
+            found |= {name: part.contiguous() for name, part in zip(theirs, parts, strict=True) if name in kept}
     return found
-
-
-def funnel_layers(config: EncoderConfig) -> list[str]:
-    """Return transformers' names of the distinct layers, with the decoder's last."""
-    blocks = parse_blocks(config.blocks)
-    names = [f"encoder.blocks.{index}.{layer}" for index, block in enumerate(blocks) for layer in range(block.layers)]
-    if config.decoder_layers != "0":
-        names += [f"decoder.layers.{layer}" for layer in range(parse_blocks(config.decoder_layers)[0].layers)]
-    return names
-
-
-def _names(layer: int, prefix: str, config: EncoderConfig) -> Iterator[tuple[str, str]]:
-    """Yield our name and transformers' for all parameters of a layer except the position method's."""
-    for ours, theirs in {**_LINEAR, **_NORMS}.items():
-        for parameter in ("weight", "bias"):
-            if (ours, parameter) != ("attention.query", "bias") or config.query_bias:
-                yield f"layers.{layer}.{ours}.{parameter}", f"{prefix}.{theirs}.{parameter}"
-    for ours, theirs in _SEGMENTS.items():
-        yield f"layers.{layer}.{ours}", f"{prefix}.{theirs}"
-
-
-def _authors_name(layer: int, name: str) -> str:
-    """Return the authors' name for what transformers calls ``name`` within a layer."""
-    part, rest = name.split(".", 1)
-    if part == "attention":
-        return f"attn_layers.{layer}.{rest}"
-    for theirs, authors in _AUTHORS.items():
-        name = name.replace(theirs, authors)
-    return f"pffn_layers.{layer}.{name.removeprefix('ffn.')}"
 
 
 def _get(state: Mapping[str, Tensor], name: str) -> Tensor:
@@ -249,48 +197,14 @@ def from_funnel_model(
     """
     state = {name.removeprefix("funnel."): tensor for name, tensor in state.items()}
     heads = {theirs for _, names in FUNNELS.values() for theirs in names.values()}
-    for name in sorted(state.keys() - _funnel_tensors(own) - heads - {_TIED}):
+    for name in sorted(state.keys() - {*chain(*funnel_names(own).values())} - heads - {_TIED}):
         raise no_place(name)
     found = {BODY + ours: tensor for ours, tensor in from_funnel(state, config).items()}
     found |= {ours: state[theirs] for ours, theirs in head.items() if theirs in state}
-    names = {BODY + ours: theirs for ours, theirs in funnel_names(config).items()} | dict(head)
-    read = _funnel_tensors(config) | set(head.values()) | {_TIED}
+    parts = funnel_names(config)
+    names = {BODY + ours: theirs[0] for ours, theirs in parts.items() if not ours.startswith("position.")} | dict(head)
+    read = {*chain(*parts.values()), *head.values(), _TIED}
     return Checkpoint(found, names, tuple(name for name in state if name not in read))
-
-
-def _funnel_tensors(config: EncoderConfig) -> set[str]:
-    """Return transformers' names of all tensors of a Funnel except the head's."""
-    stacked = (name for stack in funnel_positions(config).values() for name in stack)
-    return {*funnel_names(config).values(), *stacked}
-
-
-def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: Any) -> Encoder:
-    """Build the authors' PyTorch Funnel-Transformer from its state dict, in evaluation mode.
-
-    The authors' files are pickles, which this library does not open; ``torch.load(file, weights_only=True)`` returns
-    the state dict. The sizes follow from its weights. The authors' PyTorch models have no decoder.
-
-    Args:
-        state: the state dict of ``FunnelTFM``.
-        blocks: the layers, such as "6-3x2-3x2", which do not follow from the weights.
-        options: other fields of :class:`EncoderConfig`, such as ``truncate_seq=False``.
-
-    Raises:
-        ValueError: if a weight is missing; the message names it.
-    """
-    kernel, inner, words = "attn_layers.0.r_kernel", "pffn_layers.0.pffn.0.bias", "input_layer.0.lookup_table"
-    if not isinstance(state, Mapping):
-        raise InputError("state", f"expected a state dict, got {shown(state)}")
-    for name, dimensions in ((kernel, 3), (inner, 1), (words, 2)):
-        if not isinstance(state.get(name), Tensor) or state[name].dim() != dimensions:
-            raise InputError("state", f"it has no {name!r}, so it is not of the authors' model")
-    width, heads, head_dim = state[kernel].shape
-    sizes = {"d_model": width, "n_head": heads, "d_head": head_dim, "d_inner": len(state[inner]), "block_sizes": [1]}
-    theirs = FunnelConfig(vocab_size=len(state[words]), **sizes)
-    config = EncoderConfig.from_dict({**funnel_config(theirs, decoder=False), "blocks": blocks, **options})
-    model = Encoder(config)
-    model.load_state_dict(from_funnel(from_authors(state, config), config))
-    return model.eval()
 
 
 def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
