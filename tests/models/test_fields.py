@@ -41,8 +41,6 @@ def test_other_errors_of_fields():
             EncoderConfig(**changes)
     with pytest.raises(ValueError, match=r"^num_heads: EncoderConfig has no such field"):
         EncoderConfig.preset("modernbert", num_heads=4)
-    with pytest.raises(ValueError, match=r"^cross_position: unknown position method 'tsia'"):
-        Seq2SeqConfig(cross_position="tsia")
     with pytest.raises(ValueError, match=r"^position: a pattern of 4 layers does not divide the model's 6 layers"):
         Seq2SeqConfig(position="rope/rope/rope/none")
 
@@ -63,8 +61,6 @@ def test_options_of_positions_are_checked_at_once(position, options, message):
     for config_class in (EncoderConfig, ElectraPretrainingConfig, Seq2SeqConfig):
         with pytest.raises(InputError, match=f"^position_options: {message}"):
             config_class(position=position, position_options=options)
-    with pytest.raises(InputError, match=f"^cross_position_options: {message}"):
-        Seq2SeqConfig(cross_position=position, cross_position_options=options)
 
 
 def test_what_transformers_takes_is_taken():

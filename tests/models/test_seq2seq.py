@@ -1,6 +1,5 @@
 """The translation Transformer: transformers' own numbers, steps of generation, padding, losses, files."""
 
-from itertools import cycle
 
 import pytest
 import torch
@@ -210,28 +209,10 @@ def test_beams_with_a_cache_are_those_without(position):
         assert torch.equal(cached, uncached)
 
 
-@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "fox", "deberta"])
-def test_the_attention_to_the_source_may_have_positions(cross):
-    model = build("t5", cross_position=cross)
-    source, target = tokens(2, 5), tokens(2, 6)
-    with torch.no_grad():
-        whole = model(source, None, target, use_cache=False).logits
-        given, cache, logits = {"encoder_outputs": model.encoder(source)}, None, []
-        for name, new in zip(cycle(("cache", "past_key_values")), target.split(1, 1)):  # either name will do
-            output = model(**given, decoder_input_ids=new, **{name: cache}, use_cache=True)
-            cache = output[CACHE]
-            logits.append(output.logits)
-        moved = model(source.flip(1), None, target, use_cache=False).logits
-    torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
-    assert not torch.allclose(moved, whole)
-
-
-@pytest.mark.parametrize(
-    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+fox"), ("t5", "deberta")]
-)
-def test_padding_changes_nothing(position, cross):
+@pytest.mark.parametrize("position", METHODS)
+def test_padding_changes_nothing(position):
     """The target is longer than the source, so that its last tokens stand where the source has padding."""
-    model = build(position, cross_position=cross)
+    model = build(position)
     source, target = tokens(2, 5), tokens(2, 6)
     padded = functional.pad(source, (0, 3))
     mask = (padded != 0).long()
@@ -375,7 +356,6 @@ def test_writing_beyond_a_table_of_positions_says_so():
             r"attention_probs_dropout_prob: expected a number in \[0, 1\), got 1.0",
         ),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
-        ({"cross_position": "learned+tisa"}, "cross_position: expected methods that act in attention, got 'learned"),
         ({"pad_token_id": 99}, r"pad_token_id: expected a token of the \d+, got 99"),
         ({"decoder_start_token_id": None}, r"decoder_start_token_id: expected a token of the \d+, got None"),
         ({"position": "tisaa"}, "unknown position method 'tisaa'; did you mean 'tisa'"),

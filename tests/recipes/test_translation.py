@@ -259,12 +259,11 @@ def test_the_schedule_is_the_papers():
         assert schedule.base_lrs[0] * schedule.lr_lambdas[0](step - 1) == pytest.approx(expected)
 
 
-def test_options_of_the_method_and_cross_attention(data, tmp_path):
+def test_options_of_the_method(data, tmp_path):
     options = '--position-options={"clip": 3, "values": false}'
-    run(data, tmp_path, "--position=shaw", options, "--cross-position=t5", "--steps=1")
+    run(data, tmp_path, "--position=shaw", options, "--steps=1")
     model = Seq2SeqForConditionalGeneration.from_pretrained(tmp_path / "model")
     assert model.config.position_options == {"clip": 3, "values": False}
-    assert model.config.cross_position == "t5"
 
 
 @pytest.mark.slow
@@ -310,8 +309,6 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
         --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a whole number, got '3'
         --position-options '[' => --position-options: expected a JSON object
-        --cross-position tsia => --cross-position: unknown position method 'tsia'; did you mean 'tisa'?
-        --cross-position t5+t5 => --cross-position: 't5+t5' names a method twice
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
         --encoder-layers 0 => --encoder-layers: expected at least 1, got 0
         --dropout 1 => --dropout: expected 0 to 0.9, got 1.0

@@ -35,7 +35,7 @@ METAVARS = {
     **dict.fromkeys(("scores", "task", "tasks"), "A,B,C"),
     **dict.fromkeys(("blocks", "decoder_layers"), "LAYERS"),
     **dict.fromkeys(("kernels", "lengths", "rate_factors"), "N,N"),
-    **dict.fromkeys(("position", "cross_position"), "METHOD"),
+    "position": "METHOD",
     "column": "NAME",
     "columns": "FROM,TO",
     "data": "PATH",

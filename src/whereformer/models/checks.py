@@ -257,21 +257,17 @@ class StrictConfig(PreTrainedConfig):
         return extra
 
 
-def check_position(config: Any, name: str, *layers: int) -> None:
-    """Raise an InputError unless a field names position methods for so many layers, each with its options.
+def check_position(config: Any, *layers: int) -> None:
+    """Raise an InputError unless a configuration names position methods for so many layers, each with its options.
 
     ``layers`` are the numbers of layers of the stacks that have these methods.
     """
-    options = getattr(config, f"{name}_options")
     for num_layers in layers:
+        check_name(config.position, num_layers)
         try:
-            check_name(getattr(config, name), num_layers)
-        except InputError as error:
-            raise InputError(name, error.reason) from None
-        try:
-            check_name(getattr(config, name), num_layers, options)
+            check_name(config.position, num_layers, config.position_options)
         except (InputError, TypeError) as error:
-            raise InputError(f"{name}_options", str(error)) from None
+            raise InputError("position_options", str(error)) from None
 
 
 def check_labels(entries: Mapping[str, Any]) -> None:

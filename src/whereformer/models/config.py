@@ -189,7 +189,7 @@ class EncoderConfig(StrictConfig):
                     f"a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
-        check_position(self, "position", self.num_hidden_layers)
+        check_position(self, self.num_hidden_layers)
         self.layer_windows()
         if not self.first_norm and self.norm != "pre":
             raise InputError("first_norm", f"False needs norm 'pre', got {self.norm!r}")

@@ -136,8 +136,6 @@ class Translate(LongRun):
     `whereformer positions` lists them."""
     position_options: str | None = None
     """The method's options as a JSON object, such as '{"clip": 8}'; `whereformer positions` lists these too."""
-    cross_position: str = "none"
-    """Position method of the attention from target to source. The papers have none."""
     hidden_size: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
     """Width. The default of this option and the next four is the preset's."""
     num_heads: Annotated[int | None, Range(1, options.MOST_SIZE)] = None
@@ -226,7 +224,6 @@ class Translate(LongRun):
                 vocab_size=vocab_size,
                 position=self.position,
                 position_options=method,
-                cross_position=self.cross_position,
                 norm=self.norm,
                 hidden_dropout_prob=self.dropout,
                 label_smoothing=self.label_smoothing,

@@ -36,10 +36,9 @@ class Seq2SeqConfig(StrictConfig):
         intermediate_size: hidden width of the feed-forward layers.
         head_dim: width of one head; hidden_size / num_attention_heads if None.
         encoder_layers, decoder_layers: the numbers of layers.
-        position: the position method of the encoder's self-attention and, with parameters of its own, the decoder's.
+        position: the position method of the encoder's self-attention and, with parameters of its own, the decoder's;
+            attention from target to source has none, as in the papers.
         position_options: the method's options.
-        cross_position: the method of the attention from target to source; the papers use none.
-        cross_position_options: the options of that method.
         max_position_embeddings: the number of positions for methods that have a fixed number.
         norm: "post" (Vaswani et al.: normalize after adding) or "pre" (normalize a layer's input, and once at the end).
         hidden_act: activation of the feed-forward layers.
@@ -89,8 +88,6 @@ class Seq2SeqConfig(StrictConfig):
     decoder_layers: int = 6
     position: str = "sinusoidal"
     position_options: dict[str, Any] | None = None
-    cross_position: str = "none"
-    cross_position_options: dict[str, Any] | None = None
     max_position_embeddings: int = 512
     norm: str = "post"
     hidden_act: str = "relu"
@@ -111,17 +108,15 @@ class Seq2SeqConfig(StrictConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs = self.checked(kwargs)
-        check_position(self, "position", self.encoder_layers, self.decoder_layers)
-        check_position(self, "cross_position", self.decoder_layers)
+        check_position(self, self.encoder_layers, self.decoder_layers)
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:
                 raise InputError(name, f"expected a token of the {self.vocab_size}, got {shown(token)}")
         if self.initializer_range is None:
             self.initializer_range = self.hidden_size**-0.5
-        for name in ("position_options", "cross_position_options"):
-            if getattr(self, name) is None:
-                setattr(self, name, {})
+        if self.position_options is None:
+            self.position_options = {}
         super().__post_init__(**kwargs)
 
     @classmethod

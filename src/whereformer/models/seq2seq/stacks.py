@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from ...errors import InputError
 from ...kernels import Positions
 from ...positions import Position, Site, build_position
+from ...positions.none import NoPosition
 from ..checks import check_shape, embedded_tokens
 from ..devices import fetched
 from ..inputs import SourceInputs, asks_for, takes
@@ -22,9 +22,9 @@ from .config import Seq2SeqConfig
 class DecoderLayer(Layer):
     """A :class:`Layer` with attention to the source between its two halves."""
 
-    def __init__(self, config: Seq2SeqConfig, *, content: bool, cross_content: bool) -> None:
+    def __init__(self, config: Seq2SeqConfig, *, content: bool) -> None:
         super().__init__(config, content=content)
-        self.cross = Attention(config, content=cross_content)
+        self.cross = Attention(config, content=True)
         self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(  # type: ignore[override]
@@ -59,7 +59,7 @@ class _Stack(nn.Module):
         # A module of its own, tied later: transformers would not see that a checkpoint lacks a shared one's table.
         tokens, width = embeddings.weight.shape
         self.words = nn.Embedding(tokens, width, embeddings.padding_idx, _weight=embeddings.weight)
-        self.position = _position(config, config.position, config.position_options, layers, causal=causal)
+        self.position = _position(config, layers, causal=causal)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
 
@@ -119,20 +119,9 @@ class Seq2SeqDecoder(_Stack):
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
         super().__init__(config, embeddings, config.decoder_layers, causal=True)
-        try:
-            self.cross_position = _position(
-                config, config.cross_position, config.cross_position_options, config.decoder_layers, causal=False
-            )
-        except InputError as error:
-            raise InputError("cross_position" if error.field == "position" else error.field, error.reason) from None
-        if any(type(part).embed is not Position.embed for part in self.cross_position.methods()):
-            raise InputError(
-                "cross_position",
-                f"expected methods that act in attention, got {config.cross_position!r}, which adds to embeddings",
-            )
+        self.cross_position = NoPosition(self.position.model)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, content=self.position.content, cross_content=self.cross_position.content)
-            for _ in range(config.decoder_layers)
+            DecoderLayer(config, content=self.position.content) for _ in range(config.decoder_layers)
         )
 
     def forward(
@@ -161,24 +150,18 @@ class Seq2SeqDecoder(_Stack):
         if caches[1] is not None and caches[1].get_seq_length() > 0:
             # The cache holds all keys and values of the source.
             source = source[:, :0]
-        unread = Positions(0, 1, source.shape[1])
-        methods = self.position, self.cross_position
         # A method that reads keys needs those in the cache as they are, and rotates them all.
-        of_new, of_unread = (
-            None if cache is None or method.reads_keys else at
-            for method, at in zip(methods, (new, unread), strict=True)
-        )
-        sites = (
-            Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new),
-            Site(new, whole_source, key_mask=source_mask, causal=False, new_keys=of_unread),
-        )
-        with fetched(self.position), fetched(self.cross_position):
+        of_new = None if cache is None or self.position.reads_keys else new
+        site = Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new)
+        cross = Site(new, whole_source, key_mask=source_mask)
+        with fetched(self.position):
             if may_share(self.layers):
-                sites = methods[0].share(sites[0]), methods[1].share(sites[1])
+                site = self.position.share(site)
             hidden = self.embed(words, new)
+            methods = self.position, self.cross_position
             states, attentions = [hidden], []
             for number, layer in enumerate(self.layers):
-                at = replace(sites[0], layer=number), replace(sites[1], layer=number)
+                at = replace(site, layer=number), replace(cross, layer=number)
                 hidden, weights = layer(hidden, source, methods, at, caches, with_weights)
                 states.append(hidden)
                 attentions.append(weights)
@@ -186,11 +169,9 @@ class Seq2SeqDecoder(_Stack):
         return states, attentions
 
 
-def _position(
-    config: Seq2SeqConfig, name: str, options: dict[str, Any] | None, layers: int, *, causal: bool
-) -> Position:
+def _position(config: Seq2SeqConfig, layers: int, *, causal: bool) -> Position:
     return build_position(
-        name,
+        config.position,
         hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,
         head_dim=config.head_dim,
@@ -198,5 +179,5 @@ def _position(
         max_length=config.max_position_embeddings,
         causal=causal,
         initializer_range=config.initializer_range,
-        **(options or {}),
+        **(config.position_options or {}),
     )
