@@ -1,6 +1,5 @@
 """The translation Transformer: transformers' own numbers, steps of generation, padding, losses, files."""
 
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file

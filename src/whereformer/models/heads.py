@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Unpack
 
@@ -67,8 +66,14 @@ class EncoderWithHead(EncoderPreTrainedModel):
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return the loss, a float32 scalar. Raise a ValueError for labels whose shape does not fit the logits'."""
-        raise NotImplementedError
+        """Return the loss, a float32 scalar: by default the mean cross-entropy in nats over labels other than -100.
+
+        Raises:
+            ValueError: for labels whose shape does not fit the logits'.
+        """
+        check_shape("labels", labels, logits.shape[:-1])
+        labels = check_classes("labels", labels, logits.shape[-1])
+        return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
     def output(self, logits: Tensor, **others: Any) -> ModelOutput:
         """Build what the model returns from the logits, the loss and the optional outputs."""
@@ -161,9 +166,6 @@ class EncoderWithLMHead(EncoderWithHead):
     def predict(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return _token_loss(logits, labels)
-
 
 class EncoderForMaskedLM(EncoderWithLMHead):
     """An :class:`Encoder` with a masked-LM head (``config.lm_head``), by default tied to the token embeddings.
@@ -225,14 +227,6 @@ def label_places(labels: Tensor, share: float | None) -> Tensor:
     # A stable sort has the labels first, in their order.
     first = (labels == -100).to(torch.uint8).argsort(dim=-1, stable=True)[:, : max(1, round(share * n))]
     return (first + n * torch.arange(batch, device=labels.device)[:, None]).flatten()
-
-
-def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats over labels other than -100, for logits (*labels.shape, classes)."""
-    check_shape("labels", labels, logits.shape[:-1])
-    return functional.cross_entropy(
-        logits.flatten(0, -2).float(), check_classes("labels", labels, logits.shape[-1]).flatten()
-    )
 
 
 def classifier_dropout(config: EncoderConfig) -> float:
@@ -390,9 +384,6 @@ class EncoderForTokenClassification(EncoderWithHead):
     def predict(self, hidden: Tensor) -> Tensor:
         return self.token_classifier(self.dropout(self.transform(hidden)))
 
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return _token_loss(logits, labels)
-
 
 class EncoderForQuestionAnswering(EncoderWithHead):
     """An :class:`Encoder` that finds an answer in its sequence: two numbers for every token, from a linear layer, with
@@ -477,16 +468,6 @@ class DiscriminatorHead(nn.Module):
         return self.out(self.activation(self.dense(hidden))).squeeze(-1)
 
 
-@dataclass
-class DiscriminatorOutput(ModelOutput):
-    """The output of :class:`EncoderForPreTraining`."""
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-
 class EncoderForPreTraining(EncoderWithHead):
     """ELECTRA's discriminator: an :class:`Encoder` that tells for every token whether it is the original.
 
@@ -502,7 +483,7 @@ class EncoderForPreTraining(EncoderWithHead):
     Source: Clark et al. (2020), arXiv 2003.10555; laiguokun/Funnel-Transformer ``pretrain.py``, ``modeling.py``.
     """
 
-    output_class = DiscriminatorOutput
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
