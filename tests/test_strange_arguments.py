@@ -72,7 +72,6 @@ CALLS = {
     "position_names": {},
     "attach": {"model": bert, "position": lambda: "tisa"},
     "detach": {"model": bert},
-    "to_transformers": {"model": bert},
     "load_attached": {"path_or_id": None, "model_class": lambda: BertModel},
     "load_pretrained": {"path_or_id": None},
     "unpad": {"model": bert},

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         detach,
         load_attached,
         load_pretrained,
-        to_transformers,
         unpad,
     )
     from .positions import PositionRangeError, Site, build_position, position_names
@@ -96,7 +95,6 @@ __all__ = [
     "position_names",
     "pretrain",
     "probe",
-    "to_transformers",
     "translate",
     "unpad",
 ]

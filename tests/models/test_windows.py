@@ -13,7 +13,6 @@ from whereformer import (
     Encoder,
     EncoderConfig,
     EncoderForMaskedLM,
-    EncoderForPreTraining,
     load_pretrained,
 )
 from whereformer.kernels.terms import position_values
@@ -196,12 +195,6 @@ def test_windows_are_saved(tmp_path):
         torch.testing.assert_close(loaded.eval()(words()).logits, model(words()).logits, rtol=0, atol=0)
     without = load_pretrained(tmp_path, model_class=EncoderForMaskedLM, windows=None).eval()
     assert (without(words()).logits - model(words()).logits).abs().max() > 1e-3
-
-
-def test_transformers_funnel_has_none():
-    model = make("transformer_xl", EncoderForPreTraining, blocks="2-2", decoder_layers="1", windows="4")
-    with pytest.raises(ValueError, match=r"has .* only, this model "):
-        whereformer.to_transformers(model)
 
 
 def test_a_number_for_every_pass():

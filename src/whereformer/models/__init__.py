@@ -21,7 +21,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from .attachment import attach, detach, load_attached  # noqa: E402
 from .blocks import Block, parse_blocks  # noqa: E402
-from .checkpoints.funnel import to_transformers  # noqa: E402
 from .checkpoints.pretrained import load_pretrained  # noqa: E402
 from .config import EncoderConfig  # noqa: E402
 from .electra import Electra, ElectraPretrainingConfig  # noqa: E402
@@ -57,7 +56,6 @@ __all__ = [
     "load_attached",
     "load_pretrained",
     "parse_blocks",
-    "to_transformers",
     "unpad",
 ]
 
