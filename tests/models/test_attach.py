@@ -17,13 +17,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from tests.every import EVERY
-from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
+from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, load_pretrained
 from whereformer.errors import InputError
 from whereformer.models.inputs import CACHE
 from whereformer.positions import counting
 
 from .checkpointing import checkpoint_activations, training_option
-from .peers import LAYERS, SIZES, of_both_stacks
+from .peers import SIZES, of_both_stacks
 
 MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
@@ -64,7 +64,6 @@ MODELS = {
         )
     ),
     "modernbert": make_modernbert,
-    "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**LAYERS, image_size=16, patch_size=4)),
     "t5": make_t5,
     "gpt2": lambda: transformers.GPT2Model(
         transformers.GPT2Config(
@@ -99,8 +98,6 @@ def make(name):
 
 def batch(model, length=12, padded=True):
     torch.manual_seed(1)
-    if model.main_input_name == "pixel_values":
-        return {"pixel_values": torch.randn(3, 3, 16, 16)}
     ids = torch.randint(3, 50, (3, length))
     inputs = {"input_ids": ids}
     if padded:
@@ -200,7 +197,7 @@ def test_each_layer_and_pass_adds_its_own_curve(name, position):
     biases = []
     for method in positions_of(ours):
         decodes = len(biases) > 0
-        n = inputs["decoder_input_ids"].shape[1] if decodes else 17 if name == "vit" else 12
+        n = inputs["decoder_input_ids"].shape[1] if decodes else 12
         offsets = torch.arange(n) - torch.arange(n)[:, None]
         biases += [method.curve(offsets, layer=layer).unsqueeze(0) for layer in range(method.model.num_layers)]
     queue = iter(biases)
@@ -209,28 +206,6 @@ def test_each_layer_and_pass_adds_its_own_curve(name, position):
     switch(theirs, "by_hand")
     close(states(ours, inputs), states(theirs, inputs))
     assert next(queue, None) is None
-
-
-def as_encoder(bert, position):
-    """Our encoder with the weights of a BERT."""
-    sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
-    encoder = Encoder(EncoderConfig(**sizes, blocks="3", position=position, separate_cls=False)).eval()
-    words = {"word": "word_embeddings", "token_type": "token_type_embeddings", "norm": "LayerNorm"}
-    for ours, theirs in words.items():
-        getattr(encoder.embeddings, ours).load_state_dict(getattr(bert.embeddings, theirs).state_dict())
-    for ours, theirs in zip(encoder.layers, bert.encoder.layer, strict=True):
-        for part in ("query", "key", "value"):
-            getattr(ours.attention, part).load_state_dict(getattr(theirs.attention.self, part).state_dict())
-        pairs = (
-            (ours.attention.out, theirs.attention.output.dense),
-            (ours.attention_norm, theirs.attention.output.LayerNorm),
-            (ours.up, theirs.intermediate.dense),
-            (ours.down, theirs.output.dense),
-            (ours.feed_forward_norm, theirs.output.LayerNorm),
-        )
-        for mine, their in pairs:
-            mine.load_state_dict(their.state_dict())
-    return encoder
 
 
 IN_ATTENTION = [
@@ -248,20 +223,26 @@ IN_ATTENTION = [
 ]
 
 
+def as_encoder(bert, position, folder):
+    bert.save_pretrained(folder)
+    return load_pretrained(folder, position, separate_cls=False)
+
+
 @pytest.mark.parametrize("position", IN_ATTENTION)
-def test_bert_with_a_method_is_our_encoder(position):
+def test_bert_with_a_method_is_our_encoder(position, tmp_path):
     bert = make("bert")
+    encoder = as_encoder(bert, position, tmp_path)
     attach(bert, position, keep_absolute=False)
-    encoder = as_encoder(bert, position)
     encoder.position.load_state_dict(bert.whereformer.state_dict())
     inputs = batch(bert)
     close(states(bert, inputs), states(encoder, inputs))
 
 
 @pytest.mark.parametrize("variant", ["random", "factorized_random", "dense", "factorized_dense"])
-def test_a_synthesizer_reads_the_layers_input(variant):
-    bert = attach(make("bert"), "synthesizer", keep_absolute=False, variant=variant, content="mix", max_length=20)
-    encoder = as_encoder(bert, "none")
+def test_a_synthesizer_reads_the_layers_input(variant, tmp_path):
+    bert = make("bert")
+    encoder = as_encoder(bert, "none", tmp_path)
+    attach(bert, "synthesizer", keep_absolute=False, variant=variant, content="mix", max_length=20)
     encoder.position = copy.deepcopy(bert.whereformer)
     inputs = batch(bert)
     close(states(bert, inputs), states(encoder, inputs))
@@ -302,27 +283,15 @@ def test_nothing_is_left_without_a_gradient_when_positions_are_off(name, positio
 def test_without_positions_a_model_reads_a_bag(name):
     model = make(make_global_modernbert() if name == "modernbert" else name)
     order = torch.randperm(12)
-    if name == "vit":
-        patches = torch.randn(1, 3, 16, 4, 4)
-        order = torch.randperm(16)
+    encoder = model.encoder if name == "t5" else model
+    ids = torch.randint(3, 50, (2, 12))
 
-        def run(which):
-            image = patches[:, :, which].unflatten(2, (4, 4)).permute(0, 1, 2, 4, 3, 5).reshape(1, 3, 16, 16)
-            return model(image).last_hidden_state[:, 1:]
+    def run(ids):
+        return encoder(ids).last_hidden_state
 
-        before = run(torch.arange(16))[:, order], run(order)
-        attach(model, "none", keep_absolute=False)
-        after = run(torch.arange(16))[:, order], run(order)
-    else:
-        encoder = model.encoder if name == "t5" else model
-        ids = torch.randint(3, 50, (2, 12))
-
-        def run(ids):
-            return encoder(ids).last_hidden_state
-
-        before = run(ids)[:, order], run(ids[:, order])
-        attach(model, "none", keep_absolute=False)
-        after = run(ids)[:, order], run(ids[:, order])
+    before = run(ids)[:, order], run(ids[:, order])
+    attach(model, "none", keep_absolute=False)
+    after = run(ids)[:, order], run(ids[:, order])
     assert (before[0] - before[1]).abs().max() > 1e-3
     close(*after)
 
@@ -385,7 +354,7 @@ def test_attention_weights_are_real(name):
             assert len(getattr(found, kind)) == len(getattr(expected, kind))
             assert kind == "cross_attentions" or len(getattr(found, kind)) > 0
             for mine, their in zip(getattr(found, kind), getattr(expected, kind), strict=True):
-                if name not in ("vit", "t5"):
+                if name != "t5":
                     mine, their = (
                         weights.transpose(1, 2)[inputs["attention_mask"].bool()] for weights in (mine, their)
                     )
@@ -548,11 +517,11 @@ def test_t5_may_have_other_positions_instead():
 # Each model, each method and each way of recomputing once every day, and all of them together among the slow tests.
 CHECKPOINTED = [
     (name, position, reentrant)
-    for name in ("bert", "t5", "vit")
+    for name in ("bert", "t5", "modernbert")
     for position in ("tisa", "tupe+t5", "floater+shaw")
     for reentrant in (False, True)
 ]
-QUICK_CHECKPOINTED = [("bert", "floater+shaw", False), ("t5", "tupe+t5", True), ("vit", "tisa", False)]
+QUICK_CHECKPOINTED = [("bert", "floater+shaw", False), ("t5", "tupe+t5", True), ("modernbert", "tisa", False)]
 
 
 @pytest.mark.parametrize(
@@ -574,9 +543,7 @@ def test_gradient_checkpointing(name, position, reentrant):
 
 
 # RoBERTa's and ELECTRA's layers are BERT's.
-COMPILED = [
-    (name, "tisa") for name in NAMED if (name not in ("roberta", "electra") if EVERY else name in ("t5", "vit"))
-]
+COMPILED = [(name, "tisa") for name in NAMED if (name not in ("roberta", "electra") if EVERY else name == "t5")]
 
 
 @pytest.mark.parametrize(
@@ -819,14 +786,11 @@ def test_detaching_restores_the_model(name, keep, implementation):
 
 
 def test_detached_parts_follow_where_the_model_went():
-    for name in ("bert", "vit", "modernbert", "t5"):
+    for name in ("bert", "modernbert", "t5"):
         model = attach(make(name), "tisa", keep_absolute=False).double()
         detach(model)
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
-        inputs = batch(model)
-        if "pixel_values" in inputs:
-            inputs["pixel_values"] = inputs["pixel_values"].double()
-        close(states(model, inputs), states(make(name).double(), inputs))
+        close(states(model), states(make(name).double()))
 
 
 def test_a_failed_attach_leaves_the_model_alone(monkeypatch):

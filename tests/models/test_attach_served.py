@@ -204,6 +204,17 @@ def test_own_positions_that_cannot_be_switched_off_are_refused(name):
         attach(model, "none", keep_absolute=False)
 
 
+def test_positions_that_are_a_parameter_go_and_come_back():
+    kind = KINDS["AST"]
+    model = kind.make()
+    inputs = kind.inputs(model, 13, padded=False)
+    expected = run(model, inputs)[0]
+    attach(model, "none", keep_absolute=False)
+    assert not any("position_embeddings" in name for name in model.state_dict())
+    assert (run(model, inputs)[0] - expected).abs().max() > 1e-3
+    assert torch.equal(run(detach(model), inputs)[0], expected)
+
+
 def test_scores_that_no_term_can_say_are_refused():
     model = SERVED["Deberta"].make(talking_head=True)
     with pytest.raises(InputError, match=r"talking_head: it mixes the scores of heads, which no term can say$"):

@@ -212,7 +212,10 @@ def test_saving_and_loading_changes_nothing(tmp_path):
     assert stored.keys() == dict(model.named_parameters()).keys()
 
     kept, (_, original) = load_pretrained(tmp_path), batch()
+    assert type(kept) is EncoderForPreTraining
     assert torch.equal(kept(original).logits, model.discriminator(original).logits)
+    kept.save_pretrained(tmp_path / "kept")
+    assert without_what_electra_has(tmp_path / "kept")
     loaded = loaded_whole(Electra, tmp_path)
     for (name, ours), theirs in zip(loaded.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -271,17 +274,6 @@ def test_only_electra_has_its_options(tmp_path):
         for bad in (-0.5, float("nan")):
             with pytest.raises(ValueError, match=f"^{name}: expected at least 0, got {bad}$"):
                 build(**{name: bad})
-
-
-def test_the_discriminator_of_an_electra_loads_without_electras_options(tmp_path):
-    model = build(discriminator_weight=7.0)
-    model.save_pretrained(tmp_path / "both")
-    _, original = batch()
-    kept = load_pretrained(tmp_path / "both")
-    assert type(kept) is EncoderForPreTraining
-    assert torch.equal(kept(original).logits, model.discriminator(original).logits)
-    kept.save_pretrained(tmp_path / "again")
-    assert without_what_electra_has(tmp_path / "again")
 
 
 def test_the_vocabulary_grows_for_both():

@@ -10,8 +10,6 @@ from tests.models.funnels import funnel_config, inputs_of, strong, written_out
 from tests.models.test_encoder import POSITIONS
 from whereformer import Encoder, EncoderForMaskedLM
 
-from .checkpointing import checkpoint_activations
-
 LENGTHS = [*range(1, 10), 16, 17, 33]
 
 # Any two options meet in some row.
@@ -228,30 +226,6 @@ def test_gradients_are_the_differences(position, pooling):
     assert torch.autograd.gradcheck(run, (words, *weights), fast_mode=True)
 
 
-# What layers share is computed again, too: nothing, tables, projections, terms of two methods, a trajectory.
-SHARING = ("none", "shaw", "transformer_xl", "tupe+t5", "floater")
-
-
-@pytest.mark.parametrize(
-    "position", [name if name in SHARING else pytest.param(name, marks=pytest.mark.slow) for name in POSITIONS]
-)
-def test_gradient_checkpointing_gives_the_same_gradients(position):
-    options = {"dropout": 0.3} if position == "transformer_xl" else None
-    config = {"blocks": "1x2-1-1x2", "decoder_layers": "1x2", "hidden_dropout_prob": 0.1, "segments": "attention"}
-    model = EncoderForMaskedLM(funnel_config(position=position, position_options=options, **config)).train()
-    inputs = inputs_of(13, types=2)
-
-    def gradients():
-        model.zero_grad()
-        torch.manual_seed(3)
-        model(**inputs, labels=inputs["input_ids"]).loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
-
-    expected = gradients()
-    checkpoint_activations(model)
-    torch.testing.assert_close(gradients(), expected)
-
-
 def test_inference_projects_what_shared_layers_share_once_and_the_same():
     model, inputs = build("transformer_xl", blocks="1x2-1x3"), inputs_of(16)
     expected = model(**inputs).last_hidden_state
@@ -272,6 +246,10 @@ def test_half_precision_stays_close(position):
     assert half.dtype == torch.bfloat16
     for out in (mixed, half):
         assert (out.float() - expected).abs().mean() < 0.03
+
+
+# What layers share: nothing, tables, projections, terms of two methods, a trajectory.
+SHARING = ("none", "shaw", "transformer_xl", "tupe+t5", "floater")
 
 
 @pytest.mark.parametrize(
@@ -312,14 +290,6 @@ def test_one_graph_serves_all_lengths(position):
             inputs = inputs_of(length)
             close(compiled(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
     assert len(graphs) == 1
-
-
-@pytest.mark.slow
-def test_compiled_gradients_are_the_same():
-    model, inputs = build("transformer_xl", blocks="1-1"), inputs_of(13)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    expected = gradients([model(**inputs).last_hidden_state], model)
-    close(gradients([compiled(**inputs).last_hidden_state], model), expected)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from tests.models.funnels import MODES, funnel_config, pool, segment_scores, windows
 from whereformer import EncoderConfig, Positions, Site
@@ -107,30 +106,6 @@ def test_scores_of_types_are_their_definition(separate, kinds):
     torch.testing.assert_close(scores, expected)
     assert (scores[:, :, 0] == 0).all() == separate
     assert (scores[..., 0] == 0).all() == separate
-
-
-@pytest.mark.parametrize("length", [0, -3])
-def test_there_is_no_length_below_one(length):
-    with pytest.raises(ValueError, match=f"length: expected at least 1, got {length}"):
-        funnel_config(blocks="1-1").block_lengths(length)
-
-
-@pytest.mark.parametrize("separate_cls", [True, False])
-@pytest.mark.parametrize("truncate_seq", [True, False])
-def test_lengths_of_blocks_are_those_of_pooling(separate_cls, truncate_seq):
-    config = EncoderConfig(blocks="1-1-1-1", separate_cls=separate_cls, truncate_seq=truncate_seq)
-    for length in range(1, 70):
-        lengths = [length]
-        for _ in range(3):
-            states = torch.zeros(1, 1, lengths[-1])
-            if separate_cls and lengths[-1] > 2:
-                rest = states[..., 1:-1] if truncate_seq else states[..., 1:]
-                lengths.append(1 + functional.avg_pool1d(rest, 2, 2, ceil_mode=True).shape[-1])
-            elif not separate_cls and lengths[-1] > 1:
-                lengths.append(functional.avg_pool1d(states, 2, 2, ceil_mode=True).shape[-1])
-            else:
-                lengths.append(lengths[-1])
-        assert list(config.block_lengths(length)) == lengths
 
 
 def test_examples_of_lengths():

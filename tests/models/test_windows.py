@@ -19,8 +19,6 @@ from whereformer.kernels.terms import position_values
 from whereformer.models import layers
 from whereformer.positions import position_names
 
-from .checkpointing import checkpoint_activations
-
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 16,
@@ -166,15 +164,6 @@ def test_padding_never_changes_the_answer(lengths, more, window, position, left)
     for row, length in enumerate(lengths):
         alone = model(rows[row : row + 1, :length]).last_hidden_state[0]
         torch.testing.assert_close(found[row, mask[row].bool()], alone, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("shape", [{"blocks": "1x4", "windows": "2,0,5"}, FUNNEL], ids=lambda shape: shape["blocks"])
-def test_checkpointing_gives_the_same_gradients(shape, reentrant):
-    model, inputs = make("t5", **shape).train(), {"input_ids": words()}
-    expected = step(model, inputs)
-    checkpoint_activations(model, use_reentrant=reentrant)
-    torch.testing.assert_close(step(model, inputs), expected)
 
 
 def test_both_models_of_an_electra_have_the_windows():
