@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
@@ -22,28 +22,31 @@ from .config import Seq2SeqConfig
 class DecoderLayer(Layer):
     """A :class:`Layer` with attention to the source between its two halves."""
 
-    def __init__(self, config: Seq2SeqConfig, *, content: bool) -> None:
-        super().__init__(config, content=content)
+    def __init__(self, config: Seq2SeqConfig, position: Position) -> None:
+        super().__init__(config, content=position.content)
         self.cross = Attention(config, content=True)
+        self.cross_position = NoPosition(position.model)
         self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(  # type: ignore[override]
         self,
         hidden: Tensor,
+        position: Position,
+        site: Site,
         source: Tensor,
-        positions: tuple[Position, Position],
-        sites: tuple[Site, Site],
+        cross: Site,
         caches: tuple[Cache, Cache] | tuple[None, None],
         with_weights: bool,
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        Methods, sites, caches and the weights that are returned are those of self-attention and of the attention to the
-        source.
+        The target attends to itself in ``site``, and to the source in ``cross``. Caches and the weights that are
+        returned are those of both, in this order.
         """
-        hidden, weights = self._attend(hidden, positions[0], sites[0], cache=caches[0], with_weights=with_weights)
+        hidden, weights = self._attend(hidden, position, site, cache=caches[0], with_weights=with_weights)
         before = self.cross_norm(hidden) if self.pre else hidden
-        out, cross_weights = self.cross(before, source, positions[1], sites[1], caches[1], with_weights)
+        cross = replace(cross, layer=site.layer)
+        out, cross_weights = self.cross(before, source, self.cross_position, cross, caches[1], with_weights)
         hidden = hidden + self.dropout(out)
         return self._feed(hidden if self.pre else self.cross_norm(hidden)), (weights, cross_weights)
 
@@ -59,17 +62,40 @@ class _Stack(nn.Module):
         # A module of its own, tied later: transformers would not see that a checkpoint lacks a shared one's table.
         tokens, width = embeddings.weight.shape
         self.words = nn.Embedding(tokens, width, embeddings.padding_idx, _weight=embeddings.weight)
-        self.position = _position(config, layers, causal=causal)
+        self.position = build_position(
+            config.position,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            num_layers=layers,
+            max_length=config.max_position_embeddings,
+            causal=causal,
+            initializer_range=config.initializer_range,
+            **(config.position_options or {}),
+        )
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
 
-    def embed(self, words: Tensor, positions: Positions) -> Tensor:
-        """Scale tokens (batch, n, hidden_size) as the paper does, whatever the method, and add their positions."""
-        return self.dropout(self.position.embed(words * self.config.hidden_size**0.5, positions))
+    def run(self, words: Tensor, site: Site, *more: Any) -> tuple[list[Tensor], list[Any]]:
+        """Return the hidden states, embeddings first, and what each layer returns beside them.
 
-    def finish(self, hidden: Tensor) -> Tensor:
-        """The last norm, where the configuration has one (pre-norm)."""
-        return hidden if self.norm is None else self.norm(hidden)
+        Args:
+            words: (batch, n, hidden_size), embedded tokens. They are scaled as in the paper, whatever the method.
+            site: where they attend to one another.
+            more: what the layers get behind the site.
+        """
+        with fetched(self.position):
+            if may_share(self.layers):
+                site = self.position.share(site)
+            hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.queries))
+            states, weights = [hidden], []
+            for number, layer in enumerate(self.layers):
+                hidden, own = layer(hidden, self.position, replace(site, layer=number), *more)
+                states.append(hidden)
+                weights.append(own)
+        if self.norm is not None:
+            states[-1] = self.norm(hidden)
+        return states, weights
 
 
 class Seq2SeqEncoder(_Stack):
@@ -97,18 +123,9 @@ class Seq2SeqEncoder(_Stack):
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
         real = None if attention_mask is None else attention_mask.bool()
-        with fetched(self.position):
-            site = Site(positions, positions, key_mask=real)
-            site = self.position.share(site) if may_share(self.layers) else site
-            hidden = self.embed(words, positions)
-            states, attentions = [hidden], []
-            for number, layer in enumerate(self.layers):
-                hidden, weights = layer(hidden, self.position, replace(site, layer=number), None, with_weights)
-                states.append(hidden)
-                attentions.append(weights)
-        states[-1] = hidden = self.finish(hidden)
+        states, attentions = self.run(words, Site(positions, positions, key_mask=real), None, with_weights)
         return BaseModelOutput(
-            last_hidden_state=hidden,
+            last_hidden_state=states[-1],
             hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
             attentions=tuple(attentions) if with_weights else None,
         )
@@ -119,10 +136,7 @@ class Seq2SeqDecoder(_Stack):
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
         super().__init__(config, embeddings, config.decoder_layers, causal=True)
-        self.cross_position = NoPosition(self.position.model)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, content=self.position.content) for _ in range(config.decoder_layers)
-        )
+        self.layers = nn.ModuleList(DecoderLayer(config, self.position) for _ in range(config.decoder_layers))
 
     def forward(
         self,
@@ -154,30 +168,4 @@ class Seq2SeqDecoder(_Stack):
         of_new = None if cache is None or self.position.reads_keys else new
         site = Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new)
         cross = Site(new, whole_source, key_mask=source_mask)
-        with fetched(self.position):
-            if may_share(self.layers):
-                site = self.position.share(site)
-            hidden = self.embed(words, new)
-            methods = self.position, self.cross_position
-            states, attentions = [hidden], []
-            for number, layer in enumerate(self.layers):
-                at = replace(site, layer=number), replace(cross, layer=number)
-                hidden, weights = layer(hidden, source, methods, at, caches, with_weights)
-                states.append(hidden)
-                attentions.append(weights)
-        states[-1] = self.finish(hidden)
-        return states, attentions
-
-
-def _position(config: Seq2SeqConfig, layers: int, *, causal: bool) -> Position:
-    return build_position(
-        config.position,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        num_layers=layers,
-        max_length=config.max_position_embeddings,
-        causal=causal,
-        initializer_range=config.initializer_range,
-        **(config.position_options or {}),
-    )
+        return self.run(words, site, source, cross, caches, with_weights)
