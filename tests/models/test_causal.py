@@ -11,8 +11,6 @@ import whereformer
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, EncoderForSequenceClassification
 from whereformer.models.presets import PRESETS
 
-from .checkpointing import checkpoint_activations
-
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 16,
@@ -125,19 +123,13 @@ def test_padding_on_either_side():
     assert left.logits.isfinite().all()  # the first rows may not attend to anything
 
 
-def test_weights_are_causal_and_checkpointing_changes_nothing():
+def test_weights_are_causal():
     model = build(position="tisa")
     ids = torch.randint(1, 50, (2, 7))
     weights = model(ids, output_attentions=True).attentions
     for each in weights:
         assert not each.triu(1).any()
         torch.testing.assert_close(each.sum(-1), torch.ones(2, 2, 7, dtype=each.dtype))
-    model(ids, labels=ids).loss.backward()
-    expected = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    checkpoint_activations(model.train())
-    model(ids, labels=ids).loss.backward()
-    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-9, atol=1e-10)
 
 
 def test_it_is_saved_and_found_by_its_class(tmp_path):

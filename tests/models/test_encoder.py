@@ -206,24 +206,3 @@ def test_errors_name_the_argument():
         model(torch.ones(1, 2, dtype=torch.long), attention_mask=torch.ones(1, 3))
     with pytest.raises(PositionRangeError, match=r"covers positions 0 to 11 .* got position 12"):
         model(torch.ones(1, 13, dtype=torch.long))
-
-
-def test_an_adapter_may_take_a_layers_place():
-    """What stands in for a linear layer is called as one, after the activation."""
-
-    class Adapter(torch.nn.Module):
-        def __init__(self, base):
-            super().__init__()
-            self.base = base
-
-        def forward(self, hidden):
-            return self.base(hidden)
-
-    model = whereformer.Encoder(small_config()).train()
-    ids = torch.randint(1, 50, (2, 9))
-    torch.manual_seed(0)
-    expected = model(ids).last_hidden_state
-    for layer in model.layers:
-        layer.down = Adapter(layer.down)
-    torch.manual_seed(0)
-    assert torch.equal(model(ids).last_hidden_state, expected)

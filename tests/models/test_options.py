@@ -146,17 +146,6 @@ def test_states_and_gradients_are_those_written_out(options, length):
         torch.testing.assert_close(grad, other, rtol=1e-8, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_without_gradients_and_with_dropout_between_the_feed_forward_layers_it_is_the_same():
-    """Three ways through the feed-forward network."""
-    model, inputs = build(**OPTIONS["all"]), batch(9)
-    with_gradients = model(**inputs).last_hidden_state
-    with torch.no_grad():
-        torch.testing.assert_close(model(**inputs).last_hidden_state, with_gradients, rtol=0, atol=1e-12)
-    for layer in model.layers:
-        layer.activation_dropout.register_forward_hook(lambda module, args, output: output)
-    torch.testing.assert_close(model(**inputs).last_hidden_state, with_gradients, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("blocks", [{"blocks": "2-1x2-1", "decoder_layers": "1"}, {"blocks": "1x3"}], ids=str)
 @pytest.mark.parametrize("position", ["rope+t5", "transformer_xl"])
 def test_funnels_and_shared_layers_have_them_too(blocks, position):

@@ -264,9 +264,6 @@ class Layer(GradientCheckpointingLayer):
 
     def _feed(self, hidden: Tensor) -> Tensor:
         """The feed-forward network with its residual and norm, the second half of a layer."""
-        if self.pre:
-            return hidden + self._feed_forward(self.feed_forward_norm(hidden))
-        return self.feed_forward_norm(hidden + self._feed_forward(hidden))
-
-    def _feed_forward(self, hidden: Tensor) -> Tensor:
-        return self.dropout(self.down(self.activation_dropout(self.activation(self.up(hidden)))))
+        before = self.feed_forward_norm(hidden) if self.pre else hidden
+        out = hidden + self.dropout(self.down(self.activation_dropout(self.activation(self.up(before)))))
+        return out if self.pre else self.feed_forward_norm(out)
