@@ -17,12 +17,13 @@ from ...positions.none import NoPosition
 from ..checkpoints.sources import KINDS, OURS
 from ..devices import check_devices
 from . import proof
-from .found import AttentionCall, by_stack, find_calls, parts_of, parts_with, record_calls, set_implementation
+from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
 from .hooks import Enter, Start
 from .implementations import NAME, with_masks
 from .kinds import serve
-from .own import own_table, rotates, serve_tables, switches
+from .own import own_table, rotates, serve_tables, switch_off
 from .served import is_served
+from .undisturbed import parts_of
 from .undo import Undo
 
 _UNDO = "_whereformer_undo"
@@ -154,13 +155,9 @@ def _attach(
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
         raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
-    own = [] if keep_absolute else switches(model)
-    if not (keep_absolute or own):
+    if not (keep_absolute or switch_off(model, undo)):
         kind = f"{type(model).__name__} has no positions of a kind that can be switched off"
         raise InputError("keep_absolute", f"{kind}; {beside}")
-
-    for switch_off in own:
-        switch_off(undo)
     if "rope" in method_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
@@ -170,7 +167,7 @@ def _attach(
     try:
         arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
     except InputError as error:
-        if not own:
+        if keep_absolute:
             raise
         reason = f"{type(model).__name__} does not run without its own positions; {beside}"
         raise InputError("keep_absolute", reason) from error

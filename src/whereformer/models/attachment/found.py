@@ -16,7 +16,7 @@ from .interface import check_options, requested
 from .kinds import serve
 from .masks import mask
 from .served import is_served
-from .undisturbed import configs_of, undisturbed
+from .undisturbed import configs_of, owners_of, parts_of, undisturbed
 from .undo import Undo
 
 PROBE = f"{NAME}_probe"
@@ -120,26 +120,12 @@ def set_implementation(model: PreTrainedModel, calls: list[AttentionCall], name:
 
 def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[PreTrainedModel, list[AttentionCall]]]:
     """Group the self-attention calls by the innermost PreTrainedModel around them: an encoder or a decoder."""
-    owner: dict[int, PreTrainedModel] = {}
-
-    def visit(module: nn.Module, stack: PreTrainedModel) -> None:
-        stack = module if isinstance(module, PreTrainedModel) else stack
-        owner[id(module)] = stack
-        for child in module.children():
-            visit(child, stack)
-
-    visit(model, model)
-    stacks: dict[int, tuple[PreTrainedModel, list[AttentionCall]]] = {}
+    owners = owners_of(model)
+    stacks: dict[PreTrainedModel, list[AttentionCall]] = {}
     for call in calls:
         if call.n_q == call.n_k:
-            stack = owner[id(call.module)]
-            stacks.setdefault(id(stack), (stack, []))[1].append(call)
-    return list(stacks.values())
-
-
-def parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
-    """Return a model and the models inside, such as its encoder."""
-    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+            stacks.setdefault(owners[call.module], []).append(call)
+    return list(stacks.items())
 
 
 def parts_with(model: PreTrainedModel, calls: list[AttentionCall]) -> list[PreTrainedModel]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,24 +29,26 @@ class NoRotation(nn.Module):
         return hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1)
 
 
-def switches(model: PreTrainedModel) -> list[Callable[[Undo], None]]:
-    """Return functions that switch the model's own positions off, one for each place where it has them."""
-    found: list[Callable[[Undo], None]] = []
+def switch_off(model: PreTrainedModel, undo: Undo) -> bool:
+    """Switch the model's own positions off; return whether it has any."""
+    replacements: list[tuple[nn.Module, str, nn.Module | Tensor | None]] = []
     for module in model.modules():
         for name in ("position_embeddings", "wpe"):
             own = getattr(module, name, None)
             if isinstance(own, nn.Embedding):
-                found.append(partial(_replace, model, module, name, NoEmbedding()))
+                replacements.append((module, name, NoEmbedding()))
                 if "token_type_ids" in module._buffers:
                     # This buffer is as long as the table of positions. Without it, types are zeros at any length.
-                    found.append(partial(_replace, model, module, "token_type_ids", None))
+                    replacements.append((module, "token_type_ids", None))
             elif isinstance(own, nn.Parameter):
-                found.append(partial(_replace, model, module, name, torch.zeros_like(own)))
+                replacements.append((module, name, torch.zeros_like(own)))
         if isinstance(getattr(module, "rotary_emb", None), nn.Module):
-            found.append(partial(_replace, model, module, "rotary_emb", NoRotation()))
+            replacements.append((module, "rotary_emb", NoRotation()))
         if own_table(module) and takes_bias(module):
-            found.append(partial(_replace, model, module, "relative_attention_bias", None))
-    return found
+            replacements.append((module, "relative_attention_bias", None))
+    for owner, name, by in replacements:
+        _replace(model, owner, name, by, undo)
+    return bool(replacements)
 
 
 def rotates(model: PreTrainedModel) -> bool:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -54,6 +55,16 @@ class _Kept:
             else:
                 value.clear()
                 value.update(content)
+
+
+def parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """Return a model and the models inside, such as its encoder."""
+    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+
+
+def owners_of(model: PreTrainedModel) -> dict[nn.Module, PreTrainedModel]:
+    """Return the innermost model around each module."""
+    return {module: part for part in parts_of(model) for module in part.modules()}
 
 
 def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..served import Served
+from ..undisturbed import owners_of
 from ..undo import Undo
 from . import deberta, inkling, mpnet, sound
 
@@ -49,18 +50,13 @@ def serve(model: PreTrainedModel, undo: Undo, parts: Collection[PreTrainedModel]
         parts: the models inside, and itself, whose own layers are meant; None: all.
     """
 
-    def visit(module: nn.Module, part: PreTrainedModel) -> None:
-        part = module if isinstance(module, PreTrainedModel) else part
+    for module, part in owners_of(model).items():
         for name, function in _functions(type(module)).items() if parts is None or part in parts else ():
             undo.add(_put_back, module, name, vars(module).get(name))
             served = Served(module, part.config, function)
             # Trainer and generate look there for the names of arguments.
             served.__signature__ = inspect.signature(getattr(module, name))  # type: ignore[attr-defined]
             setattr(module, name, served)
-        for child in module.children():
-            visit(child, part)
-
-    visit(model, model)
 
 
 def _functions(kind: type) -> dict[str, Callable[..., Any]]:
