@@ -255,7 +255,7 @@ def test_parameters_of_the_papers_models(blocks, width, alone, with_decoder):
 @pytest.mark.parametrize("position", ["tisa", "learned", "transformer_xl"])
 def test_a_decoder_that_is_left_out_costs_nothing(position):
     config = small_config(blocks="2-1x2", decoder_layers="2", position=position)
-    model = whereformer.Encoder(config, decoder=False)
+    model = whereformer.Encoder(config.without_decoder())
     found, whole = (cost(config, 40, 2, decoder=decoder) for decoder in (False, True))
     assert found.flops.forward == counted(config.without_decoder())
     assert found.parameters.total == model.num_parameters()

@@ -263,7 +263,7 @@ def test_saving_and_loading_changes_nothing(position, tmp_path):
     loaded = transformers.AutoModel.from_pretrained(tmp_path).eval()
     assert type(loaded) is Encoder
     assert torch.equal(loaded(**inputs).last_hidden_state, states[-1])
-    body, found = Encoder.from_pretrained(tmp_path, decoder=False, output_loading_info=True)
+    body, found = Encoder.from_pretrained(tmp_path, with_decoder=False, output_loading_info=True)
     assert not any(found.values())
     assert torch.equal(body.eval()(**inputs).last_hidden_state, states[3])
 

@@ -263,7 +263,7 @@ def test_a_sequence_is_classified_without_the_decoder(source_class, tmp_path):
 @pytest.mark.parametrize("position", ["tisa", "floater", "learned"])
 def test_a_decoder_that_was_left_out_never_comes_back_untrained(position, tmp_path):
     config = small_config(position=position, blocks="1-1", decoder_layers="2")
-    for model in (EncoderForSequenceClassification(config).eval(), Encoder(config, decoder=False).eval()):
+    for model in (EncoderForSequenceClassification(config).eval(), Encoder(config.without_decoder()).eval()):
         assert config.with_decoder
         model.save_pretrained(tmp_path)
         loaded, found = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)

@@ -197,7 +197,9 @@ def test_a_number_for_every_pass():
     # A decoder that is left out keeps its numbers.
     left_out = EncoderConfig(blocks="1-1", decoder_layers="2", windows="2,2,3", with_decoder=False)
     assert left_out.layer_windows() == (2, 2, 3, 2)
-    assert Encoder(EncoderConfig(**SIZES, blocks="1-1", decoder_layers="2", windows="2,2,3"), decoder=False).windows
+    assert Encoder(
+        EncoderConfig(**SIZES, blocks="1-1", decoder_layers="2", windows="2,2,3", with_decoder=False)
+    ).windows
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,7 @@ def cost(
         batch: the number of sequences.
         predictions: the number of tokens per sequence that the masked-LM head predicts; if None, all, or none if blocks
             pool and no decoder undoes it.
-        decoder: False leaves out a decoder that the config has, as in ``Encoder(config, decoder=False)`` and in a
-            sequence classifier.
+        decoder: False leaves out a decoder that the config has, as a sequence classifier does.
         dtype: the dtype of parameters and activations.
 
     Raises:

@@ -119,13 +119,10 @@ class Encoder(EncoderPreTrainedModel):
     rows on the right: with padding on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
 
     Args:
-        config: sizes and options.
-        decoder: False leaves out a decoder that the config has. Its weights in a checkpoint are then ignored, and the
-            model's own config records this (``with_decoder``).
+        config: sizes and options. If ``with_decoder`` is False, a decoder's weights in a checkpoint are ignored.
     """
 
-    def __init__(self, config: EncoderConfig, *, decoder: bool = True) -> None:
-        config = config if decoder else config.without_decoder()
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
         self.position = position_of(config)
