@@ -150,9 +150,6 @@ class Electra(EncoderPreTrainedModel):
         }
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.discriminator.get_input_embeddings()
-
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         for model in (self.discriminator, self.generator):
             model.set_input_embeddings(value)

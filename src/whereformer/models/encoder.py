@@ -81,6 +81,7 @@ class EncoderPreTrainedModel(OneDeviceModel):
 
     config_class = EncoderConfig
     base_model_prefix = "encoder"
+    _input_embed_layer = "word"
     supports_gradient_checkpointing = True
     # The loss is a mean over the batch's own labels, so the Trainer has to scale it for accumulation and data
     # parallelism.
@@ -149,12 +150,6 @@ class Encoder(EncoderPreTrainedModel):
     def has_decoder(self) -> bool:
         """Whether there are layers after the blocks, which restore the full length."""
         return len(self.decoder) > 0
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings.word = value
 
     def extra_repr(self) -> str:
         names = "blocks", "hidden_size", "num_attention_heads", "position"

@@ -405,10 +405,9 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         return self.span(self.transform(hidden))
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        length = logits.shape[1]
-        ends = zip(logits.float().unbind(-1), labels.clamp(0, length).unbind(-1), strict=True)
-        start, end = (functional.cross_entropy(scores, token, ignore_index=length) for scores, token in ends)
-        return (start + end) / 2
+        # That of transformers, by the name of the class.
+        loss: Tensor = self.loss_function(*logits.float().unbind(-1), *labels.unbind(-1))
+        return loss
 
     def output(self, logits: Tensor, **others: Any) -> ModelOutput:
         start, end = logits.unbind(-1)

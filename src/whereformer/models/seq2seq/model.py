@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
 
     config_class = Seq2SeqConfig
     base_model_prefix = "model"
+    _input_embed_layer = "words"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _tied_weights_keys = {  # noqa: RUF012
@@ -66,9 +67,6 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.words
-
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.words = self.encoder.words = self.decoder.words = value
 
@@ -77,12 +75,6 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.head = new_embeddings
-
-    def get_encoder(self, *_: Any, **__: Any) -> Seq2SeqEncoder:
-        return self.encoder
-
-    def get_decoder(self) -> Seq2SeqDecoder:
-        return self.decoder
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift the target one place to the right, after the start token (batch, n)."""
