@@ -28,7 +28,7 @@ class StackForward:
     Args:
         position: the method.
         share: whether layers may use what another one computed.
-        with_weights: whether the caller wants attention weights; None: the configuration decides.
+        with_weights: whether the caller wants attention weights; None: not said.
         placed: whether the caller gives positions, which may begin anew with each text of a row.
     """
 
@@ -78,7 +78,7 @@ class LayerInput:
         forward: the forward that the layer runs in.
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
-        with_weights: whether its weights are wanted; None: the configuration decides.
+        with_weights: whether its weights are wanted; None: not said.
     """
 
     forward: StackForward
