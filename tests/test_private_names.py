@@ -24,7 +24,6 @@ USED = {
     "torch._C._functorch.peek_interpreter_stack",
     "torch._C._len_torch_dispatch_stack",
     "torch.autograd.forward_ad._current_level",
-    "torch.nn.modules.module._has_any_global_hook",
     "torch.ops.mkldnn._is_mkldnn_bf16_supported",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._pytree.tree_leaves",
@@ -33,10 +32,6 @@ USED = {
 """Of its modules, by their whole names."""
 
 USED_OF_OBJECTS = {
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_forward_hooks",
-    "_forward_pre_hooks",
     "_gradient_checkpointing_func",
     "_schema",
 }

@@ -229,7 +229,7 @@ class Stack:
             call for call in calls if _takes_position(call.module) or not lengths or call.n_q in lengths
         ]
         config = stack.config
-        modules = list({id(call.module): call.module for call in calls}.values())
+        modules = list(dict.fromkeys(call.module for call in calls))
         for module in modules:
             if not _takes_position(module):
                 name = type(module).__name__
@@ -244,7 +244,7 @@ class Stack:
             "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
             "causal": all(call.causal for call in calls),
             "initializer_range": getattr(config, "initializer_range", None) or 0.02,
-            "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
+            "passes": [modules.index(call.module) for call in calls],
         }
         for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
             if option != "causal" or options[option] is not False:
@@ -293,15 +293,14 @@ class Stack:
         self.position.to(stack.device, stack.dtype).train(stack.training)
         setattr(stack, NAME, self.position)
         undo.add(delattr, stack, NAME)
-        layers: dict[int, list[int]] = {}
+        layers: dict[nn.Module, list[int]] = {}
         for layer, call in enumerate(self.calls):
-            layers.setdefault(id(call.module), []).append(layer)
+            layers.setdefault(call.module, []).append(layer)
         counted = len(layers) < len(self.calls)
         begins = self._beginning()
         if _takes_keywords(begins):
             start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
             undo.add(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
-        for call in self.calls:
-            if (own := layers.pop(id(call.module), None)) is not None:
-                enter = Enter(stack, tuple(own), counted)
-                undo.add(call.module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        for module, own in layers.items():
+            enter = Enter(stack, tuple(own), counted)
+            undo.add(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

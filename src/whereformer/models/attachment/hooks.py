@@ -30,7 +30,7 @@ class StackForward:
     Args:
         position: the method.
         share: whether layers may use what another one computed.
-        with_weights: whether the caller wants attention weights; None: the configuration decides.
+        with_weights: whether the caller wants attention weights; None: not said.
         placed: whether the caller gives positions, which may begin anew with each text of a row.
     """
 
@@ -80,7 +80,7 @@ class LayerInput:
         forward: the forward that the layer runs in.
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
-        with_weights: whether its weights are wanted; None: the configuration decides.
+        with_weights: whether its weights are wanted; None: not said.
         past: the number of earlier tokens in its cache; None if it shows no cache.
     """
 

@@ -97,11 +97,8 @@ def attend(
         "sinks": _sinks(options),
         "dropout_p": dropout % 1,
     }
-    with_weights = options.get("output_attentions", None if layer is None else layer.with_weights)
-    if with_weights is None:
-        with_weights = getattr(getattr(module, "config", None), "output_attentions", False)
     weights = None
-    if with_weights:
+    if options.get("output_attentions", None if layer is None else layer.with_weights):
         out, weights = attention_and_weights(query, key, value, terms, **call)
     else:
         out = attention(query, key, value, terms, **call)

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
+from ..checkpoints.sources import read_as_a_model
 from .attaching import attach_sized
 from .implementations import NAME
 
@@ -125,12 +125,8 @@ def _check_sizes(
     path_or_id: str | Path, model_class: Any, header: Mapping[str, Tensor], hub: Mapping[str, Any]
 ) -> None:
     """Compare the sizes in a checkpoint's configuration with its weights, before the model is built."""
-    try:
+    with read_as_a_model():
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub)
-    except (StrictDataclassError, TypeError, AttributeError, ArithmeticError) as error:
-        # In an untrusted file, anything can stand anywhere.
-        reason = f"{type(error).__name__}: {one_line(str(error))}"
-        raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
     own = getattr(model_class, "config_class", config)  # an auto class has none
     if not hasattr(model_class, "from_pretrained") or own.model_type != config.model_type:
         name = getattr(model_class, "__name__", shown(model_class))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,16 +35,11 @@ class CheckpointSource(NamedTuple):
     translate: Callable[[Mapping[str, Tensor]], Checkpoint]
 
 
-def source_of(
-    found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
-) -> CheckpointSource:
-    """Return how to read a checkpoint, given the contents of its config.json.
-
-    Raises:
-        InputError: if it is of another kind, or its configuration fits no model.
-    """
+@contextmanager
+def read_as_a_model() -> Iterator[None]:
+    """Turn what goes wrong with an untrusted config.json, where anything can stand anywhere, into an InputError."""
     try:
-        return _source_of_kind(found, model_class, options)
+        yield
     except InputError:
         raise
     except (
@@ -55,14 +51,19 @@ def source_of(
         ArithmeticError,
         RecursionError,
     ) as error:
-        # In an untrusted file, anything can stand anywhere.
         reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
 
 
-def _source_of_kind(
+@read_as_a_model()
+def source_of(
     found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
 ) -> CheckpointSource:
+    """Return how to read a checkpoint, given the contents of its config.json.
+
+    Raises:
+        InputError: if it is of another kind, or its configuration fits no model.
+    """
     kind = found.get("model_type")
     attached = found.get("whereformer")
     if attached and kind not in OURS:

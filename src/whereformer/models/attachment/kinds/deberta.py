@@ -47,17 +47,7 @@ def deberta(
         key_vectors = layer.pos_proj(vectors) if "c2p" in layer.pos_att_type else None
         query_vectors = layer.pos_q_proj(vectors) / scale if "p2c" in layer.pos_att_type else None
         terms = _terms(layer, rows, 1 - span, key_vectors, query_vectors)
-    return own.attend(
-        query,
-        key,
-        value,
-        terms,
-        attention_mask,
-        scaling=1.0,
-        dropout=layer.dropout.p,
-        output_attentions=output_attentions,
-        **options,
-    )
+    return _attend(own, query, key, value, terms, attention_mask, output_attentions=output_attentions, **options)
 
 
 def deberta_v2(
@@ -88,17 +78,13 @@ def deberta_v2(
         if "p2c" in kinds:
             query_vectors = (layer.query_proj if layer.share_att_key else layer.pos_query_proj)(vectors) / scale
         terms = _terms(layer, rows, first, key_vectors, query_vectors)
-    return own.attend(
-        query / scale,
-        key,
-        value,
-        terms,
-        attention_mask,
-        scaling=1.0,
-        dropout=layer.dropout.p,
-        output_attentions=output_attentions,
-        **options,
-    )
+    query = query / scale
+    return _attend(own, query, key, value, terms, attention_mask, output_attentions=output_attentions, **options)
+
+
+def _attend(own: Served, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Attend with queries that are scaled already."""
+    return own.attend(*arguments, scaling=1.0, dropout=own.layer.dropout.p, **options)
 
 
 def unpacked(own: Served, *args: Any, **kwargs: Any) -> Any:
