@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +27,7 @@ from ..errors import InputError
 from ..files import new_folder
 from . import manifest, ranks
 from .optimizer import build_optimizer, build_schedule
+from .run import handling
 
 Batch = dict[str, Tensor]
 MOST_NORM = 1.0
@@ -155,7 +155,8 @@ def train(
         on_log(done.step, done.losses[-1])
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
-    with _interrupts() as interrupts:
+    interrupts: list[int] = []
+    with handling(lambda number, frame: interrupts.append(number), signal.SIGINT, signal.SIGTERM):
         for step in range(done.step + 1, training.steps + 1):
             parts = _parts(batches(step - 1), training.accumulate)
             losses[step - 1] = state.step(parts, training)
@@ -308,19 +309,3 @@ def _parts(batch: Batch, accumulate: int) -> list[tuple[float | None, Batch]]:
 def _labels(labels: Tensor) -> int:
     """Count labels. Numbers to predict may be any."""
     return labels.numel() if labels.is_floating_point() else int(np.count_nonzero(labels.numpy() != IGNORED))
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that is no longer empty after Ctrl-C or SIGTERM."""
-    found: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield found
-        return
-    numbers = signal.SIGINT, signal.SIGTERM
-    before = [signal.signal(number, lambda number, frame: found.append(number)) for number in numbers]
-    try:
-        yield found
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
