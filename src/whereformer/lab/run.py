@@ -258,7 +258,7 @@ class Run:
         context = multiprocessing.get_context("spawn")
         begin = (function, self, shared, self.counts, self.losses, context.Value("i", 0))
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
-        with _no_interrupts():  # when they begin
+        with handling(signal.SIG_IGN, signal.SIGINT):  # which reaches processes that begin, too
             waiting = {pool.submit(_do, slot, key): key for slot, key in enumerate(keys)}
         try:
             while waiting:
@@ -420,16 +420,15 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Let processes that begin now ignore Ctrl-C, which reaches them too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def handling(handler: Any, *signals: signal.Signals) -> Iterator[None]:
+    """Let a handler answer signals in this block. Outside of the main thread, where Python forbids that, do nothing."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in signals if main}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 _this: dict[str, Any] = {}

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -25,9 +24,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..data.windows import IGNORED
 from ..errors import InputError
-from ..files import move_folder
+from ..files import new_folder
 from . import manifest, ranks
 from .optimizer import build_optimizer, build_schedule
+from .run import handling
 
 Batch = dict[str, Tensor]
 MOST_NORM = 1.0
@@ -155,7 +155,8 @@ def train(
         on_log(done.step, done.losses[-1])
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
-    with _interrupts() as interrupts:
+    interrupts: list[int] = []
+    with handling(lambda number, frame: interrupts.append(number), signal.SIGINT, signal.SIGTERM):
         for step in range(done.step + 1, training.steps + 1):
             parts = _parts(batches(step - 1), training.accumulate)
             losses[step - 1] = state.step(parts, training)
@@ -230,26 +231,15 @@ class _State:
 
     def save(self, to: Checkpoints, done: Trained) -> None:
         """Save a training as a folder, which gets its name when all of it is on the disk."""
-        partial, folder = to.folder / "partial", to.folder / f"checkpoint-{done.step}"
+        numbers = ranks.gather(_random_numbers(self.device))
         if ranks.is_main():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        ranks.wait()
-        try:
-            torch.save(_random_numbers(self.device), partial / f"random-{ranks.rank()}.pt")
-            if ranks.is_main():
+            with new_folder(to.folder / f"checkpoint-{done.step}") as partial:
                 parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-                torch.save(parts, partial / "state.pt")
+                torch.save({**parts, "random": numbers}, partial / "state.pt")
                 to.also(partial)
-            ranks.wait()
-            if ranks.is_main():
-                manifest.write(partial, {"what": to.what, "processes": ranks.size(), "done": asdict(done)})
-                move_folder(partial, folder)
-                for older in _folders(to.folder)[: -to.keep]:
-                    shutil.rmtree(older)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+                manifest.write(partial, {"what": to.what, "done": asdict(done)})
+            for older in _folders(to.folder)[: -to.keep]:
+                shutil.rmtree(older)
         ranks.wait()
 
     def load(self, of: Checkpoints) -> Trained:
@@ -257,17 +247,18 @@ class _State:
         chosen = ranks.from_main(lambda: _newest(of))
         if chosen is None:
             return Trained()
-        folder, done, processes = chosen
+        folder, done = chosen
         parts = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
+        numbers = parts.pop("random")
         for name, part in parts.items():
             getattr(self, name).load_state_dict(part)
-        if processes != ranks.size():
+        if len(numbers) != ranks.size():
             torch.manual_seed(hash((done.step, ranks.rank())))  # no two processes may draw the same numbers
             return done
-        numbers = torch.load(folder / f"random-{ranks.rank()}.pt", weights_only=True)
-        torch.set_rng_state(numbers["cpu"])
+        mine = numbers[ranks.rank()]
+        torch.set_rng_state(mine["cpu"].cpu())
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(numbers["cuda"], self.device)
+            torch.cuda.set_rng_state(mine["cuda"].cpu(), self.device)
         return done
 
 
@@ -282,13 +273,12 @@ def _folders(folder: Path) -> list[Path]:
     return [found[step] for step in sorted(found)]
 
 
-def _newest(of: Checkpoints) -> tuple[Path, Trained, int] | None:
-    """Return the last whole checkpoint of a training, and how many processes it is of. Say which are passed over."""
+def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
+    """Return the last whole checkpoint of a training. Say which are passed over."""
     for folder in reversed(_folders(of.folder)):
         try:
             if (problem := manifest.problem(folder, {"what": of.what})) is None:
-                facts = manifest.read(folder)
-                return folder, Trained(**facts["done"]), facts["processes"]
+                return folder, Trained(**manifest.read(folder)["done"])
         except (KeyError, TypeError) as error:
             problem = f"it is of another version ({error})"
         of.say(f"passing over {folder}: {problem}")
@@ -319,19 +309,3 @@ def _parts(batch: Batch, accumulate: int) -> list[tuple[float | None, Batch]]:
 def _labels(labels: Tensor) -> int:
     """Count labels. Numbers to predict may be any."""
     return labels.numel() if labels.is_floating_point() else int(np.count_nonzero(labels.numpy() != IGNORED))
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that is no longer empty after Ctrl-C or SIGTERM."""
-    found: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield found
-        return
-    numbers = signal.SIGINT, signal.SIGTERM
-    before = [signal.signal(number, lambda number, frame: found.append(number)) for number in numbers]
-    try:
-        yield found
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
