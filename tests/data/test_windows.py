@@ -85,6 +85,15 @@ def test_a_batch_depends_on_the_step_and_the_seed_alone():
     assert not torch.equal(first["input_ids"], other["input_ids"])
 
 
+def test_every_pass_reads_the_text_once_in_another_order_and_cut_at_other_places():
+    windows = Windows(torch.arange(10, 1010), VOCABULARY, [Stage(11, 40, 9)], rate=None)
+    passes = torch.cat([windows.batch(step)["input_ids"] for step in range(33)]).view(3, 99, 11)
+    for each in passes:
+        assert sorted(each[:, 1:].flatten().tolist()) == list(range(int(each[:, 1:].min()), int(each[:, 1:].max()) + 1))
+    assert len({tuple((each[:, 1] - each[:, 1].min()).tolist()) for each in passes}) == 3
+    assert len({int(each[:, 1].min()) for each in passes}) > 1
+
+
 def test_stages_follow_one_another():
     staged = replace(WINDOWS, stages=[Stage(8, 2, 4), Stage(16, 1, 2)])
     assert [tuple(staged.batch(step)["input_ids"].shape) for step in range(3)] == [(4, 8), (4, 8), (2, 16)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -69,9 +70,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows ``[CLS] text`` from random places of a stream, for all steps of a training.
+    """Windows ``[CLS] text`` of a stream, for all steps of a training.
 
-    Only the seed and the step decide which places, and which tokens are masked.
+    They read the stream over and over, each time in another random order and cut at other places. Only the seed and the
+    step decide which places a step reads, and which tokens are masked.
 
     Args:
         stream: (tokens,) ids.
@@ -121,12 +123,16 @@ class Windows:
         ``attention_mask``; each has shape (rows, length). It may also have ``uniforms``, random numbers from 0 to 1
         with which ELECTRA's generator draws its samples.
         """
-        generator = _generator(self.seed, step)
-        ends = accumulate(stage.steps for stage in self.stages)
-        stage = next(stage for stage, end in zip(self.stages, ends, strict=True) if step < end)
-        body = self.body(stage)
-        starts = torch.randint(len(self.stream) - body + 1, (stage.rows,), generator=generator).tolist()
-        return self._masked(torch.stack([self.stream[start : start + body] for start in starts]), generator)
+        ends = [0, *accumulate(stage.steps for stage in self.stages)]
+        place = next(place for place, end in enumerate(ends[1:]) if step < end)
+        stage, first = self.stages[place], (step - ends[place]) * self.stages[place].rows
+        body, starts = self.body(stage), []
+        windows = max(1, len(self.stream) // body - 1)  # in a pass
+        for number in range(first, first + stage.rows):
+            order, shift = _order(self.seed, place, number // windows, windows, len(self.stream) - windows * body)
+            starts.append(int(order[number % windows]) * body + shift)
+        text = torch.stack([self.stream[start : start + body] for start in starts])
+        return self._masked(text, _generator(self.seed, step))
 
     def scored(self) -> Iterator[dict[str, Tensor]]:
         """Yield batches of held-out windows of the last length: always the same, whatever training uses."""
@@ -147,7 +153,7 @@ class Windows:
 
     @property
     def passes(self) -> float:
-        """How many times all steps read the text, on average."""
+        """How many times all steps read the text."""
         return sum(stage.steps * stage.rows * self.body(stage) for stage in self.stages) / len(self.stream)
 
     def _masked(self, text: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -169,10 +175,17 @@ class Windows:
         return batch
 
 
-def _generator(seed: int, step: int) -> torch.Generator:
-    """Return the random generator of a step."""
-    # torch's CPU generator uses only 32 bits of a seed, so all bits of both numbers are hashed into 32.
-    mixed = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
+@lru_cache(maxsize=2)
+def _order(seed: int, stage: int, number: int, windows: int, left: int) -> tuple[Tensor, int]:
+    """Return the order of the windows in a pass, and how many of the tokens that are left over it skips first."""
+    generator = _generator(seed, stage, number)
+    return torch.randperm(windows, generator=generator), int(torch.randint(left + 1, (), generator=generator))
+
+
+def _generator(*numbers: int) -> torch.Generator:
+    """Return the random generator of a seed and a step, or of a seed, a stage and a pass of it."""
+    # torch's CPU generator uses only 32 bits of a seed, so all bits of the numbers are hashed into 32.
+    mixed = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=4).digest()
     return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
 
 
