@@ -306,8 +306,8 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     assert re.search(r"own +[0-9,]+ parameters", capsys.readouterr().out)
     main([*arguments, "--model", save_model(tmp_path / "learned")])
     out = capsys.readouterr().out
-    assert re.search(r"learned +6,898 parameters, 640 of position *\n", out)
-    assert re.search(r"learned\+tisa, S=2 +6,922 parameters, 664 of position, 24 of them new", out)
+    assert re.search(r"learned +6,962 parameters, 640 of position *\n", out)
+    assert re.search(r"learned\+tisa, S=2 +6,986 parameters, 664 of position, 24 of them new", out)
     main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
     assert "640 of position, 640 of them new" in capsys.readouterr().out
 
