@@ -67,7 +67,6 @@ def test_none_is_not_accepted(words, capsys):
         compare --steps => --steps: expected one argument
         finetune --task rte => --model: the command needs it, got none
         extend --steps 3 => MODEL: the command needs it, got none
-        translate runn => unknown command 'translate runn'; did you mean 'translate run'?
         translate => unknown command 'translate'; did you mean 'translate run'?
     """),
 )

@@ -227,14 +227,20 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
 
 
 class Waits(TorchDispatchMode):
-    """Counts, by step, the calls of ``.item()``, ``float(tensor)`` and ``bool(tensor)``."""
+    """Counts, by step, the calls of ``.item()``, ``float(tensor)`` and ``bool(tensor)``.
 
-    def __init__(self):
+    With ``sizes``, also results whose size depends on numbers.
+    """
+
+    def __init__(self, *, sizes=False):
         super().__init__()
-        self.step, self.found = 0, Counter()
+        self.step, self.found, self.sizes = 0, Counter(), sizes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ == "_local_scalar_dense":
+        name = func.overloadpacket.__name__
+        masks = args[1] if name in ("index", "index_put_") else ()
+        by_mask = any(each is not None and each.dtype == torch.bool for each in masks)
+        if name == "_local_scalar_dense" or (self.sizes and (by_mask or name in ("nonzero", "masked_select"))):
             self.found[self.step] += 1
         return func(*args, **(kwargs or {}))
 

@@ -80,21 +80,10 @@ def test_weights_that_are_no_numbers_are_named(folder, value, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../model.safetensors",
-        "/etc/passwd",
-        "missing.safetensors",
-        "a/b.safetensors",
-        "a\\b.safetensors",
-        "..",
-        "x.bin",
-        "\x1b[2J",
-        5,
-        [],
-    ],
-)
+OUTSIDE = "../model.safetensors", "/etc/passwd", "missing.safetensors", "a/b.safetensors", "a\\b.safetensors", ".."
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, "x.bin", "\x1b[2J", 5, []])
 def test_an_index_names_files_of_its_own_folder(folder, name):
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
     index = folder / "model.safetensors.index.json"

@@ -369,10 +369,6 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
     both = refused(save(ours(), "good"), str(tmp_path / "attached"), "--no-text")
     assert "without an attached position method" in both
 
-    config = Path(save(ours(), "no json")) / "config.json"
-    config.write_text("{")
-    assert "MODEL: " in refused(str(config.parent), "--no-text")
-
 
 def test_text_and_tokenizers_that_do_not_fit(save, refused, tmp_path, text, tokenizer):
     alone = save(ours(), "alone", with_tokenizer=False)

@@ -3,17 +3,16 @@
 import os
 import shutil
 import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import whereformer
 from tests.failing import fails, largest_file, refusals
+from tests.lab.test_train import Waits
 from tests.recipes.trainings import TINY_ENCODER, crash, results_of, same, stop_at, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
@@ -217,26 +216,10 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
     assert model(torch.full((1, 16), 9)).logits.shape[1] == 16
 
 
-class Waits(TorchDispatchMode):
-    """Counts, by step, what waits for a device: numbers that are read, and results whose size depends on numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.step, self.found = 0, Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        masks = args[1] if name in ("index", "index_put_") else ()
-        by_mask = any(each is not None and each.dtype == torch.bool for each in masks)
-        if by_mask or name in ("_local_scalar_dense", "nonzero", "masked_select"):
-            self.found[self.step, name] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("options", [[], [*ELECTRA, *FUNNEL], ["--hide-masked", "--accumulate=2"]], ids=str)
 def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
     monkeypatch.setattr(checks, "can_look", lambda tensor: False)  # as for tensors of a GPU
-    mode, real = Waits(), Windows.batch
+    mode, real = Waits(sizes=True), Windows.batch
 
     def batch(self, number):
         with torch.utils._python_dispatch._disable_current_modes():
@@ -247,8 +230,8 @@ def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
     monkeypatch.setattr(Windows, "batch", batch)
     with mode:
         run(text, tmp_path, "--steps=25", "--every=25", *options)
-    assert {step for step, _ in mode.found} <= {0, 20, 25}, mode.found
-    assert any(step == 25 for step, _ in mode.found)  # where held-out text is scored
+    assert set(mode.found) <= {0, 20, 25}, mode.found
+    assert mode.found[25]  # where held-out text is scored
 
 
 def flip(file):

@@ -1,7 +1,6 @@
 """Translating: as many lines out as in, in their order, whatever their lengths; and how good they are."""
 
 import io
-import json
 import os
 import shutil
 import sys
@@ -13,6 +12,7 @@ from transformers import AutoTokenizer
 
 from tests.failing import fails, refusals
 from tests.recipes.parallel_text import pairs, train, translated, write
+from tests.recipes.trainings import results_of
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
 from whereformer.lab.loading import quiet_transformers
@@ -236,8 +236,7 @@ def test_multi30k(tmp_path, capsys, monkeypatch):
         pytest.skip("WHEREFORMER_MULTI30K names no folder with Multi30k")
     data = ["--data", f"{folder}/train.parquet", "--columns=en,de", "--validation", f"{folder}/validation.parquet"]
     train(data, tmp_path, "--vocab-size=8000", "--steps=2", "--max-length=128", "--batch-tokens=1024")
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["text"]["training"]["pairs"] == 29000
-    assert results["text"]["training"]["empty"] == results["text"]["training"]["too_long"] == 0
+    read = results_of(tmp_path)["training"]
+    assert (read["pairs"], read["empty"], read["too_long"]) == (29000, 0, 0)
     given(monkeypatch, b"A man is riding a bicycle.\n")
     main(["translate", "run", str(tmp_path / "model"), "--beams=1"])

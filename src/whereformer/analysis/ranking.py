@@ -183,8 +183,8 @@ def _verdict(ranking: Ranking, baseline: str, guessing: float, steps: int) -> st
     rivals += ranking.waiting  # their curves tell nothing yet
     if rivals:
         lead = f"{listed(best)} {'leads' if len(best) == 1 else 'lead'} after {steps:,} steps"
-        more = f"Train longer: --steps {AHEAD * steps}."
-        return f"Too few steps to choose: {lead}, but {listed(rivals)} may catch up. {more}"
+        more = "" if ranking.waiting else f" Train longer: --steps {AHEAD * steps}."  # which is said of those
+        return f"Too few steps to choose: {lead}, but {listed(rivals)} may catch up.{more}"
     if len(best) == 1:
         return f"{best[0]} predicts this text best."
     return f"{listed(best)} predict this text best; they can't be told apart."

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from rich.console import Console
 
 from ..lab.options import MOST_SIZE
 from ..lab.recipe import Range, WithPlugin, check_markers
-
-if TYPE_CHECKING:
-    from .. import analysis
-
 
 Size = Annotated[int, Range(1, MOST_SIZE)]
 
@@ -85,43 +81,31 @@ class Cost(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Measure, then print the numbers."""
-        from ..files import check_file, write_atomically
-        from ..lab.terminal import say
+        import torch
 
+        from ..analysis import cost
+        from ..files import check_file, write_atomically
+        from ..lab.methods import as_setting
+        from ..lab.terminal import say
+        from ..models import EncoderConfig
+
+        check_markers(self)
         if self.out is not None:
             check_file("out", self.out)
-        found = self._cost()
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        changed = {
+            each.name: given[each.name]
+            for each in fields(self)
+            if each.name in EncoderConfig.__dataclass_fields__ and given[each.name] != each.default
+        }
+        sizes = {"num_attention_heads": self.num_heads, "max_position_embeddings": max(512, self.length)}
+        how = {name: given[name] for name in ("predictions", "decoder")}
+        try:
+            config = EncoderConfig.preset(self.preset or "bert", **sizes, **changed)
+            found = cost(config, self.length, self.batch_size, dtype=getattr(torch, self.dtype), **how)
+        except ValueError as error:
+            raise as_setting(error, given.keys() | self.FLAGS.keys()) from None
         say(console, str(found))
         if self.out is not None:
             write_atomically(self.out, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
             say(console, f"wrote {self.out}")
-
-    def _cost(self) -> analysis.Cost:
-        import torch
-
-        from ..analysis import cost
-        from ..lab.methods import as_setting
-        from ..models import EncoderConfig
-
-        check_markers(self)
-        try:
-            config = EncoderConfig.preset(
-                self.preset or "bert",
-                num_attention_heads=self.num_heads,
-                max_position_embeddings=max(512, self.length),
-                **{
-                    each.name: getattr(self, each.name)
-                    for each in fields(self)
-                    if each.name in EncoderConfig.__dataclass_fields__ and getattr(self, each.name) != each.default
-                },
-            )
-            return cost(
-                config,
-                self.length,
-                self.batch_size,
-                predictions=self.predictions,
-                decoder=self.decoder,
-                dtype=getattr(torch, self.dtype),
-            )
-        except ValueError as error:
-            raise as_setting(error, {each.name for each in fields(self)} | self.FLAGS.keys()) from None

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from .. import __version__
 from ..errors import InputError
@@ -22,9 +22,6 @@ from ..lab.recipe import Recipe
 from ..recipes import RECIPES
 from .ending import ending
 from .flags import HELP, parse
-
-if TYPE_CHECKING:
-    from ..lab.terminal import Terminal
 
 COMMANDS = {
     **{"translate train" if name == "translate" else name: f"recipes.{place}" for name, place in RECIPES.items()},
@@ -79,7 +76,7 @@ class RunFile:
             raise InputError("file", f"{kind.__name__} needs a NAME, such as NAME = {path.stem!r}")
         return kind
 
-    def run(self, console: Terminal) -> None:
+    def run(self, console: Any) -> None:
         """Refuse what comes before the file; the command line does the rest."""
         raise InputError("file", "expected the file first, and its options after it")
 
@@ -138,32 +135,25 @@ def execute(command: Any) -> None:
     """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
         from ..lab import ranks
-        from ..lab.terminal import output
+        from ..lab.terminal import output, say
 
         if ranks.size() > 1 and not getattr(command, "MANY", False):
             spread = "; `jobs` spreads its runs over processes" if hasattr(command, "jobs") else ""
             problem = f"this command runs in one process, got {ranks.size()}; start it without a launcher{spread}"
             raise InputError(None, problem)
         console = output(quiet=not ranks.is_main())
-        if isinstance(command, Recipe):
-            run_recipe(command, console)
-        else:
+        if not isinstance(command, Recipe):
             if getattr(command, "plugin", None) is not None:  # whatever else waits for torch
                 from ..lab.methods import load_plugin
 
                 load_plugin(command.plugin)
             command.run(console)
+            return
+        report = command.start()
+        console.print(report, highlight=False)
+        if not getattr(command, "dry_run", False):
+            place = command.out / "report"
+            say(console, f"wrote {place}.html (open it in a browser) and {place}.md")
+        if report.problem:
+            raise InputError(None, report.problem)
         ranks.leave()
-
-
-def run_recipe(recipe: Recipe, console: Terminal) -> None:
-    """Run a recipe, and print its report and where it is."""
-    from ..lab.terminal import say
-
-    report = recipe.start()
-    console.print(report, highlight=False)
-    if getattr(recipe, "dry_run", False):
-        return
-    say(console, f"wrote {recipe.out / 'report.html'} (open it in a browser) and {recipe.out / 'report.md'}")
-    if report.problem:
-        raise InputError(None, report.problem)

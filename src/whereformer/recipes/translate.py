@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,39 +32,18 @@ DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Facts about pairs of lines.
-
-    Args:
-        pairs: number of pairs that are used.
-        empty, too_long: number of pairs left out for these reasons.
-        source_tokens, target_tokens: tokens in all, including the ends of lines.
-        longest: tokens in the longest line.
-    """
-
-    pairs: int
-    empty: int
-    too_long: int
-    source_tokens: int
-    target_tokens: int
-    longest: int
-
-
-@dataclass(frozen=True)
 class Work(long_run.Work):
-    """What is trained on what: the pairs of short enough lines, each a row of source and target, and facts on them."""
+    """What is trained on what: the pairs of short enough lines, each a row of source and target.
+
+    ``pairs`` has the counts of each part of the text: those of its pairs, of what was left out, and of tokens.
+    """
 
     source: str
     rows: dict[str, RowFile]
-    pairs: dict[str, Pairs]
+    pairs: dict[str, dict[str, int]]
     tokenizer: Any
     config: models.Seq2SeqConfig
     drawn: drawing.Drawn
-
-    def text(self) -> dict[str, Any]:
-        """Return facts about the text."""
-        parts = {name: asdict(found) for name, found in self.pairs.items()}
-        return {"source": self.source, **parts, "vocabulary": len(self.tokenizer)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,14 +201,14 @@ class Translate(long_run.LongRun):
                 raise InputError("max_length", f"no {name.replace('_', '-')} pair of {source} has {wanted}")
             rows[name] = every.chosen(fits.nonzero().flatten())
             lengths = rows[name].lengths
-            pairs[name] = Pairs(
-                pairs=len(lengths),
-                empty=len(every) - int(full.sum()),
-                too_long=int(full.sum()) - len(lengths),
-                source_tokens=int(lengths[:, 0].sum()),
-                target_tokens=int(lengths[:, 1].sum()),
-                longest=int(lengths.max()),
-            )
+            pairs[name] = {
+                "pairs": len(lengths),
+                "empty": len(every) - int(full.sum()),
+                "too_long": int(full.sum()) - len(lengths),
+                "source_tokens": int(lengths[:, 0].sum()),
+                "target_tokens": int(lengths[:, 1].sum()),
+                "longest": int(lengths.max()),
+            }
         drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True)
         steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
         config = self.config(len(tokenizer))
@@ -238,16 +217,18 @@ class Translate(long_run.LongRun):
     def plan(self, work: Work) -> list[tuple[str, str]]:
         rows = []
         for name, part in work.pairs.items():
-            tokens = f"{part.source_tokens:,} and {part.target_tokens:,} tokens, at most {part.longest} per line"
-            rows.append((name.replace("_", "-"), f"{part.pairs:,} pairs, {tokens}"))
-            reasons = {"with an empty line": part.empty, f"of more than {self.max_length} tokens": part.too_long}
+            tokens = (
+                f"{part['source_tokens']:,} and {part['target_tokens']:,} tokens, at most {part['longest']} per line"
+            )
+            rows.append((name.replace("_", "-"), f"{part['pairs']:,} pairs, {tokens}"))
+            reasons = {"with an empty line": part["empty"], f"of more than {self.max_length} tokens": part["too_long"]}
             left = ", ".join(f"{count:,} {why}" for why, count in reasons.items() if count)
             rows += [("", f"left out: {left}")] if left else []
         sizes, embedded = sizes_of(work.config), work.config.vocab_size * work.config.hidden_size
         words = f"embeddings of {len(work.tokenizer):,} tokens and {sizes['positional_parameters']:,} for position"
         rows.append(("model", f"{sizes['parameters']:,} parameters, including {embedded:,} for {words}"))
         found, epochs = work.pairs["training"], work.steps / work.drawn.per_epoch
-        tokens = f"{round((found.source_tokens + found.target_tokens) / work.drawn.per_epoch):,} tokens"
+        tokens = f"{round((found['source_tokens'] + found['target_tokens']) / work.drawn.per_epoch):,} tokens"
         passes = f"the text takes {work.drawn.per_epoch:,} steps and is read {epochs:,.1f} times"
         rows.append(("steps", f"{work.steps:,} of about {tokens}; {passes}"))
         return rows
@@ -290,9 +271,9 @@ class Translate(long_run.LongRun):
         trained.take_mean()
         sizes, saved = sizes_of(work.config), score(0)
         model.generation_config = translating.generation_config(work.config, self.max_length)
-        self.save(run, model, work.tokenizer, facts, parameters=sizes["parameters"], text=work.text(), scores=saved)
-        pairs_read = {name: asdict(part) for name, part in work.pairs.items()}
-        about = {"averaged_steps": last, "epochs": work.steps / work.drawn.per_epoch, **pairs_read, **sizes}
+        text = {"source": work.source, **work.pairs, "vocabulary": len(work.tokenizer)}
+        self.save(run, model, work.tokenizer, facts, parameters=sizes["parameters"], text=text, scores=saved)
+        about = {"averaged_steps": last, "epochs": work.steps / work.drawn.per_epoch, **work.pairs, **sizes}
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, saved, about)
 
     def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:

@@ -2,7 +2,9 @@
 
 from xml.etree import ElementTree
 
-from whereformer.lab.report import figures
+from matplotlib.figure import Figure
+
+from whereformer.lab.report import figures, losses
 
 
 def test_a_figure_on_a_page_is_whole():
@@ -26,3 +28,19 @@ def test_series_are_never_told_apart_by_hue_alone():
     looks = figures.series(16, plain=3)
     assert looks[3].css == "currentColor"
     assert len({(look.css, look.dash) for look in looks}) == 16
+
+
+def test_a_legend_is_below_the_axes_and_within_the_figure():
+    """Of 36 names, too, for which the figure is higher."""
+    heights = []
+    for count in (2, 36):
+        curves = {f"transformer_xl+{number}": [(1, 2.0), (2, 1.0 + number)] for number in range(count)}
+        canvas = Figure(figsize=(420 / 72, 300 / 72), layout="constrained")
+        losses.over_steps(curves)(canvas)
+        canvas.draw_without_rendering()
+        axes, legend = canvas.axes[0].get_window_extent(), canvas.legends[0].get_window_extent()
+        assert legend.y1 <= axes.y0
+        assert 0 <= legend.x0 < legend.x1 <= canvas.bbox.width
+        assert legend.y0 >= 0
+        heights.append(axes.height)
+    assert heights[1] > 0.8 * heights[0]
