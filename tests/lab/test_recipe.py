@@ -214,6 +214,11 @@ def test_a_bad_option_is_named(given, expected):
     assert expected in str(error.value)
 
 
+def test_options_are_given_by_name():
+    with pytest.raises(TypeError, match=r"^toy: expected options by name, such as seeds=..., got 'folder'$"):
+        toy("folder")
+
+
 def test_text_lists_and_whole_numbers_stand_for_an_option():
     recipe = Toy(out="a", words="x, y,x", rates=[1, 0.25], path=Path("b"))
     assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")

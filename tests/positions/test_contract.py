@@ -570,7 +570,15 @@ def test_names_can_be_taken_once(name):
     if name == "loudness":
         register(name, Loudness)
     with pytest.raises(ValueError, match=rf"^name: '{name}' is taken by "):
-        register(name, Loudness)
+        register(name, Position)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_class_that_is_defined_again_takes_its_own_place():
+    register("loudness", Loudness)
+    again = type("Loudness", (Loudness,), {"__module__": __name__})
+    register("loudness", again)
+    assert method_class("loudness") is again
 
 
 @pytest.mark.usefixtures("registry")

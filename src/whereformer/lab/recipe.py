@@ -290,8 +290,11 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
     Without ``out``, nothing is kept but the report. ``quiet=True`` shows no progress.
     """
 
-    def call(*, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
+    def call(*values: Any, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
         known = hints(kind)
+        if values:
+            first = own_first(kind)[0].name
+            raise TypeError(f"{kind.NAME}: expected options by name, such as {first}=..., got {shown(values[0])}")
         for name in options:
             if name not in known:
                 close = get_close_matches(name, known, 1)
