@@ -59,6 +59,13 @@ def test_every_method_has_a_page():
     assert pages == set(whereformer.position_names()) - {"none"}
 
 
+def test_the_page_of_a_method_leads_to_its_code_and_tests():
+    for name in set(whereformer.position_names()) - {"none"}:
+        source = (DOCS / "methods" / f"{name}.md").read_text().partition("## Source")[2]
+        for link in (f"(../../src/whereformer/positions/{name}.py)", "(../../tests/positions/test_"):
+            assert link in source, name
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/methods/index.md"])
 def test_the_tables_of_methods_are_up_to_date(page):
     text = (ROOT / page).read_text(encoding="utf-8")

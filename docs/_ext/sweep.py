@@ -441,6 +441,9 @@ so again with the scores of one layer multiplied by 1.01: {missed}.
 Of {total} configuration classes with models, {served} are served. None is served and computes something else: the
 others are refused, or could not be tried.
 
+Served models take `"none"`. Other methods need as many heads, of the same width, in every layer: in the text models of
+EmbeddingGemma 2, Gemma 4 and Gemma 4 Unified they differ, so `attach(model, "tisa")` is refused there.
+
 ## Served
 
 {whole}.

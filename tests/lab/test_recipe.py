@@ -35,16 +35,41 @@ def numbers(out):
     return {name: value["number"] for name, value in values(out).items()}
 
 
-def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys):
-    code = re.search(r"```python\n(.*?)```", (DOCS / "architecture" / "lab.md").read_text(), re.DOTALL)[1]
-    (tmp_path / "count_parameters.py").write_text(code)
+def recipe_of_the_docs(number, name, tmp_path, monkeypatch):
+    """Write a recipe of the page about the lab to a file of the current folder."""
+    text = (DOCS / "architecture" / "lab.md").read_text()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    main(["run", "count_parameters.py", "--positions", "learned,tisa", "--out", "out"])
+    Path(name).write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[number])
+
+
+def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys):
+    recipe_of_the_docs(0, "count_parameters.py", tmp_path, monkeypatch)
+    assert "--positions: unknown position method 'tsia'" in fails(
+        capsys, "run", "count_parameters.py", "--positions=tsia"
+    )
+    assert not Path("runs").exists()
+    main(["run", "count_parameters.py", "--positions", "learned,tisa", "--hidden-size", "32", "--out", "out"])
     out = capsys.readouterr().out
-    assert re.search(r"learned +32,768", out)
+    assert re.search(r"learned +16,384", out)
     assert "tisa has the fewest parameters." in out
+    assert "`whereformer run count_parameters.py --positions learned,tisa --hidden-size 32`" in report_of("out")
     assert "--hidden-size INT" in help_of(capsys, "run", "count_parameters.py")
+
+
+def test_the_recipe_of_the_docs_that_trains_runs_from_its_file(tmp_path, monkeypatch, capsys):
+    recipe_of_the_docs(1, "neighbors.py", tmp_path, monkeypatch)
+    main(["run", "neighbors.py", "--positions", "none,rope", "--seeds", "0", "--steps", "3", "--jobs", "1"])
+    assert "rope, seed 0: loss" in capsys.readouterr().out
+    assert "![Loss over the steps](loss-over-the-steps.svg)" in report_of("runs/neighbors")
+    from neighbors import Neighbors
+
+    found = function(Neighbors)(positions="none,rope", seeds=0, steps=3, jobs=2, out="two", quiet=True).values
+    assert found == function(Neighbors)(positions="none,rope", seeds=0, steps=3, out="runs/neighbors").values
+
+
+def report_of(folder):
+    return Path(folder, "report.md").read_text()
 
 
 OWN = """
@@ -188,6 +213,11 @@ def test_a_bad_option_is_named(given, expected):
     with pytest.raises(InputError) as error:
         toy(**given, quiet=True)
     assert expected in str(error.value)
+
+
+def test_options_are_given_by_name():
+    with pytest.raises(TypeError, match=r"^toy: expected options by name, such as seeds=..., got 'folder'$"):
+        toy("folder")
 
 
 def test_text_lists_and_whole_numbers_stand_for_an_option():

@@ -20,7 +20,7 @@ from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, load_pretrained
 from whereformer.errors import InputError
 from whereformer.models.inputs import CACHE
-from whereformer.positions import counting
+from whereformer.positions import Position, counting
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import SIZES, of_both_stacks
@@ -834,6 +834,7 @@ def test_models_that_do_not_dispatch(model, instead, caplog):
     [
         (ValueError, "position: unknown position method 'tsia'; did you mean 'tisa'", "tsia", {}),
         (TypeError, "position: expected the name of a method, got NoneType", None, {}),
+        (TypeError, "position: expected .* got the class Position; give it a name by", Position, {}),
         (TypeError, "position 'tisa' has no option 'kernels'", "tisa", {"kernels": 3}),
         (ValueError, "position: Learned acts on the embeddings", "learned", {}),
         (ValueError, "position: Sinusoidal acts on the embeddings", "tisa+sinusoidal", {}),

@@ -345,8 +345,9 @@ def test_methods_are_listed_by_pattern_and_property():
 @pytest.mark.parametrize("name", position_names())
 def test_every_method_has_a_source(name):
     method = method_class(name)
-    assert method.paper
-    assert str(method.year) in method.__doc__
+    assert method.paper, f"{method.__name__} needs the attribute paper, its authors, such as 'Su et al.'"
+    assert method.year, f"{method.__name__} needs the attribute year, that of the paper"
+    assert str(method.year) in method.__doc__, f"the docstring of {method.__name__} needs a Source, of {method.year}"
 
 
 # --- building
@@ -478,7 +479,7 @@ def test_the_message_for_an_unknown_option_lists_the_known():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tsia", r"unknown position method 'tsia'; did you mean 'tisa'\? known: none, sinusoidal, .*and a\+b"),
+        ("tsia", r"unknown position method 'tsia'; did you mean 'tisa'\? known: none, sinusoidal, .*, a\+b, and what"),
         ("sinusiodal", r"did you mean 'sinusoidal'\?"),
         ("learned+Tisa", r"unknown position method 'Tisa'; did you mean 'tisa'\?"),
         ("zzzz", r"unknown position method 'zzzz'; known: none, "),
@@ -569,7 +570,15 @@ def test_names_can_be_taken_once(name):
     if name == "loudness":
         register(name, Loudness)
     with pytest.raises(ValueError, match=rf"^name: '{name}' is taken by "):
-        register(name, Loudness)
+        register(name, Position)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_class_that_is_defined_again_takes_its_own_place():
+    register("loudness", Loudness)
+    again = type("Loudness", (Loudness,), {"__module__": __name__})
+    register("loudness", again)
+    assert method_class("loudness") is again
 
 
 @pytest.mark.usefixtures("registry")

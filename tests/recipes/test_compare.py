@@ -402,10 +402,12 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys):
 def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     plugin = tmp_path / "my_method.py"
-    plugin.write_text("import beside_it\n" + PLUGIN.format(name="own"))
+    plugin.write_text("from package import module\n" + PLUGIN.format(name="own"))
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "module.py").write_text("from .beside_it import A")
     sources = []
     for content in ("A = 1", "A = 2"):
-        (tmp_path / "beside_it.py").write_text(content)
+        (tmp_path / "package" / "beside_it.py").write_text(content)
         before = set(sys.modules)
         try:
             load_plugin(plugin)

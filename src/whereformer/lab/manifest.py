@@ -83,7 +83,7 @@ def fingerprint_of_code(file: Path) -> str:
                 case _:
                     continue
             # Both from the folder and, if the import is relative, from that of the file.
-            for folder, module in product({file.resolve().parent, path.parent}, modules):
+            for folder, module in product({file.resolve().parent, path.parent}, filter(None, modules)):
                 place = folder.joinpath(*module.split("."))
                 files = place.with_suffix(".py"), place / "__init__.py"
                 waiting += [each for each in files if each.is_file() and each not in (*found, *waiting)]

@@ -231,14 +231,12 @@ class Recipe(WithPlugin):
         """Return the versions of the user's own files that decide numbers."""
         from .manifest import fingerprint_of_code
 
-        plugin = None if self.PLUGIN_IN_KEYS else self.plugin
-        files = {"code": own_file(type(self)), "plugin": plugin}
-        versions = {"code": self.VERSION}
-        return {
-            name: f"{file.name}, version {versions.get(name) or fingerprint_of_code(file)}"
-            for name, file in files.items()
-            if file is not None
-        }
+        found, own = {}, own_file(type(self))
+        if own is not None:
+            found["code"] = f"{own.name}, version {self.VERSION or fingerprint_of_code(own)}"
+        if self.plugin is not None and not self.PLUGIN_IN_KEYS:
+            found["plugin"] = f"{self.plugin.name}, version {fingerprint_of_code(self.plugin)}"
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +290,11 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
     Without ``out``, nothing is kept but the report. ``quiet=True`` shows no progress.
     """
 
-    def call(*, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
+    def call(*values: Any, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
         known = hints(kind)
+        if values:
+            first = own_first(kind)[0].name
+            raise TypeError(f"{kind.NAME}: expected options by name, such as {first}=..., got {shown(values[0])}")
         for name in options:
             if name not in known:
                 close = get_close_matches(name, known, 1)
@@ -327,7 +328,7 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
 
 def own_file(kind: type[Recipe]) -> Path | None:
     """Return the file of a recipe of the user's own; None for those of this package, and for those of a notebook."""
-    file = getattr(sys.modules[kind.__module__], "__file__", None)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
     return None if ours or file is None else Path(file)
 

@@ -158,7 +158,7 @@ class Run:
     @contextmanager
     def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
         """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
-        self.labels, self.slot, self.finished = [label], 0, 0
+        self.labels, self.slot = [label], 0
         self.counts = counts = _numbers(1)
         self.losses = _numbers(1)
         yield partial(counts.__setitem__, 0)
@@ -401,7 +401,7 @@ class _Bar(Progress):
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
             text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
             if not text:  # of several processes, none says which key it is at
-                text = run.labels[run.slot] if len(run.labels) == 1 else f"{run.finished} of {len(run.labels)} runs"
+                text = run.labels[0] if len(run.labels) == 1 else f"{run.finished} of {len(run.labels)} runs"
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
         yield from super().get_renderables()

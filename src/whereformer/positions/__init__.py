@@ -136,6 +136,7 @@ def method_names(name: str) -> list[str]:
 def register(name: str, method: type[Position]) -> None:
     """Make ``method`` available under ``name`` in this process: in models, in studies and in ``a+b`` compositions.
 
+    A class of the same module and qualified name, as of a notebook's cell that runs again, replaces the first one.
     Commands, and the processes that studies start, run a file that calls it: ``--plugin FILE``, or ``plugin=FILE``.
 
     Raises:
@@ -144,10 +145,15 @@ def register(name: str, method: type[Position]) -> None:
     """
     if not name or any(mark in name for mark in "+/, "):
         raise InputError("name", f"expected a word without '+', '/', ',' or blanks, got {name!r}")
-    if name in METHODS or name in ALIASES:
-        raise InputError("name", f"{name!r} is taken by {METHODS[ALIASES.get(name, name)]}")
     if not (isinstance(method, type) and issubclass(method, Position)):
         raise TypeError(f"method: expected a subclass of Position, got {getattr(method, '__name__', method)}")
+    first = METHODS.get(ALIASES.get(name, name))
+    again = isinstance(first, type) and (first.__module__, first.__qualname__) == (
+        method.__module__,
+        method.__qualname__,
+    )
+    if first is not None and not again:
+        raise InputError("name", f"{name!r} is taken by {first}")
     METHODS[name] = method
 
 

@@ -90,7 +90,10 @@ def attach_sized(
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(position, str):
-        raise TypeError(f"position: expected the name of a method, got {type(position).__name__}")
+        got = type(position).__name__
+        if isinstance(position, type):
+            got = f"the class {position.__name__}; give it a name by whereformer.positions.register"
+        raise TypeError(f"position: expected the name of a method, got {got}")
     for name, choice in (("keep_absolute", keep_absolute), ("prove", prove)):
         if not isinstance(choice, bool):
             raise InputError(name, f"expected True or False, got {shown(choice)}")
