@@ -31,9 +31,9 @@ def main() -> int:
         help="build it where the package is installed; $CXX chooses the compiler, and $CXXFLAGS adds to its flags",
     )
     if parser.parse_args().build:
-        report = attempt(force=True)
-        print(report, file=sys.stderr if report.reason else sys.stdout)
-        return 2 if report.reason else 0
+        built = attempt(force=True)
+        print(built, file=sys.stderr if built.reason else sys.stdout)
+        return 2 if built.reason else 0
     path, state = Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), found()
     print(f"library   {path if path.exists() else 'none'}")
     if (report := read_report(path)) is not None and not report.reason:
