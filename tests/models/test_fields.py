@@ -31,7 +31,7 @@ def test_other_errors_of_fields():
         ({"attention_backend": "bogus"}, r"attention_backend: expected 'auto' or .*, got 'bogus'$"),
         ({"attn_implementation": "sdpa"}, r"attn_implementation: .*, got 'sdpa'; say attention_backend= with one of"),
         ({"num_labels": -1}, r"num_labels: expected a number from 0 to 65536, got -1$"),
-        ({"num_labels": 10**9}, r"num_labels: expected a number from 0 to 1048576, got 1000000000$"),
+        ({"num_labels": 10**9}, r"num_labels: expected a number from 0 to 65536, got 1000000000$"),
         ({"num_labels": "3"}, r"num_labels: expected a whole number, got '3'$"),
         ({"pad_token_id": -5}, r"pad_token_id: expected a token of the 30522, got -5$"),
         ({"blocks": "4 - 4"}, r"blocks: expected layers as .*, got '4 - 4'$"),
