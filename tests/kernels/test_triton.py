@@ -167,7 +167,7 @@ def test_sinks(size):
     assert_same(found, expected, leaves)
 
 
-# --- the gradient of a bias, which is summed in whole numbers
+# --- the gradient of a bias
 
 
 def test_keys_beyond_the_last_add_nothing():

@@ -260,3 +260,23 @@ def test_a_model_whose_layers_see_more_than_tokens_is_refused():
                 ValueError, match=r"^position: layer \d has 21 keys for 20 tokens, and only tokens have"
             ):
                 model(ids, use_cache=use_cache)
+
+
+@pytest.mark.parametrize("position", ["none", "tisa"])
+def test_layers_that_share_the_keys_of_others_are_served(position):
+    """They have no length of their own in the cache."""
+    gemma = getattr(transformers, "Gemma3nTextConfig", None)
+    if gemma is None:
+        pytest.skip("this transformers has no Gemma 3n")
+    kinds = ["sliding_attention", "full_attention"] * 2
+    more = {"hidden_size_per_layer_input": 8, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4}
+    more |= {"vocab_size_per_layer_input": SIZES["vocab_size"], "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+    torch.manual_seed(0)
+    model = transformers.Gemma3nForCausalLM(gemma(**{**GROUPED, **more}, layer_types=kinds)).eval()
+    attach(model, position)
+    ids = torch.randint(3, 30, (1, 9))
+    with torch.no_grad():
+        whole = model(ids).logits
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        model(ids[:, 4:5], past_key_values=cache)
+        torch.testing.assert_close(model(ids[:, 5:], past_key_values=cache).logits, whole[:, 5:], atol=1e-4, rtol=1e-4)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
+from transformers.loss.loss_utils import ForQuestionAnsweringLoss
 from transformers.modeling_outputs import (
     CausalLMOutput,
     MaskedLMOutput,
@@ -416,8 +417,7 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         return self.span(self.transform(hidden))
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        # That of transformers, by the name of the class.
-        loss: Tensor = self.loss_function(*logits.float().unbind(-1), *labels.unbind(-1))
+        loss: Tensor = ForQuestionAnsweringLoss(*logits.float().unbind(-1), *labels.unbind(-1))
         return loss
 
     def output(self, logits: Tensor, **others: Any) -> ModelOutput:

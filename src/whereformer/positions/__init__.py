@@ -148,11 +148,9 @@ def register(name: str, method: type[Position]) -> None:
     if not (isinstance(method, type) and issubclass(method, Position)):
         raise TypeError(f"method: expected a subclass of Position, got {getattr(method, '__name__', method)}")
     first = METHODS.get(ALIASES.get(name, name))
-    again = isinstance(first, type) and (first.__module__, first.__qualname__) == (
-        method.__module__,
-        method.__qualname__,
-    )
-    if first is not None and not again:
+    names = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", "")) for each in (first, method)]
+    # A function may make several classes of one name.
+    if first is not None and (names[0] != names[1] or "<locals>" in method.__qualname__):
         raise InputError("name", f"{name!r} is taken by {first}")
     METHODS[name] = method
 

@@ -191,7 +191,7 @@ class QueryGradients(NamedTuple):
     levels: RowMatrix
     key_table: TableSums
     value_table: TableSums  # of weights
-    bias: TableSums  # without rows, where diagonals have them
+    bias: TableSums  # without rows: diagonals have them
 
 
 class KeyGradients(NamedTuple):
@@ -276,18 +276,14 @@ def norm_of(sums: Tensor, delta: Tensor | None = None) -> Norm:
 
 
 def new_table_sums(call: Call, name: str) -> TableSums:
-    """Allocate the sums of a table; the rows have to be filled with zeros, as no kernel writes all.
-
-    Those of a bias have rows only where it has no diagonals, and these are filled.
-    """
+    """Allocate the sums of a table; the rows have to be filled with zeros, as no kernel writes all. A bias has none."""
     n, length = call.n_k if name == "query_table" else call.n_q, getattr(call, name).shape[1]
     pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n, SUMS_ROWS) * SUMS_ROWS
     value, size = call.value, (call.value.shape[0], call.heads)
     ends = value.new_empty(*size, 2, n, dtype=torch.float32)
-    if name == "bias" and has_diagonals(call):
+    if name == "bias":
         return TableSums(ends, None)
-    new = value.new_zeros if name == "bias" else value.new_empty
-    return TableSums(ends, new(*size, pieces, rows, SUMS_WIDTH, dtype=torch.float32))
+    return TableSums(ends, value.new_empty(*size, pieces, rows, SUMS_WIDTH, dtype=torch.float32))
 
 
 def pairs_of(call: Call) -> PairRules:
@@ -409,24 +405,20 @@ def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> Vec
     return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
-def parts_of(call: Call, with_bias: bool = False) -> Iterator[tuple[Call, range]]:
-    """Split a call into runs of queries small enough for their products with tables of vectors; mostly one run.
+def parts_of(call: Call, size: int | None = None) -> Iterator[tuple[Call, range]]:
+    """Split a call into runs of ``size`` queries; by default of so many that their products with tables of vectors take
+    little memory, which mostly are all.
 
     Each comes with its rows. If they are not all, its seed is those of its rows, in the 32 bits that the kernels take.
-
-    Args:
-        with_bias: whether the queries also have sums by column of the bias, in the gradient of one that has no
-            diagonals.
     """
-    lengths = [table.shape[1] for table in (call.key_table, call.value_table) if table is not None]
-    if with_bias and call.bias is not None and not has_diagonals(call):
-        lengths.append(call.bias.shape[1] - 2)
-    longest, n_q = max(lengths, default=1), call.n_q
-    size = n_q if longest <= ROW_TABLE_NUMBERS else max(FEWEST_TABLE_ROWS, n_q * ROW_TABLE_NUMBERS // longest)
+    n_q = call.n_q
+    if size is None:
+        longest = max([1, *(table.shape[1] for table in (call.key_table, call.value_table) if table is not None)])
+        size = n_q if longest <= ROW_TABLE_NUMBERS else max(FEWEST_TABLE_ROWS, n_q * ROW_TABLE_NUMBERS // longest)
     if size >= n_q:
         yield call, range(n_q)
         return
-    seeds = call.dropout_seeds()
+    seeds = call.seed if call.seed is None or call.seed.dim() else call.dropout_seeds()
     for first in range(0, n_q, size):
         rows = range(first, min(first + size, n_q))
         part = call.part(rows)

@@ -107,7 +107,7 @@ class Triton(Backend):
         gradients = {name: call.new_gradient(name) for name in needed}
         if d_output.numel() == 0 or call.n_k == 0:
             return [gradient.zero_() for gradient in gradients.values()]
-        kept, parts = _kept(call, *results), list(parts_of(call, with_bias="bias" in needed))
+        kept, parts = _kept(call, *results), list(parts_of(call))
         if len(parts) == 1:
             return list(_Backward(call, kept, gradients, d_output, d_lse).run().values())
         sums = {name: torch.zeros_like(gradient, dtype=call.wide) for name, gradient in gradients.items()}
@@ -228,6 +228,9 @@ def _fill(call: Call, kept: Kept) -> None:
 _DIAGONAL_PROGRAMS = 1500
 """About the most programs of the kernel of diagonals: enough for a GPU, and each has sums of its own."""
 
+_FEWEST_PAIRS = 2**22
+"""Pairs whose gradients are in memory at once, where a bias has no diagonals: more only beside large inputs."""
+
 
 def _diagonals(call: Call, between: bool) -> tuple[int, int]:
     """Return the first and the last diagonal, key index - query index, whose pairs add to the gradient of a bias.
@@ -261,13 +264,11 @@ class _Backward:
     ) -> None:
         self.call, self.gradients, self.programs = call, gradients, call.value.shape[0] * call.heads
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
-        d_lse = None if d_lse is None else d_lse.float().contiguous()
-        pairs = pairs_of(call)
-        delta = _prepare(call, pairs, kept, self.d_out, d_lse)
+        self.d_lse = None if d_lse is None else d_lse.float().contiguous()
+        self.kept, pairs = kept, pairs_of(call)
+        delta = _prepare(call, pairs, kept, self.d_out, self.d_lse)
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
-        if "bias" in gradients and not (
-            has_diagonals(call) and covers(call, call.first[0], gradients["bias"].shape[1])
-        ):
+        if self.needs("bias") and has_diagonals(call) and not covers(call, call.first[0], gradients["bias"].shape[1]):
             has.append("bias")
         self.sums = {name: new_table_sums(call, name) for name in has}
         self.first = inputs_of(call, self.d_out), norm_of(kept.sums, delta)
@@ -291,7 +292,7 @@ class _Backward:
         if self.needs(*_SUMS_OVER_QUERIES):
             self._key_gradients()
         if self.needs("bias"):
-            self._bias_gradient()
+            self._bias_by_diagonals() if has_diagonals(self.call) else self._bias_by_pairs()
         if self.needs("dense"):
             self._dense_gradients()
         for name, found in self.places.items():
@@ -346,14 +347,36 @@ class _Backward:
         )
         self._table_gradients("query_table")
 
-    def _bias_gradient(self) -> None:
+    def _bias_by_pairs(self) -> None:
+        """Compute the gradient of a bias, (heads, T), from that of all scores, of a few queries at a time.
+
+        Pairs are added up as whole numbers, whose sum is the same in any order.
+        """
+        call, gradient = self.call, self.gradients["bias"]
+        (batch, heads), n_k, length = self.d_out.shape[:2], call.n_k, gradient.shape[1]
+        size = max(1, max(_FEWEST_PAIRS, self.d_out.numel() // 4) // (batch * heads * n_k))
+        total = gradient.new_zeros(gradient.shape, dtype=torch.float64)
+        for part, rows in parts_of(call, size):
+            some = slice(rows.start, rows.stop)
+            dense = gradient.new_empty(batch, heads, len(rows), n_k, dtype=torch.float32)
+            d_lse = None if self.d_lse is None else self.d_lse[:, :, some]
+            _Backward(part, self.kept.part(rows), {"dense": dense}, self.d_out[:, :, some], d_lse).run()
+            columns = (part.offsets() - call.first[0]).clamp(0, length - 1)
+            # The largest power of 2 with which no sum overflows; it is not finite where a gradient is not.
+            most = 2.0 ** (62 - (batch * len(rows) * n_k).bit_length())
+            unit = (most / dense.abs().amax().clamp_min(2.0**-60)).log2().floor().exp2()
+            whole = (dense * unit).long()
+            whole = whole.sum(0, keepdim=True) if len(columns) == 1 else whole
+            sums = whole.new_zeros(length, heads)
+            sums.index_add_(0, columns.flatten(), whole.movedim(1, -1).reshape(-1, heads))
+            total += sums.mT / unit.double()
+        gradient.copy_(total)
+
+    def _bias_by_diagonals(self) -> None:
         """Compute the gradient of a bias, (heads, T), from sums over all pairs with each offset."""
         from .jit.diagonals import diagonals, finish_bias
 
         call, gradient, sums = self.call, self.gradients["bias"], self.sums.get("bias")
-        if sums is not None and sums.rows is not None:
-            gradient.copy_(sums.by_column(gradient.shape[1]).sum((0, 2)))
-            return
         batch, blocks = call.value.shape[0], blocks_of("square", call)
         first, last = _diagonals(call, between=sums is not None)
         # Those of a diagonal of tiles are on both sides of its own.

@@ -25,8 +25,8 @@ from .available import interpreted
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
-_SMALL = 2**20
-"""Bytes that may be free a little later."""
+_SMALL, _MOST_SMALL = 2**20, 2**23
+"""Bytes that may be free a little later: of one allocation, and of all together."""
 
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
 
@@ -159,7 +159,8 @@ class _Recorder(DispatchMode):
         scratch = [name for name in self.allocations if name in last and name not in self.used]
         freed = {name: last[name] for name in scratch}
         small = [name for name in scratch if self.allocations[name][1] <= _SMALL]
-        freed |= dict.fromkeys(small, max([last[name] for name in small], default=0))
+        if sum(self.allocations[name][1] for name in small) <= _MOST_SMALL:
+            freed |= dict.fromkeys(small, max([last[name] for name in small], default=0))
         for index in sorted(set(freed.values())):
             parts = [name for name in scratch if freed[name] == index]
             # As torch does, begin at multiples of 512 bytes.

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, EncoderDecoderCache
+from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
@@ -81,7 +82,7 @@ class LayerInput:
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
         with_weights: whether its weights are wanted; None: not said.
-        past: the number of earlier tokens in its cache; None if it shows no cache.
+        past: the number of earlier tokens in its cache; None if that is not known.
     """
 
     forward: StackForward
@@ -94,13 +95,12 @@ class LayerInput:
         """Raise an InputError if the method cannot serve what the layer asks for."""
         causal, methods = self.forward.position.model.causal, self.forward.position.methods()
         # Some layers join keys of whole pieces to those of tokens, as soon as there is a piece (DeepSeek-V4).
-        tokens = (self.past or 0) + n_q
-        joined = n_k > tokens and (self.past is not None or n_q > 1)
+        joined = self.past is not None and n_k > self.past + n_q
         if joined and not all(isinstance(method, NoPosition) for method in methods):
             raise InputError(
                 "position",
-                f"layer {self.layer} has {n_k} keys for {tokens} tokens, and only tokens have positions; "
-                "expected 'none' for this model",
+                f"layer {self.layer} has {n_k} keys for {(self.past or 0) + n_q} tokens, and only tokens have "
+                "positions; expected 'none' for this model",
             )
         counting = [method for method in methods if method.scales_query]
         if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
@@ -204,5 +204,18 @@ class Enter:
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)
         cache = next((each for each in (*kwargs.values(), *args) if isinstance(each, Cache)), None)
-        past = None if cache is None else cache.get_seq_length(getattr(module, "layer_idx", None) or 0)
+        past = _past(cache, getattr(module, "layer_idx", None) or 0)
+        # One token may have a cache of another kind.
+        past = None if cache is None and hidden.shape[1] == 1 else past
         return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights, past)}
+
+
+def _past(cache: Cache | None, index: int) -> int | None:
+    """Return the number of tokens in a layer's cache; None for a layer that has the keys of another one."""
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    if cache is None:
+        return 0
+    if index >= len(cache.layers):  # a layer comes into being when it is filled first
+        return None if cache.layers and cache.get_seq_length() else 0
+    return cache.get_seq_length(index) if isinstance(cache.layers[index], CacheLayerMixin) else None

@@ -1,4 +1,7 @@
-"""Tables of vectors: their products with rows, sums over a row's keys by offset, and what these give the tables."""
+"""Tables of vectors: their products with rows, sums over a row's keys by offset, and what these give the tables.
+
+The sums beyond the ends of a table are those of a bias, too.
+"""
 
 # mypy: ignore-errors
 

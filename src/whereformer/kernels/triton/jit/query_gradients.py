@@ -60,8 +60,6 @@ def _query_blocks(
                 add_at_offsets(gradients.key_table.rows, d_scores, terms.key_table, tile, pairs)
             if gradients.value_table.rows is not None:
                 add_at_offsets(gradients.value_table.rows, weights, terms.value_table, tile, pairs)
-            if gradients.bias.rows is not None:
-                add_at_offsets(gradients.bias.rows, d_scores, columns_of_bias, tile, pairs)
     return QuerySums(d_q, d_factors, d_levels, key_table, value_table, bias)
 
 
