@@ -8,6 +8,7 @@ from transformers import masking_utils
 from whereformer import attach, detach
 from whereformer.kernels import attention
 from whereformer.models.attachment import interface, masks
+from whereformer.models.inputs import CACHE
 
 from .checkpointing import checkpoint_activations
 from .peers import SIZES
@@ -277,6 +278,6 @@ def test_layers_that_share_the_keys_of_others_are_served(position):
     ids = torch.randint(3, 30, (1, 9))
     with torch.no_grad():
         whole = model(ids).logits
-        cache = model(ids[:, :4], use_cache=True).past_key_values
-        model(ids[:, 4:5], past_key_values=cache)
-        torch.testing.assert_close(model(ids[:, 5:], past_key_values=cache).logits, whole[:, 5:], atol=1e-4, rtol=1e-4)
+        cache = model(ids[:, :4], use_cache=True)[CACHE]
+        model(ids[:, 4:5], **{CACHE: cache})
+        torch.testing.assert_close(model(ids[:, 5:], **{CACHE: cache}).logits, whole[:, 5:], atol=1e-4, rtol=1e-4)
