@@ -117,6 +117,8 @@ class Own(Recipe):
         ('NAME = "own"', "", "file: Own needs a NAME, such as NAME = 'mistaken_"),
         ("@dataclass(frozen=True, kw_only=True)", "", "file: Own needs @dataclass(frozen=True, kw_only=True)"),
         ("class Own(Recipe)", "class Own", "file: expected one recipe in mistaken_"),
+        ('NAME = "own"', 'NAME = "own"; code: int = 1', "code: an option of Own needs another name; records have this"),
+        ('NAME = "own"', 'NAME = "own"; help: str = ""', "help: an option of Own needs another name; --help shows"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(old, new, expected, tmp_path, monkeypatch, capsys):
