@@ -400,7 +400,8 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys):
 
 
 def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or files of the same second would pass for the same
     plugin = tmp_path / "my_method.py"
     plugin.write_text("from package import module\n" + PLUGIN.format(name="own"))
     (tmp_path / "package").mkdir()
