@@ -66,6 +66,10 @@ def test_none_is_not_accepted(words, capsys):
         compare bert => unknown option 'bert'; whereformer compare --help lists them
         compare --steps => --steps: expected one argument
         finetune --task rte => --model: the command needs it, got none
+        pretrain --data=a --learning-rate -1e-3 => --learning-rate: expected a number above 0
+        translate run a --length-penalty -1e2 => --length-penalty: expected -10 to 10, got -100.0
+        compare --steps -x => --steps: expected a whole number, got '-x'
+        compare --out --prset bert => --out: expected one argument
         extend --steps 3 => MODEL: the command needs it, got none
         translate => unknown command 'translate'; did you mean 'translate run'?
     """),

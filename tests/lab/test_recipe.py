@@ -15,6 +15,7 @@ import pytest
 from tests.failing import fails, largest_file
 from tests.lab.report.pages import Page
 from tests.lab.toy import Toy
+from whereformer.cli.flags import parse
 from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.manifest import sealed
@@ -229,6 +230,9 @@ def test_text_lists_and_whole_numbers_stand_for_an_option():
     assert recipe.command() == f"{command} --words x,y --rates 1,0.25 --path b"
     assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b"}
     assert Toy(out="a", quick=True, seeds=1).command() == f"{command} --quick"
+    words = ["--path", "-a", "--words", "-1,b"]
+    negative = Toy(**parse(Toy, [*words, "--out=a"], "toy"))
+    assert negative.command() == f"{command} --words=-1,b --path=-a"
 
 
 def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):

@@ -71,7 +71,7 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
     rest, given = [word for word in words if word not in HELP], {}
     asks = len(rest) < len(words)
     with suppress(InputError) if asks else nullcontext():
-        found, unknown = parser_of(kind, prog).parse_known_intermixed_args(rest)
+        found, unknown = parser_of(kind, prog).parse_known_intermixed_args(_joined(kind, rest))
         given = vars(found)
         if unknown:
             close = get_close_matches(unknown[0].partition("=")[0], flags_of(kind).values(), 1)
@@ -86,6 +86,18 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
         if field.name not in options and default(field) is dataclasses.MISSING:
             raise InputError(field.name, "the command needs it, got none")
     return options
+
+
+def _joined(kind: type[Any], words: Sequence[str]) -> list[str]:
+    """Return ``--scores=-1,2`` for ``--scores -1,2``: argparse takes a word that begins with a dash for a flag."""
+    flags, types, found = flags_of(kind), hints(kind), list[str]()
+    takes_one = {flags[name] for name, hint in types.items() if _given_type(hint) is not bool and not _has_words(hint)}
+    for word in words:
+        if found and found[-1] in takes_one and re.match("-[^-]", word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> Parser:
@@ -111,8 +123,7 @@ def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> P
             action = "store_false" if usually else "store_true"
             parser.add_argument(flag(f"no_{name}") if usually else word, dest=name, action=action, **about)
             continue
-        several = get_origin(inner) is tuple
-        if several:
+        if get_origin(inner) is tuple:
             inner = str if is_listed(hint) else get_args(inner)[0]
         placeholder = placeholders.get(name) if inner in (str, Path) else None
         if get_origin(inner) is Literal:
@@ -121,7 +132,7 @@ def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> P
             "type": partial(_read, inner),
             "metavar": placeholder or ("A,B" if is_listed(hint) else SHOWN.get(inner)),
         }
-        several &= not is_listed(hint)
+        several = _has_words(hint)
         if word.startswith("-"):
             parser.add_argument(word, dest=name, nargs="+" if several else None, **about)
         else:
@@ -133,6 +144,11 @@ def _given_type(hint: Any) -> Any:
     """Return the type of an option's value, without markers, and without None: an option that is left out has that."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return next((part for part in get_args(kind) if NoneType in get_args(kind) and part is not NoneType), kind)
+
+
+def _has_words(hint: Any) -> bool:
+    """Return whether an option's values are several words."""
+    return get_origin(_given_type(hint)) is tuple and not is_listed(hint)
 
 
 def _read(kind: Any, word: str) -> Any:

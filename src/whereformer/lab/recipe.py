@@ -210,8 +210,12 @@ class Recipe(WithPlugin):
             texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
             name = self.FLAGS.get(field.name, flag(field.name))
-            words += [name] if name.startswith("-") else []
-            words += [] if value is True else [",".join(texts)] if commas else texts
+            texts = [] if value is True else [",".join(texts)] if commas else texts
+            if name.startswith("-") and len(texts) == 1 and texts[0].startswith("-"):  # it would pass for a flag
+                texts = [f"{name}={texts[0]}"]
+            elif name.startswith("-"):
+                words.append(name)
+            words += texts
         return shlex.join(words)
 
     def start(self, *, quiet: bool = False) -> Report:
