@@ -63,6 +63,7 @@ def test_none_is_not_accepted(words, capsys):
     ("arguments", "expected"),
     refusals("""
         compare --prset bert => unknown option '--prset'; did you mean --preset?
+        cost --decoder => unknown option '--decoder'; did you mean --no-decoder?
         compare bert => unknown option 'bert'; whereformer compare --help lists them
         compare --steps => --steps: expected one argument
         finetune --task rte => --model: the command needs it, got none

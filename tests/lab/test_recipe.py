@@ -230,9 +230,9 @@ def test_text_lists_and_whole_numbers_stand_for_an_option():
     assert recipe.command() == f"{command} --words x,y --rates 1,0.25 --path b"
     assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b"}
     assert Toy(out="a", quick=True, seeds=1).command() == f"{command} --quick"
-    words = ["--path", "-a", "--words", "-1,b"]
+    words = ["--path", "-a", "--words", "-1,b", "--no-shuffle"]
     negative = Toy(**parse(Toy, [*words, "--out=a"], "toy"))
-    assert negative.command() == f"{command} --words=-1,b --path=-a"
+    assert negative.command() == f"{command} --words=-1,b --path=-a --no-shuffle"
 
 
 def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):

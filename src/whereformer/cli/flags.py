@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from ..errors import InputError, shown
-from ..lab.recipe import Recipe, default, flag, hints, is_listed, own_first
+from ..lab.recipe import Recipe, default, flag, flags_of, hints, is_listed, own_first
 
 FILES = ("pairs", "references", "source", "target", "train", "plugin")
 METAVARS = {
@@ -121,7 +121,7 @@ def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> P
         inner = _given_type(hint)
         if inner is bool:
             action = "store_false" if usually else "store_true"
-            parser.add_argument(flag(f"no_{name}") if usually else word, dest=name, action=action, **about)
+            parser.add_argument(word, dest=name, action=action, **about)
             continue
         if get_origin(inner) is tuple:
             inner = str if is_listed(hint) else get_args(inner)[0]
@@ -174,11 +174,6 @@ def in_flags(error: InputError, command: Any) -> str:
     flags = flags_of(command)
     reason = _replace_names(error.reason, flags)
     return reason if error.field is None else f"{flags.get(error.field, flag(error.field))}: {reason}"
-
-
-def flags_of(command: Any) -> dict[str, str]:
-    """Return a command's flags by field name. ``FLAGS`` has those that don't follow from a field's name."""
-    return {field.name: flag(field.name) for field in dataclasses.fields(command)} | getattr(command, "FLAGS", {})
 
 
 def _replace_names(text: str, flags: Mapping[str, str]) -> str:

@@ -202,6 +202,7 @@ class Recipe(WithPlugin):
         usual = self.usual({field.name: getattr(self, field.name) for field in fields(self)})
         own = own_file(type(self))
         words = ["whereformer", *(self.NAME.split() if own is None else ["run", os.path.relpath(own)])]
+        flags = flags_of(type(self))
         for field in own_first(type(self)):
             value = getattr(self, field.name)
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
@@ -209,8 +210,8 @@ class Recipe(WithPlugin):
             parts = value if isinstance(value, tuple) else (value,)
             texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
-            name = self.FLAGS.get(field.name, flag(field.name))
-            texts = [] if value is True else [",".join(texts)] if commas else texts
+            name = flags[field.name]
+            texts = [] if isinstance(value, bool) else [",".join(texts)] if commas else texts
             if name.startswith("-") and len(texts) == 1 and texts[0].startswith("-"):  # it would pass for a flag
                 texts = [f"{name}={texts[0]}"]
             elif name.startswith("-"):
@@ -375,6 +376,16 @@ def is_listed(hint: Any) -> bool:
 def flag(name: str) -> str:
     """Return the flag of a field: ``--max-length`` for ``max_length``."""
     return f"--{name.replace('_', '-')}"
+
+
+def flags_of(kind: Any) -> dict[str, str]:
+    """Return flags by field name; of what is on by default, the flag that turns it off.
+
+    ``FLAGS`` has those that don't follow from a field's name.
+    """
+    off = {field.name for field in fields(kind) if default(field, None) is True}
+    usual = {field.name: flag(f"no_{field.name}" if field.name in off else field.name) for field in fields(kind)}
+    return usual | getattr(kind, "FLAGS", {})
 
 
 def default(field: Field[Any], without: Any = MISSING) -> Any:
