@@ -69,7 +69,10 @@ def fingerprint_of_files(files: Sequence[Path], names: Iterable[str] = ()) -> st
 
 
 def fingerprint_of_code(file: Path) -> str:
-    """Return a short hash of a Python file and of the files in its folder that it imports, directly or not."""
+    """Return a short hash of a Python file and of the files in its folder that it imports, directly or not.
+
+    The names of the files decide nothing.
+    """
     waiting, found = [file.resolve()], set[Path]()
     while waiting:
         path = waiting.pop()
@@ -87,7 +90,7 @@ def fingerprint_of_code(file: Path) -> str:
                 place = folder.joinpath(*module.split("."))
                 files = place.with_suffix(".py"), place / "__init__.py"
                 waiting += [each for each in files if each.is_file() and each not in (*found, *waiting)]
-    return fingerprint_of_files(sorted(found))
+    return fingerprint(sorted(_described(path)["sha256"] for path in found))
 
 
 def write(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -249,9 +249,9 @@ class Recipe(WithPlugin):
 
         found, own = {}, own_file(type(self))
         if own is not None:
-            found["code"] = f"{own.name}, version {self.VERSION or fingerprint_of_code(own)}"
+            found["code"] = f"version {self.VERSION or fingerprint_of_code(own)}"
         if self.plugin is not None and not self.PLUGIN_IN_KEYS:
-            found["plugin"] = f"{self.plugin.name}, version {fingerprint_of_code(self.plugin)}"
+            found["plugin"] = f"version {fingerprint_of_code(self.plugin)}"
         return found
 
 
