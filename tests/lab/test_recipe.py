@@ -18,7 +18,7 @@ from tests.lab.toy import Toy
 from whereformer.cli.flags import parse
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.lab.manifest import sealed
+from whereformer.lab.manifest import fingerprint_of_code, sealed
 from whereformer.lab.recipe import function
 from whereformer.lab.report.report import Figure, Report
 from whereformer.lab.run import _Bar, open_folder, read_records, usual_jobs
@@ -187,6 +187,23 @@ def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypat
     named = OWN.replace('NAME = "own"', 'NAME = "own"; VERSION = "1"')
     assert "It is 7." in run(named, "7")
     assert "It is 7." in run(named + "# another caption", "7")
+
+
+def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_path):
+    files = {
+        "main.py": "from package.below import X",
+        "package/__init__.py": "",
+        "package/below/__init__.py": "from ..beside import X",
+        "package/beside.py": "from . import last",
+        "package/last.py": "",
+    }
+    found = set()
+    for changed in (None, *files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text + "\n# changed" * (name == changed))
+        found.add(fingerprint_of_code(tmp_path / "main.py"))
+    assert len(found) == 1 + len(files)
 
 
 def test_versions_are_those_of_contents_and_compared_both_ways(tmp_path, monkeypatch):

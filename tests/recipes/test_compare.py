@@ -406,6 +406,7 @@ def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
     plugin.write_text("from package import module\n" + PLUGIN.format(name="own"))
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "module.py").write_text("from .beside_it import A")
+    (tmp_path / "package" / "__init__.py").write_text("")
     sources = []
     for content in ("A = 1", "A = 2"):
         (tmp_path / "package" / "beside_it.py").write_text(content)
