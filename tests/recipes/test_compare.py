@@ -372,7 +372,8 @@ def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text
     assert f"--plugin {plugin}" in (out / "report.html").read_text()
 
 
-def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys):
+def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("whereformer.lab.methods._SOURCES", sources := {})
     plugin, out = tmp_path / "my_method.py", tmp_path / "out"
     example = (Path(__file__).parents[2] / "examples" / "own_method.py").read_text()
     plugin.write_text(example)
@@ -388,6 +389,7 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys):
         main([*probe, given])
         assert capsys.readouterr().out.count("fading") > 5
         positions.METHODS.pop("fading")
+        sources.clear()
         for command in (["positions", "--measure", str(out)], analyze):
             assert "a+b, and what a --plugin registers" in fails(capsys, *command)
         plugin.write_text(example + "# changed")
