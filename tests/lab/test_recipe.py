@@ -260,7 +260,9 @@ def test_text_lists_and_whole_numbers_stand_for_an_option():
     assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")
     command = f"whereformer run {os.path.relpath(TOY)}"
     assert recipe.command() == f"{command} --words x,y --rates 1,0.25 --path b"
-    assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b"}
+    assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b", "files": []}
+    assert Toy(out="a", files=["x", "y"]).record()["files"] == ["x", "y"]
+    assert Toy(out="a", rates=0.123456789).command() == f"{command} --rates 0.123456789"
     assert Toy(out="a", quick=True, seeds=1).command() == f"{command} --quick"
     words = ["--path", "-a", "--words", "-1,b", "--no-shuffle"]
     negative = Toy(**parse(Toy, [*words, "--out=a"], "toy"))

@@ -45,6 +45,8 @@ class Toy(ManyRuns):
     """A path."""
     shuffle: Annotated[bool, Free] = True
     """Do not shuffle."""
+    files: tuple[Path, ...] = ()
+    """Files."""
     fails: Annotated[str, Free] = ""
     """What happens at seed 1."""
 

@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from ..errors import InputError, shown
-from ..lab.recipe import Recipe, default, flag, flags_of, hints, is_listed, own_first
+from ..lab.recipe import Recipe, default, flag, flags_of, hints, in_words, is_listed, own_first
 
 FILES = ("pairs", "references", "source", "target", "train", "plugin")
 METAVARS = {
@@ -166,7 +166,7 @@ def _in_words(value: Any) -> str:
     if value in (None, (), "") or isinstance(value, bool):
         return ""
     parts = value if isinstance(value, tuple) else (value,)
-    return f" (default: {','.join(f'{part:g}' if isinstance(part, float) else str(part) for part in parts)})"
+    return f" (default: {','.join(map(in_words, parts))})"
 
 
 def in_flags(error: InputError, command: Any) -> str:

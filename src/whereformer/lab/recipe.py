@@ -195,7 +195,7 @@ class Recipe(WithPlugin):
         """Return the options that decide a number, as JSON has them."""
         kinds = hints(type(self))
         options = {name: value for name, value in asdict(self).items() if Free not in get_args(kinds[name])}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+        return {name: _in_json(value) for name, value in options.items()}
 
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
@@ -208,7 +208,7 @@ class Recipe(WithPlugin):
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
                 continue
             parts = value if isinstance(value, tuple) else (value,)
-            texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
+            texts = [in_words(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
             name = flags[field.name]
             texts = [] if isinstance(value, bool) else [",".join(texts)] if commas else texts
@@ -388,6 +388,11 @@ def flags_of(kind: Any) -> dict[str, str]:
     return usual | getattr(kind, "FLAGS", {})
 
 
+def in_words(value: Any) -> str:
+    """Return a value as a command has it: 0.1 and 1e-05, and all digits of what has many."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
 def default(field: Field[Any], without: Any = MISSING) -> Any:
     """Return a field's default, or ``without`` if it has none."""
     if field.default_factory is not MISSING:
@@ -399,6 +404,13 @@ def own_first(kind: type[Any]) -> list[Field[Any]]:
     """Return the fields: those that the class declares itself, in its order, then those that it shares with others."""
     own = list(kind.__annotations__)
     return sorted(fields(kind), key=lambda field: own.index(field.name) if field.name in own else len(own))
+
+
+def _in_json(value: Any) -> Any:
+    """Return an option's value as JSON has it."""
+    if isinstance(value, tuple):
+        return [_in_json(part) for part in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _as_declared(name: str, hint: Any, value: Any) -> Any:
