@@ -55,7 +55,8 @@ def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys
     assert re.search(r"learned +16,384", out)
     assert "tisa has the fewest parameters." in out
     assert "`whereformer run count_parameters.py --positions learned,tisa --hidden-size 32`" in report_of("out")
-    assert "--hidden-size INT" in help_of(capsys, "run", "count_parameters.py")
+    for words in (["run", "count_parameters.py"], ["run", "--help", "count_parameters.py"]):
+        assert "--hidden-size INT" in help_of(capsys, *words)
 
 
 def test_the_recipe_of_the_docs_that_trains_runs_from_its_file(tmp_path, monkeypatch, capsys):
@@ -117,6 +118,7 @@ class Own(Recipe):
         ("[f\"It is {found['a',]}.\"]", "'It.'", "Report: expected a list of sentences, at least one, got 'It.'"),
         ('NAME = "own"', "", "file: Own needs a NAME, such as NAME = 'mistaken_"),
         ("@dataclass(frozen=True, kw_only=True)", "", "file: Own needs @dataclass(frozen=True, kw_only=True)"),
+        ("class Own(Recipe)", "class Own(Recipe", ".py, line 10: "),
         ("class Own(Recipe)", "class Own", "file: expected one recipe in mistaken_"),
         ('NAME = "own"', 'NAME = "own"; code: int = 1', "code: an option of Own needs another name; records have this"),
         ('NAME = "own"', 'NAME = "own"; help: str = ""', "help: an option of Own needs another name; --help shows"),

@@ -429,6 +429,7 @@ def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
     [
         (None, "--plugin: no such file: "),
         ("x = 1", "my_method.py registers no method; call whereformer.positions.register in it"),
+        ("x = 1\nx = = 2", "my_method.py, line 2: invalid syntax"),
         (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is taken by"),
     ],
 )

@@ -53,7 +53,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise an InputError."""
-        raise InputError(None, message.removeprefix("argument "))
+        told = message.removeprefix("argument ").replace("ignored explicit argument", "takes no value, got")
+        raise InputError(None, told)
 
 
 def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
@@ -76,10 +77,11 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
         if unknown:
             close = get_close_matches(unknown[0].partition("=")[0], flags_of(kind).values(), 1)
             hint = f"; did you mean {close[0]}?" if close else f"; {prog} --help lists them"
-            raise InputError(None, f"unknown option {shown(unknown[0])}{hint}")
+            what = "unknown option" if unknown[0].startswith("-") else "unexpected word"
+            raise InputError(None, f"{what} {shown(unknown[0])}{hint}")
     usual = kind.usual({**given, **({"help": True} if asks else {})}) if issubclass(kind, Recipe) else {}
     if asks:
-        parser_of(kind, prog, usual).print_help()
+        print(parser_of(kind, prog, usual).format_help(), end="", flush=True)  # so that a full disk is an error
         raise SystemExit(0)
     options = {**usual, **given}
     for field in dataclasses.fields(kind):
@@ -103,10 +105,11 @@ def _joined(kind: type[Any], words: Sequence[str]) -> list[str]:
 def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> Parser:
     """Return the parser of a command. Its help shows the defaults of the fields, or those in ``usual``."""
     flags, types, documentation = flags_of(kind), hints(kind), _documentation(kind)
-    placeholders, words = METAVARS | getattr(kind, "METAVARS", {}), [*flags.values()]
+    placeholders = METAVARS | getattr(kind, "METAVARS", {})
+    words = [_in_usage(field, types[field.name], flags[field.name]) for field in dataclasses.fields(kind)]
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
     parser = Parser(
-        usage=" ".join([prog, "[-h] [OPTIONS]", *(word for word in words if not word.startswith("-"))]),
+        usage=" ".join([prog, "[-h] [OPTIONS]", *filter(None, words)]),
         description="\n\n".join(fill(part, shutil.get_terminal_size().columns) for part in paragraphs),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=18),
         argument_default=argparse.SUPPRESS,
@@ -138,6 +141,15 @@ def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> P
         else:
             parser.add_argument(name, nargs="*" if several else "?", **about | {"metavar": word})
     return parser
+
+
+def _in_usage(field: dataclasses.Field[Any], hint: Any, word: str) -> str:
+    """Return how a line of usage shows an option that is a word without a flag; nothing for others."""
+    if word.startswith("-"):
+        return ""
+    if _has_words(hint):
+        return f"{word} [{word} ...]"
+    return word if default(field) is dataclasses.MISSING else f"[{word}]"
 
 
 def _given_type(hint: Any) -> Any:
