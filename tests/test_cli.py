@@ -63,15 +63,44 @@ def test_none_is_not_accepted(words, capsys):
     ("arguments", "expected"),
     refusals("""
         compare --prset bert => unknown option '--prset'; did you mean --preset?
-        compare bert => unknown option 'bert'; whereformer compare --help lists them
+        cost --decoder => unknown option '--decoder'; did you mean --no-decoder?
+        compare bert => unexpected word 'bert'; whereformer compare --help lists them
+        pretrain --dry-run=yes => --dry-run: takes no value, got 'yes'
         compare --steps => --steps: expected one argument
         finetune --task rte => --model: the command needs it, got none
+        pretrain --data=a --learning-rate -1e-3 => --learning-rate: expected a number above 0
+        translate run a --length-penalty -1e2 => --length-penalty: expected -10 to 10, got -100.0
+        compare --steps -x => --steps: expected a whole number, got '-x'
+        compare --out --prset bert => --out: expected one argument
         extend --steps 3 => MODEL: the command needs it, got none
         translate => unknown command 'translate'; did you mean 'translate run'?
     """),
 )
 def test_bad_words_are_one_line(arguments, expected, capsys):
     assert expected in fails(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("positions", "usage: whereformer positions [-h] [OPTIONS] [PATTERN] "),
+        ("analyze", "usage: whereformer analyze [-h] [OPTIONS] MODEL [MODEL ...] "),
+        ("translate run", "usage: whereformer translate run [-h] [OPTIONS] MODEL "),
+    ],
+)
+def test_usage_shows_which_words_may_be_left_out(words, usage, capsys):
+    assert help_of(capsys, *words.split()).startswith(usage)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("words", [["--help"], ["cost", "--help"]])
+def test_help_that_cannot_be_written_is_an_error(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "whereformer", *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert "cannot write the output: no space left on the disk" in done.stderr
 
 
 def test_the_help_of_a_command_shows_the_defaults_that_other_options_bring(capsys):

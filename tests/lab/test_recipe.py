@@ -15,9 +15,10 @@ import pytest
 from tests.failing import fails, largest_file
 from tests.lab.report.pages import Page
 from tests.lab.toy import Toy
+from whereformer.cli.flags import parse
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.lab.manifest import sealed
+from whereformer.lab.manifest import fingerprint_of_code, sealed
 from whereformer.lab.recipe import function
 from whereformer.lab.report.report import Figure, Report
 from whereformer.lab.run import _Bar, open_folder, read_records, usual_jobs
@@ -54,7 +55,8 @@ def test_the_recipe_of_the_docs_runs_from_its_file(tmp_path, monkeypatch, capsys
     assert re.search(r"learned +16,384", out)
     assert "tisa has the fewest parameters." in out
     assert "`whereformer run count_parameters.py --positions learned,tisa --hidden-size 32`" in report_of("out")
-    assert "--hidden-size INT" in help_of(capsys, "run", "count_parameters.py")
+    for words in (["run", "count_parameters.py"], ["run", "--help", "count_parameters.py"]):
+        assert "--hidden-size INT" in help_of(capsys, *words)
 
 
 def test_the_recipe_of_the_docs_that_trains_runs_from_its_file(tmp_path, monkeypatch, capsys):
@@ -116,7 +118,10 @@ class Own(Recipe):
         ("[f\"It is {found['a',]}.\"]", "'It.'", "Report: expected a list of sentences, at least one, got 'It.'"),
         ('NAME = "own"', "", "file: Own needs a NAME, such as NAME = 'mistaken_"),
         ("@dataclass(frozen=True, kw_only=True)", "", "file: Own needs @dataclass(frozen=True, kw_only=True)"),
+        ("class Own(Recipe)", "class Own(Recipe", ".py, line 10: "),
         ("class Own(Recipe)", "class Own", "file: expected one recipe in mistaken_"),
+        ('NAME = "own"', 'NAME = "own"; code: int = 1', "code: an option of Own needs another name; records have this"),
+        ('NAME = "own"', 'NAME = "own"; help: str = ""', "help: an option of Own needs another name; --help shows"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(old, new, expected, tmp_path, monkeypatch, capsys):
@@ -178,12 +183,44 @@ def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypat
         with pytest.raises(SystemExit):
             run(own, number)
         said = capsys.readouterr().err
-        assert re.search(r"out holds results with code 'own_recipe.py, version \w+', not 'own_recipe.py, ", said)
+        assert re.search(r"out holds results with code 'version \w+', not 'version \w+'; ", said)
         assert "choose another folder" in said
     Path("out/records.jsonl").unlink()
     named = OWN.replace('NAME = "own"', 'NAME = "own"; VERSION = "1"')
     assert "It is 7." in run(named, "7")
     assert "It is 7." in run(named + "# another caption", "7")
+
+
+def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_path):
+    files = {
+        "main.py": "from package.below import X",
+        "package/__init__.py": "",
+        "package/below/__init__.py": "from ..beside import X",
+        "package/beside.py": "from . import last",
+        "package/last.py": "",
+    }
+    found = set()
+    for changed in (None, *files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text + "\n# changed" * (name == changed))
+        found.add(fingerprint_of_code(tmp_path / "main.py"))
+    assert len(found) == 1 + len(files)
+
+
+def test_versions_are_those_of_contents_and_compared_both_ways(tmp_path, monkeypatch):
+    monkeypatch.setattr("whereformer.lab.methods.load_plugin", lambda plugin: None)
+    for name in ("a.py", "z.py"):
+        (tmp_path / name).write_text("import beside")
+    (tmp_path / "beside.py").write_text("")
+    with_plugin, without = {"plugin": tmp_path / "a.py", "out": tmp_path / "a"}, {"out": tmp_path / "b"}
+    toy(**with_plugin, seeds=1)
+    toy(**with_plugin | {"plugin": tmp_path / "z.py"}, seeds=1)
+    with pytest.raises(InputError, match=r"holds results with plugin 'version \w+', not None; choose another folder"):
+        toy(out=tmp_path / "a", seeds=1)
+    toy(**without, seeds=1)
+    with pytest.raises(InputError, match="holds results with plugin None, not 'version"):
+        toy(**with_plugin | without, seeds=1)
 
 
 def help_of(capsys, *words):
@@ -225,8 +262,13 @@ def test_text_lists_and_whole_numbers_stand_for_an_option():
     assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")
     command = f"whereformer run {os.path.relpath(TOY)}"
     assert recipe.command() == f"{command} --words x,y --rates 1,0.25 --path b"
-    assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b"}
+    assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b", "files": []}
+    assert Toy(out="a", files=["x", "y"]).record()["files"] == ["x", "y"]
+    assert Toy(out="a", rates=0.123456789).command() == f"{command} --rates 0.123456789"
     assert Toy(out="a", quick=True, seeds=1).command() == f"{command} --quick"
+    words = ["--path", "-a", "--words", "-1,b", "--no-shuffle"]
+    negative = Toy(**parse(Toy, [*words, "--out=a"], "toy"))
+    assert negative.command() == f"{command} --words=-1,b --path=-a --no-shuffle"
 
 
 def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):

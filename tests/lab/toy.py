@@ -43,6 +43,10 @@ class Toy(ManyRuns):
     """Rates."""
     path: str | Path | None = None
     """A path."""
+    shuffle: Annotated[bool, Free] = True
+    """Do not shuffle."""
+    files: tuple[Path, ...] = ()
+    """Files."""
     fails: Annotated[str, Free] = ""
     """What happens at seed 1."""
 

@@ -15,7 +15,7 @@ from tests.lab.report.findings import model_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
 from whereformer.lab.terminal import Terminal
-from whereformer.recipes.analyze_report import averaged, kernels_of, limits, peak, related, report_of
+from whereformer.recipes.analyze_report import averaged, kernels_of, limits, peak, related, report_of, verdict
 
 ADDS, LOOK = "what-position-adds-head-by-head", "where-the-heads-look-in-text"
 
@@ -134,6 +134,8 @@ def test_checkpoints_of_a_run():
     check(text)
     assert re.search(r"<h1>Toeplitzness goes from 0\.\d\d at step 0 to 0\.\d\d at step 1,000\.</h1>", text)
     assert "Toeplitzness over training" in text
+    same = [dataclasses.replace(models[0], step=step) for step in (0, 10)]
+    assert re.fullmatch(r"Toeplitzness stays at 0\.\d\d from step 0 to step 10\.", verdict(same))
 
 
 def test_names_of_heads_that_are_not_known_have_looks():

@@ -372,7 +372,8 @@ def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text
     assert f"--plugin {plugin}" in (out / "report.html").read_text()
 
 
-def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys):
+def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("whereformer.lab.methods._SOURCES", sources := {})
     plugin, out = tmp_path / "my_method.py", tmp_path / "out"
     example = (Path(__file__).parents[2] / "examples" / "own_method.py").read_text()
     plugin.write_text(example)
@@ -388,23 +389,26 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys):
         main([*probe, given])
         assert capsys.readouterr().out.count("fading") > 5
         positions.METHODS.pop("fading")
+        sources.clear()
         for command in (["positions", "--measure", str(out)], analyze):
             assert "a+b, and what a --plugin registers" in fails(capsys, *command)
         plugin.write_text(example + "# changed")
         main([*analyze, given])
         line = fails(capsys, *probe, given)
-        assert "probe holds results with plugin 'my_method.py, version " in line
+        assert "probe holds results with plugin 'version " in line
         assert "choose another folder" in line
     finally:
         positions.METHODS.pop("fading", None)
 
 
 def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or files of the same second would pass for the same
     plugin = tmp_path / "my_method.py"
     plugin.write_text("from package import module\n" + PLUGIN.format(name="own"))
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "module.py").write_text("from .beside_it import A")
+    (tmp_path / "package" / "__init__.py").write_text("")
     sources = []
     for content in ("A = 1", "A = 2"):
         (tmp_path / "package" / "beside_it.py").write_text(content)
@@ -425,6 +429,7 @@ def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
     [
         (None, "--plugin: no such file: "),
         ("x = 1", "my_method.py registers no method; call whereformer.positions.register in it"),
+        ("x = 1\nx = = 2", "my_method.py, line 2: invalid syntax"),
         (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is taken by"),
     ],
 )

@@ -63,6 +63,8 @@ def _line(error: Exception, command: Any) -> str | None:
     """Return what to tell about an error that is no fault of ours; None for others."""
     if isinstance(error, InputError):
         return str(error) if command is None else in_flags(error, command)
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # a recipe or a plugin
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
     if full := full_disk(error):
         return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output", full)
     if isinstance(error, OSError):

@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from ..errors import InputError, shown
-from ..lab.recipe import Recipe, default, flag, hints, is_listed, own_first
+from ..lab.recipe import Recipe, default, flag, flags_of, hints, in_words, is_listed, own_first
 
 FILES = ("pairs", "references", "source", "target", "train", "plugin")
 METAVARS = {
@@ -53,7 +53,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise an InputError."""
-        raise InputError(None, message.removeprefix("argument "))
+        told = message.removeprefix("argument ").replace("ignored explicit argument", "takes no value, got")
+        raise InputError(None, told)
 
 
 def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
@@ -71,15 +72,16 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
     rest, given = [word for word in words if word not in HELP], {}
     asks = len(rest) < len(words)
     with suppress(InputError) if asks else nullcontext():
-        found, unknown = parser_of(kind, prog).parse_known_intermixed_args(rest)
+        found, unknown = parser_of(kind, prog).parse_known_intermixed_args(_joined(kind, rest))
         given = vars(found)
         if unknown:
             close = get_close_matches(unknown[0].partition("=")[0], flags_of(kind).values(), 1)
             hint = f"; did you mean {close[0]}?" if close else f"; {prog} --help lists them"
-            raise InputError(None, f"unknown option {shown(unknown[0])}{hint}")
+            what = "unknown option" if unknown[0].startswith("-") else "unexpected word"
+            raise InputError(None, f"{what} {shown(unknown[0])}{hint}")
     usual = kind.usual({**given, **({"help": True} if asks else {})}) if issubclass(kind, Recipe) else {}
     if asks:
-        parser_of(kind, prog, usual).print_help()
+        print(parser_of(kind, prog, usual).format_help(), end="", flush=True)  # so that a full disk is an error
         raise SystemExit(0)
     options = {**usual, **given}
     for field in dataclasses.fields(kind):
@@ -88,13 +90,26 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
     return options
 
 
+def _joined(kind: type[Any], words: Sequence[str]) -> list[str]:
+    """Return ``--scores=-1,2`` for ``--scores -1,2``: argparse takes a word that begins with a dash for a flag."""
+    flags, types, found = flags_of(kind), hints(kind), list[str]()
+    takes_one = {flags[name] for name, hint in types.items() if _given_type(hint) is not bool and not _has_words(hint)}
+    for word in words:
+        if found and found[-1] in takes_one and re.match("-[^-]", word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> Parser:
     """Return the parser of a command. Its help shows the defaults of the fields, or those in ``usual``."""
     flags, types, documentation = flags_of(kind), hints(kind), _documentation(kind)
-    placeholders, words = METAVARS | getattr(kind, "METAVARS", {}), [*flags.values()]
+    placeholders = METAVARS | getattr(kind, "METAVARS", {})
+    words = [_in_usage(field, types[field.name], flags[field.name]) for field in dataclasses.fields(kind)]
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
     parser = Parser(
-        usage=" ".join([prog, "[-h] [OPTIONS]", *(word for word in words if not word.startswith("-"))]),
+        usage=" ".join([prog, "[-h] [OPTIONS]", *filter(None, words)]),
         description="\n\n".join(fill(part, shutil.get_terminal_size().columns) for part in paragraphs),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=18),
         argument_default=argparse.SUPPRESS,
@@ -109,10 +124,9 @@ def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> P
         inner = _given_type(hint)
         if inner is bool:
             action = "store_false" if usually else "store_true"
-            parser.add_argument(flag(f"no_{name}") if usually else word, dest=name, action=action, **about)
+            parser.add_argument(word, dest=name, action=action, **about)
             continue
-        several = get_origin(inner) is tuple
-        if several:
+        if get_origin(inner) is tuple:
             inner = str if is_listed(hint) else get_args(inner)[0]
         placeholder = placeholders.get(name) if inner in (str, Path) else None
         if get_origin(inner) is Literal:
@@ -121,7 +135,7 @@ def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> P
             "type": partial(_read, inner),
             "metavar": placeholder or ("A,B" if is_listed(hint) else SHOWN.get(inner)),
         }
-        several &= not is_listed(hint)
+        several = _has_words(hint)
         if word.startswith("-"):
             parser.add_argument(word, dest=name, nargs="+" if several else None, **about)
         else:
@@ -129,10 +143,24 @@ def parser_of(kind: Any, prog: str, usual: Mapping[str, Any] | None = None) -> P
     return parser
 
 
+def _in_usage(field: dataclasses.Field[Any], hint: Any, word: str) -> str:
+    """Return how a line of usage shows an option that is a word without a flag; nothing for others."""
+    if word.startswith("-"):
+        return ""
+    if _has_words(hint):
+        return f"{word} [{word} ...]"
+    return word if default(field) is dataclasses.MISSING else f"[{word}]"
+
+
 def _given_type(hint: Any) -> Any:
     """Return the type of an option's value, without markers, and without None: an option that is left out has that."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return next((part for part in get_args(kind) if NoneType in get_args(kind) and part is not NoneType), kind)
+
+
+def _has_words(hint: Any) -> bool:
+    """Return whether an option's values are several words."""
+    return get_origin(_given_type(hint)) is tuple and not is_listed(hint)
 
 
 def _read(kind: Any, word: str) -> Any:
@@ -150,7 +178,7 @@ def _in_words(value: Any) -> str:
     if value in (None, (), "") or isinstance(value, bool):
         return ""
     parts = value if isinstance(value, tuple) else (value,)
-    return f" (default: {','.join(f'{part:g}' if isinstance(part, float) else str(part) for part in parts)})"
+    return f" (default: {','.join(map(in_words, parts))})"
 
 
 def in_flags(error: InputError, command: Any) -> str:
@@ -158,11 +186,6 @@ def in_flags(error: InputError, command: Any) -> str:
     flags = flags_of(command)
     reason = _replace_names(error.reason, flags)
     return reason if error.field is None else f"{flags.get(error.field, flag(error.field))}: {reason}"
-
-
-def flags_of(command: Any) -> dict[str, str]:
-    """Return a command's flags by field name. ``FLAGS`` has those that don't follow from a field's name."""
-    return {field.name: flag(field.name) for field in dataclasses.fields(command)} | getattr(command, "FLAGS", {})
 
 
 def _replace_names(text: str, flags: Mapping[str, str]) -> str:

@@ -102,9 +102,8 @@ def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     name, *words = given or [""]
     group = [each for each in COMMANDS if each.startswith(f"{name} ")]
     if name in HELP or (group and words[:1] and words[0] in HELP):
-        print(
-            "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them", *map(_summary, group or COMMANDS), sep="\n"
-        )
+        usage = "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them"
+        print(usage, *map(_summary, group or COMMANDS), sep="\n", flush=True)
         raise SystemExit(0)
     if group:
         name, words = " ".join([name, *words[:1]]), words[1:]
@@ -114,8 +113,10 @@ def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint} known: {', '.join(COMMANDS)}")
     kind = command_class(name)
-    if name == "run" and words and not words[0].startswith("-"):
-        return kind.recipe(words[0]), f"run {words[0]}", words[1:]
+    file = next((word for word in words if word not in HELP), "-")
+    if name == "run" and not file.startswith("-"):
+        words.remove(file)
+        return kind.recipe(file), f"run {file}", words
     return kind, name, words
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os.path
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +69,33 @@ def fingerprint_of_files(files: Sequence[Path], names: Iterable[str] = ()) -> st
 
 
 def fingerprint_of_code(file: Path) -> str:
-    """Return a short hash of a Python file and of the files in its folder that it imports, directly or not."""
-    waiting, found = [file.resolve()], set[Path]()
+    """Return a short hash of a Python file and of the files in its folder that it imports, directly or not.
+
+    Its own name decides nothing.
+    """
+    file = file.resolve()
+    waiting, found = [file], set[Path]()
     while waiting:
         path = waiting.pop()
         found.add(path)
         for node in ast.walk(ast.parse(path.read_bytes())):
             match node:
                 case ast.Import(names=names):
-                    modules = [each.name for each in names]
-                case ast.ImportFrom(module=module, names=names):
-                    modules = [module or "", *(f"{module or ''}.{each.name}" for each in names)]
+                    folder, modules = file.parent, [each.name for each in names]
+                case ast.ImportFrom(module=module, names=names, level=level):
+                    folder = [file.parent, *path.parents][level]
+                    modules = [f"{module or ''}.{each.name}".strip(".") for each in names]
                 case _:
                     continue
-            # Both from the folder and, if the import is relative, from that of the file.
-            for folder, module in product({file.resolve().parent, path.parent}, filter(None, modules)):
-                place = folder.joinpath(*module.split("."))
-                files = place.with_suffix(".py"), place / "__init__.py"
-                waiting += [each for each in files if each.is_file() and each not in (*found, *waiting)]
-    return fingerprint_of_files(sorted(found))
+            for module in modules:
+                place = folder
+                for part in module.split("."):  # Python runs the packages that a module is in, too
+                    place /= part
+                    files = place.with_suffix(".py"), place / "__init__.py"
+                    waiting += [each for each in files if each.is_file() and each not in (*found, *waiting)]
+    others = sorted((os.path.relpath(path, file.parent), path) for path in found - {file})
+    parts = [(name, _described(path)["sha256"]) for name, path in [("", file), *others]]
+    return fingerprint(word for part in parts for word in part)
 
 
 def write(folder: Path, facts: Mapping[str, Any]) -> None:

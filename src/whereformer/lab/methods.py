@@ -112,6 +112,8 @@ def parameters(model: nn.Module) -> dict[str, int]:
 def load_plugin(path: Path | None) -> None:
     """Run a Python file that registers position methods, unless this process has done so; None does nothing.
 
+    The file imports those beside it, as one that Python runs does.
+
     Raises:
         InputError: for ``plugin``, if it is no Python file, or registers no method or a name that is taken. Others
             errors of the file are raised as they are.
@@ -126,6 +128,8 @@ def load_plugin(path: Path | None) -> None:
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     before, module = set(METHODS), module_from_spec(spec)
     sys.modules[name] = module  # where pickle and dataclasses find it
     try:

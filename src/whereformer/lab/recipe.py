@@ -102,6 +102,12 @@ class Range:
 
 Between = partial(Range, ends=False)
 
+TAKEN = {
+    **dict.fromkeys(("recipe", "code"), "records have this word for what their results are of"),
+    "help": "--help shows the options",
+    "quiet": "the Python function has such an argument",
+}
+"""Names that no option of a recipe has, and why."""
 
 Schedule = Literal["linear", "cosine", "wsd", "inverse_sqrt"]
 Names = Annotated[tuple[str, ...], Listed]
@@ -140,6 +146,11 @@ class Recipe(WithPlugin):
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
+
+    def __init_subclass__(cls) -> None:
+        for name in (name for kind in cls.__mro__ for name in getattr(kind, "__annotations__", ())):
+            if name in TAKEN:
+                raise InputError(name, f"an option of {cls.__name__} needs another name; {TAKEN[name]}")
 
     def __post_init__(self) -> None:
         defaults = {field.name: default(field) for field in fields(self)}
@@ -184,23 +195,28 @@ class Recipe(WithPlugin):
         """Return the options that decide a number, as JSON has them."""
         kinds = hints(type(self))
         options = {name: value for name, value in asdict(self).items() if Free not in get_args(kinds[name])}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+        return {name: _in_json(value) for name, value in options.items()}
 
     def command(self) -> str:
         """Return the command line that gives this recipe, in another folder."""
         usual = self.usual({field.name: getattr(self, field.name) for field in fields(self)})
         own = own_file(type(self))
         words = ["whereformer", *(self.NAME.split() if own is None else ["run", os.path.relpath(own)])]
+        flags = flags_of(type(self))
         for field in own_first(type(self)):
             value = getattr(self, field.name)
             if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
                 continue
             parts = value if isinstance(value, tuple) else (value,)
-            texts = [f"{part:g}" if isinstance(part, float) else str(part) for part in parts]
+            texts = [in_words(part) for part in parts]
             commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
-            name = self.FLAGS.get(field.name, flag(field.name))
-            words += [name] if name.startswith("-") else []
-            words += [] if value is True else [",".join(texts)] if commas else texts
+            name = flags[field.name]
+            texts = [] if isinstance(value, bool) else [",".join(texts)] if commas else texts
+            if name.startswith("-") and len(texts) == 1 and texts[0].startswith("-"):  # it would pass for a flag
+                texts = [f"{name}={texts[0]}"]
+            elif name.startswith("-"):
+                words.append(name)
+            words += texts
         return shlex.join(words)
 
     def start(self, *, quiet: bool = False) -> Report:
@@ -233,9 +249,9 @@ class Recipe(WithPlugin):
 
         found, own = {}, own_file(type(self))
         if own is not None:
-            found["code"] = f"{own.name}, version {self.VERSION or fingerprint_of_code(own)}"
+            found["code"] = f"version {self.VERSION or fingerprint_of_code(own)}"
         if self.plugin is not None and not self.PLUGIN_IN_KEYS:
-            found["plugin"] = f"{self.plugin.name}, version {fingerprint_of_code(self.plugin)}"
+            found["plugin"] = f"version {fingerprint_of_code(self.plugin)}"
         return found
 
 
@@ -362,6 +378,21 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def flags_of(kind: Any) -> dict[str, str]:
+    """Return flags by field name; of what is on by default, the flag that turns it off.
+
+    ``FLAGS`` has those that don't follow from a field's name.
+    """
+    off = {field.name for field in fields(kind) if default(field, None) is True}
+    usual = {field.name: flag(f"no_{field.name}" if field.name in off else field.name) for field in fields(kind)}
+    return usual | getattr(kind, "FLAGS", {})
+
+
+def in_words(value: Any) -> str:
+    """Return a value as a command has it: 0.1 and 1e-05, and all digits of what has many."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
 def default(field: Field[Any], without: Any = MISSING) -> Any:
     """Return a field's default, or ``without`` if it has none."""
     if field.default_factory is not MISSING:
@@ -373,6 +404,13 @@ def own_first(kind: type[Any]) -> list[Field[Any]]:
     """Return the fields: those that the class declares itself, in its order, then those that it shares with others."""
     own = list(kind.__annotations__)
     return sorted(fields(kind), key=lambda field: own.index(field.name) if field.name in own else len(own))
+
+
+def _in_json(value: Any) -> Any:
+    """Return an option's value as JSON has it."""
+    if isinstance(value, tuple):
+        return [_in_json(part) for part in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _as_declared(name: str, hint: Any, value: Any) -> Any:

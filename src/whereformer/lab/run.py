@@ -122,7 +122,8 @@ class Run:
             return
         check_regular("out", path)
         earlier, self.records, damaged = read_records(path)
-        for name, value in self.options.items():
+        for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
+            value = self.options.get(name)
             if (self.records or damaged) and earlier.get(name) != value:
                 raise InputError(
                     "out",

@@ -227,6 +227,8 @@ def verdict(models: Sequence[ModelFindings]) -> str:
     )
     if len(by_step) > 1:
         (first, before), (last, after) = by_step[0], by_step[-1]
+        if f"{before:.2f}" == f"{after:.2f}":
+            return f"Toeplitzness stays at {after:.2f} from step {first:,} to step {last:,}."
         return f"Toeplitzness goes from {before:.2f} at step {first:,} to {after:.2f} at step {last:,}."
     of, shares = toeplitzness_of(models)
     low, high = (f"{end(shares.values(), default=0.0):.2f}" for end in (min, max))

@@ -150,6 +150,10 @@ def _held_out(recipe: Compare) -> HeldOut:
 def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_out: HeldOut, name: str) -> Ticks:
     """Measure a method: its losses with every seed, and the model of the first."""
     seed = min(runs[name])
+    try:
+        methods.known_methods([name])
+    except InputError as error:
+        raise InputError("measure", f"{error.reason}; `plugin` names the file that registers it") from None
     if (problem := recipe.problem((seed, name, methods.sources_of([name]).get(name, "")))) is not None:
         told = f"{recipe.out} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
         raise InputError("measure", told)
