@@ -115,7 +115,7 @@ def load_plugin(path: Path | None) -> None:
     The file imports those beside it, as one that Python runs does.
 
     Raises:
-        InputError: for ``plugin``, if it is no Python file, or registers no method or a name that is taken. Others
+        InputError: for ``plugin``, if it is no Python file, or registers no method or a name that is taken. Other
             errors of the file are raised as they are.
     """
     if path is None:
