@@ -64,10 +64,18 @@ def test_the_recipe_of_the_docs_that_trains_runs_from_its_file(tmp_path, monkeyp
     main(["run", "neighbors.py", "--positions", "none,rope", "--seeds", "0", "--steps", "3", "--jobs", "1"])
     assert "rope, seed 0: loss" in capsys.readouterr().out
     assert "![Loss over the steps](loss-over-the-steps.svg)" in report_of("runs/neighbors")
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_docs_that_trains_is_the_same_in_two_processes(tmp_path, monkeypatch):
+    recipe_of_the_docs(1, "neighbors.py", tmp_path, monkeypatch)
     from neighbors import Neighbors
 
-    found = function(Neighbors)(positions="none,rope", seeds=0, steps=3, jobs=2, out="two", quiet=True).values
-    assert found == function(Neighbors)(positions="none,rope", seeds=0, steps=3, out="runs/neighbors").values
+    one, two = (
+        function(Neighbors)(positions="none,rope", seeds=0, steps=3, jobs=jobs, out=f"jobs{jobs}", quiet=True).values
+        for jobs in (1, 2)
+    )
+    assert one == two
 
 
 def report_of(folder):
