@@ -14,8 +14,9 @@ FEW, MANY = 24, 460 if EVERY else 260
 FEW_INTERPRETED, MANY_INTERPRETED = 5, 70 if EVERY else 40
 
 
-def seeds(few, many):
-    return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
+def seeds(few, many, *others):
+    quick = {*range(few), *others}
+    return [seed if seed in quick else pytest.param(seed, marks=pytest.mark.slow) for seed in range(many)]
 
 
 @pytest.mark.parametrize("seed", seeds(FEW, MANY))
@@ -33,9 +34,10 @@ def interpreted():
     interpreter.mend()
 
 
-# Kernels also compute keys beyond the last, which they do not store.
+# Kernels also compute keys beyond the last, which they do not store. With seed 11 a bias there overflows, and a table of
+# queries reads what is stored behind the last key.
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
-@pytest.mark.parametrize("seed", seeds(FEW_INTERPRETED, MANY_INTERPRETED))
+@pytest.mark.parametrize("seed", seeds(FEW_INTERPRETED, MANY_INTERPRETED, 11))
 def test_triton_is_within_rounding(seed, interpreted):
     assert not (wrong := fuzz.report(seed, "triton")), wrong
 

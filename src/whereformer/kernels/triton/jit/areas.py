@@ -47,7 +47,7 @@ def in_documents(firsts, lasts, batch, first, n, end, BLOCK: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _areas(low, high, stride, least, most, first, last, start, end, whole, BLOCK: tl.constexpr):
+def _areas(low, high, stride, least, most, first, last, start, end, whole, all_any, BLOCK: tl.constexpr):
     """Return the blocks from ``start`` to ``end`` at which a row of tiles changes area, and the first and the last in a
     table.
 
@@ -69,7 +69,7 @@ def _areas(low, high, stride, least, most, first, last, start, end, whole, BLOCK
     if least is not None:
         start = tl.maximum(start, _blocks_up_to(least - 1 - high, stride, BLOCK))
         any_end = _first_block_from(least - low, stride, BLOCK)
-    any_end = _between(any_end, start, end)
+    any_end = tl.where(all_any, end, _between(any_end, start, end))
     if whole is not None or most is not None:
         full = _between(full, any_end, end)
     before, after, band_start, band_end = any_end, full, start, end
@@ -98,14 +98,14 @@ def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl
         high = pairs.start - first_row * pairs.query_stride
         least, most, first, last = pairs.min_offset, pairs.max_offset, terms.span.first, terms.span.last
         whole = pairs.n_k // BLOCK_N
-        return _areas(low, high, pairs.key_stride, least, most, first, last, start, end, whole, BLOCK_N)
+        return _areas(low, high, pairs.key_stride, least, most, first, last, start, end, whole, False, BLOCK_N)
     else:
         return (start, start, start, start, start, end), (start, end)
 
 
 @triton.jit
-def query_areas(terms, pairs, batch, first_key, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the query blocks at which a key block changes area.
+def query_areas(terms, pairs, batch, first_key, all_any, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the query blocks at which a key block changes area; if ``all_any``, all are ANY.
 
     Offsets fall with the queries, so first comes ANY, then RIGHT, INSIDE, LEFT and ANY.
     """
@@ -125,7 +125,7 @@ def query_areas(terms, pairs, batch, first_key, BLOCK_M: tl.constexpr, BLOCK_N: 
             most = -most
         if first is not None:
             first, last = -first, -last
-        bounds, _ = _areas(low, high, pairs.query_stride, least, most, first, last, start, end, None, BLOCK_M)
+        bounds, _ = _areas(low, high, pairs.query_stride, least, most, first, last, start, end, None, all_any, BLOCK_M)
         return bounds
     else:
         return start, start, start, start, start, end

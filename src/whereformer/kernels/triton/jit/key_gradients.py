@@ -68,7 +68,10 @@ def _key_blocks(
 @triton.jit
 def _key_areas(sums, keys, inputs, norm, buffer, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Add what all queries of a head contribute to the sums of a block of keys."""
-    bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
+    # Keys beyond the last are never stored, but the gradient of a table of queries reads their sums: mask these keys in
+    # all tiles.
+    beyond = buffer is not None and keys.first_key + BLOCK_N > pairs.n_k
+    bounds = query_areas(terms, pairs, place.batch, keys.first_key, beyond, BLOCK_M, BLOCK_N)
     for area in tl.static_range(ANY, LEFT - 1, -1):
         if pairs.query_positions is None and (terms.span.first is not None or (area != LEFT and area != RIGHT)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
