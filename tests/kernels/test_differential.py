@@ -34,8 +34,8 @@ def interpreted():
     interpreter.mend()
 
 
-# Kernels also compute keys beyond the last, which they do not store. With seed 11 a bias overflows there, and a table of
-# queries reads the sums of these keys.
+# Kernels also compute keys beyond the last, which they do not store. With seed 11 a bias overflows there, and a table
+# of queries reads the sums of these keys.
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 @pytest.mark.parametrize("seed", seeds(FEW_INTERPRETED, MANY_INTERPRETED, 11))
 def test_triton_is_within_rounding(seed, interpreted):
