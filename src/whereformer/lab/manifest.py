@@ -78,7 +78,7 @@ def fingerprint_of_code(file: Path) -> str:
     while waiting:
         path = waiting.pop()
         found.add(path)
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
             match node:
                 case ast.Import(names=names):
                     folder, modules = file.parent, [each.name for each in names]

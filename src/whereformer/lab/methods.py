@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import InputError
 from ..files import check_regular
 from ..positions import METHODS, build_position, method_class, method_names, own_name, position_names
-from .manifest import fingerprint_of_code, fingerprint_of_files
+from .manifest import fingerprint_of_code
 
 _SOURCES: dict[str, str] = {}
 """The hash of the files that each method comes from which is not the library's."""
@@ -122,12 +122,12 @@ def load_plugin(path: Path | None) -> None:
         return
     check_regular("plugin", path)
     path = path.resolve()
-    name = f"whereformer_plugin_{fingerprint_of_files([path])}"
+    if path.suffix != ".py":
+        raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
+    name = f"whereformer_plugin_{(source := fingerprint_of_code(path))}"
     if name in sys.modules:
         return
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
+    spec: Any = spec_from_file_location(name, path)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     before, module = set(METHODS), module_from_spec(spec)
@@ -142,7 +142,7 @@ def load_plugin(path: Path | None) -> None:
     if METHODS.keys() == before:
         del sys.modules[name]
         raise InputError("plugin", f"{path.name} registers no method; call whereformer.positions.register in it")
-    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, fingerprint_of_code(path)))
+    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, source))
 
 
 def sources_of(names: Iterable[str]) -> dict[str, str]:
