@@ -165,7 +165,9 @@ def test_positions(fast, tables, case):
 
 def test_causal_with_fractional_positions(fast):
     options = {"query_positions": torch.linspace(0, 3, 20), "key_positions": torch.linspace(0.5, 4, 30)}
-    check(fast, content(20, 30), terms_of(["dense"], 20, 30), causal=True, **options)
+    # The compiled kernel leaves them to "blockwise".
+    name = "auto" if fast == "native" else fast
+    check(name, content(20, 30), terms_of(["dense"], 20, 30), causal=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -489,6 +491,8 @@ def test_errors_are_those_of_plain_float32_over_many_seeds(fast):
 @pytest.mark.parametrize("terms", [("bias",), ("keys", "values"), ("factors", "dense"), ("queries", "decay")])
 def test_half_precision_rounds_after_the_softmax_alone(fast, dtype, terms):
     """Scores are float32, as in torch's fused attention, even if they are large."""
+    if fast == "native" and dtype == torch.float16:
+        pytest.skip("the compiled kernel leaves float16 to blockwise")
     query, key, value = content(37, 50)
     inputs = [tensor.to(dtype).double() for tensor in (4 * query, key, value)]
     terms = [

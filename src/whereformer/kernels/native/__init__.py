@@ -20,10 +20,10 @@ from ..terms import position_values
 from .library import compute, level_for
 from .library import why_not as why_no_library
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
-_BYTES, _THREADS, _SEED = 0, 2, 40
+_BYTES, _THREADS, _SEED = 0, 2, 39
 """The indices of the struct's size, of the number of threads and of dropout's seed among the fields."""
 
 INPUTS = (
@@ -204,24 +204,19 @@ class Arguments:
         self._numbers(table.shape[1], near, 0 if len(table) == 1 else table.stride(0))
 
     def _positions(self, call: Call) -> None:
-        """Add the fields from ``listed`` to ``rounding``."""
+        """Add the fields from ``listed`` to the strides of positions."""
         if call.min_offset is None and call.max_offset is None and all(getattr(call, name) is None for name in TABLES):
-            self._numbers(0, 0, 1, 0, 0, 0, 0, 0, 0)
+            self._numbers(0, 0, 1, 0, 0, 0, 0, 0)
             return
         explicit = call.query_positions is not None or call.key_positions is not None
         if not explicit and (call.affine[3] == 1 or call.n_k <= 1):
-            self._numbers(0, *call.affine[:3], 0, 0, 0, 0, 0)
+            self._numbers(0, *call.affine[:3], 0, 0, 0, 0)
             return
         listed = [position_values(positions, "cpu") for positions in call.positions()]
-        kind, rounding = 1, 0
-        if any(positions.is_floating_point() for positions in listed):
-            dtype = torch.promote_types(listed[0].dtype, listed[1].dtype)
-            kind, rounding = 2, DTYPES.get(dtype, 0)
-            listed = [positions.to(dtype).double() for positions in listed]
-        self._numbers(kind, 0, 1, 0)
+        self._numbers(1, 0, 1, 0)
         for positions in listed:
             self._contiguous(positions)
-        self._numbers(*(at.shape[-1] if at.dim() == 2 and len(at) > 1 else 0 for at in listed), rounding)
+        self._numbers(*(at.shape[-1] if at.dim() == 2 and len(at) > 1 else 0 for at in listed))
 
 
 def _in_memory(tensor: Tensor) -> Tensor:
@@ -247,6 +242,9 @@ class Native(Backend):
         if call.value.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             return f"needs {names}, got {str(call.value.dtype).removeprefix('torch.')}"
+        positions = [each for each in (call.query_positions, call.key_positions) if each is not None]
+        if call.limits_offsets and any(each.is_floating_point() for each in positions):
+            return "needs whole positions for causality and windows, got fractional ones"
         return None
 
     def new_kept(self, call: Call) -> Tensor:

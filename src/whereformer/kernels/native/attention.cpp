@@ -72,12 +72,12 @@ template <class F> struct Attention {
         rk(up(call.rank, 16)), bq(block_rows(call)), bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
         blocks((call.n_q + bq - 1) / bq), key_width(call.key_rank ? call.key_rank : call.head_dim), query_width(call.query_rank ? call.query_rank : call.head_dim),
         apart(up(call.batch * call.heads * call.n_q, 4)),
-        line{call.listed == 1, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
+        line{call.listed != 0, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
         limits(call, line, memory, bk) {
     in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
     in_place_value = in_place(c.value, c.value_dim, dv), in_place_gradient = in_place(c.d_output, c.value_dim, dv);
     bias_ends = {c.bias.first, c.bias.length};
-    if (c.listed == 1) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
+    if (c.listed) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
     scores = memory.take<A>(bq * ld);
     block16 = memory.take<A>(16 * larger<int64_t>(larger(dk, dv), larger<int64_t>(rk, 16)));
     if (c.head_dim) {
@@ -135,9 +135,9 @@ template <class F> struct Attention {
 
   void enter_item(int64_t item) {
     b = item;
-    if (c.listed == 1) {
-      line.queries = (const int64_t*)c.query_positions + b * c.query_positions_stride;
-      line.keys = (const int64_t*)c.key_positions + b * c.key_positions_stride;
+    if (c.listed) {
+      line.queries = c.query_positions + b * c.query_positions_stride;
+      line.keys = c.key_positions + b * c.key_positions_stride;
       find_runs(line.keys, c.n_k, runs), line.runs = runs;
     }
     limits.enter(b);
@@ -232,7 +232,7 @@ template <class F> struct Attention {
   struct Sides { int bias, keys, values; };
   Sides enter_tile(const Tile& t) {
     Sides sides{2, 2, 2};
-    if (c.listed == 2 || !(c.bias.data || key_vectors.on() || value_vectors.on())) return sides;
+    if (!(c.bias.data || key_vectors.on() || value_vectors.on())) return sides;
     int64_t least, most;
     line.bounds(t, least, most);
     if (c.bias.data) sides.bias = line.listed ? 0 : bias_ends.side(least, most);
@@ -603,10 +603,6 @@ template <class F> struct Attention {
   }
 
   void collect_bias(const Tile& t, int side) {
-    if (side == 0 && line.query_stride > 16) {  // There are more diagonals than vectors in all rows.
-      for (int64_t i = 0; i < t.rows; i++) collect(gradients + i * ld, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i + i)), bias_ends, bias_sums);
-      return;
-    }
     if (side == 0) return collect_diagonals(gradients, ld, t.rows, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i)), line.query_stride, bias_ends, bias_sums);
     Vec<A> all = set(A(0));
     for (int64_t i = 0; i < t.rows; i++) for (int64_t j = 0; j < t.width; j += L) all = all + load(gradients + i * ld + j);

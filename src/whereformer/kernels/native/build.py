@@ -30,11 +30,11 @@ COMMON = (
     *("-pthread", "-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
 _BF16 = (*_AVX512, "-mavx512bf16")
 LEVELS: dict[str, tuple[str, ...]] = {
     "base": (),
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx2": ("-mavx2", "-mfma"),
     "avx512": _AVX512,
     "avx512bf16": _BF16,
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),

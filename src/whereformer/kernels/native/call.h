@@ -4,7 +4,7 @@
 
 namespace whereformer {
 
-enum Dtype : int64_t { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };
+enum Dtype : int64_t { FLOAT32, BFLOAT16, FLOAT64 };
 
 // Four axes: batch, head, row and number. A stride of 0 is an axis whose items share their numbers.
 struct Tensor {
@@ -34,11 +34,10 @@ struct Call {
   int64_t batch_parts, row_parts;   // the parts whose gradients are summed one by one; they do not depend on threads
 
   // Positions: whole[i] = start + stride * i for queries, start + j for keys; or lists, (batch or 1, n).
-  int64_t listed;    // 0: computed; 1: lists of int64; 2: lists of doubles
+  int64_t listed;    // 0: computed; 1: lists
   int64_t query_start, query_stride, key_start;
-  const void *query_positions, *key_positions;
+  const int64_t *query_positions, *key_positions;
   int64_t query_positions_stride, key_positions_stride;  // from item to item
-  int64_t rounding;  // the dtype in which offsets between listed doubles are rounded
 
   int64_t has_least, has_most, least, most;  // the offsets that causality and the window allow
   const uint8_t* key_mask;                   // (batch, n_k) with these strides

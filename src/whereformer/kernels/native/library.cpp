@@ -46,7 +46,7 @@ static bool permits_tiles() {
 static bool has(const std::string& level) {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
-  const bool fma = c >> 12 & 1, saves = c >> 27 & 1, half = c >> 29 & 1;
+  const bool fma = c >> 12 & 1, saves = c >> 27 & 1;
   if (!saves) return false;
   unsigned low, high;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -55,7 +55,7 @@ static bool has(const std::string& level) {
   const unsigned leaves = a;
   if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
   auto bit = [](unsigned x, int i) { return (x >> i & 1) != 0; };
-  const bool avx2 = fma && half && (low & 0x6) == 0x6 && bit(b7, 5);
+  const bool avx2 = fma && (low & 0x6) == 0x6 && bit(b7, 5);
   const bool avx512 = avx2 && (low & 0xe6) == 0xe6 && bit(b7, 16) && bit(b7, 17) && bit(b7, 30) && bit(b7, 31);
   const bool halves = avx512 && bit(a71, 5);
   if (level == "avx2") return avx2;

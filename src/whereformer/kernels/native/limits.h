@@ -5,21 +5,18 @@
 namespace whereformer {
 namespace LEVEL {
 
-// ``A`` is the dtype of scores. Positions that are lists of doubles matter here alone: no table has them.
+// ``A`` is the dtype of scores.
 template <class A> struct Limits {
   const Call& c;
   const Line& line;
   bool limited, by_pair;             // by offsets at all; in a way that a row's interval cannot tell
-  const double *real_queries = nullptr, *real_keys = nullptr;
   const int64_t *query_documents = nullptr, *key_documents = nullptr;
   int64_t panels;
   A *keys = nullptr, *row = nullptr; // 1 for keys that the mask allows; the same for a row of a tile
   uint8_t *some = nullptr, *every = nullptr;
   int64_t *first_document = nullptr, *last_document = nullptr, *low = nullptr, *high = nullptr;
-  double *real_low = nullptr, *real_high = nullptr;
   // of the block of queries
   int64_t from = 0, to = 0, block_low = 0, block_high = 0, block_first_document = 0, block_last_document = 0;
-  double block_real_low = 0, block_real_high = 0;
 
   Limits(const Call& call, const Line& positions, Scratch& memory, int64_t tile_width) : c(call), line(positions) {
     limited = c.has_least || c.has_most;
@@ -28,8 +25,7 @@ template <class A> struct Limits {
     if (c.key_mask) keys = memory.take<A>(up(c.n_k, 64)), some = memory.take<uint8_t>(panels), every = memory.take<uint8_t>(panels);
     if (by_pair) row = memory.take<A>(tile_width);
     if (c.query_documents) first_document = memory.take<int64_t>(panels), last_document = memory.take<int64_t>(panels);
-    if (limited && c.listed == 1) low = memory.take<int64_t>(panels), high = memory.take<int64_t>(panels);
-    if (limited && c.listed == 2) real_low = memory.take<double>(panels), real_high = memory.take<double>(panels);
+    if (limited && c.listed) low = memory.take<int64_t>(panels), high = memory.take<int64_t>(panels);
   }
 
   template <class T> static void range(const T* x, int64_t from, int64_t to, T& low, T& high) {
@@ -38,10 +34,6 @@ template <class A> struct Limits {
   }
 
   void enter(int64_t b) {
-    if (c.listed == 2) {
-      real_queries = (const double*)c.query_positions + b * c.query_positions_stride;
-      real_keys = (const double*)c.key_positions + b * c.key_positions_stride;
-    }
     if (c.query_documents) query_documents = c.query_documents + b * c.n_q, key_documents = c.key_documents + b * c.n_k;
     for (int64_t p = 0; p < panels; p++) {
       const int64_t j = 64 * p, end = smaller(j + 64, c.n_k);
@@ -55,7 +47,6 @@ template <class A> struct Limits {
       }
       if (key_documents) range(key_documents, j, end, first_document[p], last_document[p]);
       if (low) range(line.keys, j, end, low[p], high[p]);
-      if (real_low) range(real_keys, j, end, real_low[p], real_high[p]);
     }
   }
 
@@ -72,17 +63,6 @@ template <class A> struct Limits {
     if (!c.listed) from = begin_of(i) / 16 * 16, to = end_of(i + rows - 1);
     if (query_documents) range(query_documents, i, i + rows, block_first_document, block_last_document);
     if (low) range(line.queries, i, i + rows, block_low, block_high);
-    if (real_low) range(real_queries, i, i + rows, block_real_low, block_real_high);
-  }
-
-  INLINE double rounded(double offset) const {
-    if (c.rounding == FLOAT64) return offset;
-    const float x = (float)offset;
-    if (c.rounding == FLOAT32) return x;
-    if (c.rounding == FLOAT16) { f16 y; narrow(x, y); return widen(y); }
-    bf16 y;
-    narrow(x, y);
-    return widen(y);
   }
 
   // Whether any pair of the block and some keys of a panel may attend, and whether all may; or nearly so: where it would
@@ -96,14 +76,13 @@ template <class A> struct Limits {
       all &= first_document[p] == last_document[p] && block_first_document == block_last_document && first_document[p] == block_first_document;
     }
     if (!limited) return;
-    auto between_offsets = [&](auto least, auto most) { any &= reaches(most) && stays(least), all &= reaches(least) && stays(most); };
-    if (c.listed == 2) between_offsets(rounded(real_low[p] - block_real_high), rounded(real_high[p] - block_real_low));
-    else if (c.listed) between_offsets(low[p] - block_high, high[p] - block_low);
-    else between_offsets(line.key(j) - line.query(block.i + block.rows - 1), line.key(end - 1) - line.query(block.i));
+    const int64_t least = c.listed ? low[p] - block_high : line.key(j) - line.query(block.i + block.rows - 1);
+    const int64_t most = c.listed ? high[p] - block_low : line.key(end - 1) - line.query(block.i);
+    any &= reaches(most) && stays(least), all &= reaches(least) && stays(most);
   }
-  // Whether an offset, a whole number or a double, is not too small; and not too large
-  template <class T> INLINE bool reaches(T offset) const { return !c.has_least || offset >= (T)c.least; }
-  template <class T> INLINE bool stays(T offset) const { return !c.has_most || offset <= (T)c.most; }
+  // Whether an offset is not too small; and not too large
+  INLINE bool reaches(int64_t offset) const { return !c.has_least || offset >= c.least; }
+  INLINE bool stays(int64_t offset) const { return !c.has_most || offset <= c.most; }
 
   // The next tile of the block from key ``j`` on, at most ``width`` wide; false if there is none. ``j`` moves behind it.
   bool next(Tile& t, int64_t& j, int64_t width) const {
@@ -139,9 +118,10 @@ template <class A> struct Limits {
     for (int64_t j = 0; j < t.width; j++) row[j] = j < high ? keys ? keys[t.j + j] : A(1) : A(0);
     if (query_documents) for (int64_t j = 0; j < high; j++) row[j] = key_documents[t.j + j] == query_documents[i] ? row[j] : A(0);
     if (!limited || !c.listed) return row;
-    auto keep = [&](int64_t j, auto offset) { row[j] = reaches(offset) && stays(offset) ? row[j] : A(0); };
-    if (c.listed == 2) for (int64_t j = 0; j < high; j++) keep(j, rounded(real_keys[t.j + j] - real_queries[i]));
-    else for (int64_t j = 0; j < high; j++) keep(j, line.keys[t.j + j] - line.queries[i]);
+    for (int64_t j = 0; j < high; j++) {
+      const int64_t offset = line.keys[t.j + j] - line.queries[i];
+      row[j] = reaches(offset) && stays(offset) ? row[j] : A(0);
+    }
     return row;
   }
 };

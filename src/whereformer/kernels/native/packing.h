@@ -24,7 +24,6 @@ template <class Call_> INLINE void by_dtype(int64_t dtype, char* data, Call_ f) 
   switch (dtype) {
     case FLOAT32: return f((float*)data);
     case BFLOAT16: return f((bf16*)data);
-    case FLOAT16: return f((f16*)data);
     default: return f((double*)data);
   }
 }

@@ -26,7 +26,6 @@ constexpr int BYTES = 16;
 #endif
 
 struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
 
 constexpr int64_t L = 16;  // numbers in a vector
 
@@ -168,23 +167,6 @@ INLINE void tanh_row(double* x, int64_t n, double scale) {
 INLINE float widen(bf16 x) { const uint32_t bits = (uint32_t)x.bits << 16; float y; __builtin_memcpy(&y, &bits, 4); return y; }
 INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
-INLINE float widen(f16 x) {
-#if defined(__F16C__)
-  return _cvtsh_ss(x.bits);
-#else
-  const uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
-  // The exponents' biases differ by 112: multiplying by 2**112 also makes subnormal numbers right.
-  uint32_t bits = rest << 13;
-  float y;
-  __builtin_memcpy(&y, &bits, 4);
-  y *= 5.192296858534828e33f;
-  __builtin_memcpy(&bits, &y, 4);
-  if (rest >= 0x7c00) bits = 0x7f800000 | (rest & 0x3ff) << 13;
-  bits |= sign;
-  __builtin_memcpy(&y, &bits, 4);
-  return y;
-#endif
-}
 INLINE void narrow(float x, float& y) { y = x; }
 INLINE void narrow(double x, double& y) { y = x; }
 INLINE void narrow(double x, float& y) { y = (float)x; }
@@ -193,26 +175,6 @@ INLINE void narrow(float x, bf16& y) {
   __builtin_memcpy(&bits, &x, 4);
   // To nearest, ties to even; a NaN stays one.
   y.bits = (bits & 0x7fffffff) > 0x7f800000 ? (uint16_t)(bits >> 16 | 64) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-INLINE void narrow(float x, f16& y) {
-#if defined(__F16C__)
-  y.bits = _cvtss_sh(x, 0);
-#else
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
-  if (size > 0x7f800000) { y.bits = (uint16_t)(sign | 0x7e00); return; }
-  if (size >= 0x477ff000) { y.bits = (uint16_t)(sign | 0x7c00); return; }
-  if (size < 0x38800000) {  // subnormal: let the addition round
-    float z;
-    __builtin_memcpy(&z, &size, 4);
-    z += 0.5f;
-    __builtin_memcpy(&bits, &z, 4);
-    y.bits = (uint16_t)(sign | (bits - 0x3f000000));
-    return;
-  }
-  y.bits = (uint16_t)(sign | (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
-#endif
 }
 
 // Two vectors, rounded to bfloat16: (a0, b0, a1, b1, ...) in ``pairs``.
