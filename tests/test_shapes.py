@@ -29,7 +29,6 @@ installed = pytest.mark.skipif(
 def test_functions_are_checked_wherever_they_are_known():
     assert whereformer.attention.shapes_are_checked
     assert whereformer.kernels.attention_varlen.shapes_are_checked
-    assert whereformer.merge_attention.shapes_are_checked
     assert whereformer.analysis.toeplitzness.shapes_are_checked
     assert whereformer.Encoder.forward.shapes_are_checked
 
@@ -44,7 +43,7 @@ def test_hooks_of_every_method_are_checked(name):
 def test_functions_with_shapes_are_found():
     found = {f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in shapes.functions_with_shapes()}
     assert {f"{Position.__name__}.{hook}" for hook in shapes.HOOKS} <= found
-    assert {"whereformer.kernels.attention", "whereformer.kernels.combine.merge_attention", "Pooling.hidden"} <= found
+    assert {"whereformer.kernels.attention", "Pooling.hidden"} <= found
 
 
 def test_shapes_need_jaxtyping_in_tests_alone():

@@ -59,7 +59,6 @@ CALLS = {
     "attention_weights": CONTENT,
     "explain": CONTENT,
     "attention_varlen": {**ROWS, "cu_seqlens_q": lambda: torch.tensor([0, 2, N], dtype=torch.int32)},
-    "merge_attention": {"outputs": lambda: [heads(N, D)] * 2, "lses": lambda: [heads(N)] * 2},
     "Positions": {"start": lambda: 0, "stride": lambda: 1, "length": lambda: N},
     "Site": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
     "DenseBias": {"scores": lambda: heads(N, N)},

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .kernels import attention, attention_varlen, attention_weights, explain, merge_attention
+    from .kernels import attention, attention_varlen, attention_weights, explain
     from .kernels.terms import (
         DenseBias,
         DistanceDecay,
@@ -91,7 +91,6 @@ __all__ = [
     "finetune",
     "load_attached",
     "load_pretrained",
-    "merge_attention",
     "position_names",
     "pretrain",
     "probe",
@@ -101,7 +100,7 @@ __all__ = [
 
 
 _MODULES = {
-    **dict.fromkeys(("attention", "attention_varlen", "attention_weights", "explain", "merge_attention"), "kernels"),
+    **dict.fromkeys(("attention", "attention_varlen", "attention_weights", "explain"), "kernels"),
     **dict.fromkeys(("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys"), "kernels.terms"),
     **dict.fromkeys(("OffsetQueries", "OffsetValues", "Positions"), "kernels.terms"),
     **dict.fromkeys(("PositionRangeError", "Site", "build_position", "position_names"), "positions"),

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from whereformer import attention, attention_weights, explain, merge_attention
+from whereformer import attention, attention_weights, explain
 from whereformer.kernels.terms import (
     DenseBias,
     DistanceDecay,
@@ -333,32 +333,3 @@ def test_positions_describe_themselves():
 def test_affine_positions_are_whole(numbers, name):
     with pytest.raises(TypeError, match=f"^Positions: {name} must be an int"):
         Positions(*numbers)
-
-
-OUT, LSE = zeros(B, H, N_Q, D), zeros(B, H, N_Q)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "lses", "error", "message"),
-    [
-        ([], [], ValueError, r"outputs: expected at least one part, got none"),
-        (OUT, [LSE], TypeError, r"outputs: expected a sequence of tensors, got Tensor"),
-        (None, [LSE], TypeError, r"outputs: expected a sequence of tensors, got NoneType"),
-        ([OUT], iter([LSE]), TypeError, r"lses: expected a sequence of tensors, got list_iterator"),
-        ([OUT, 1.0], [LSE, LSE], TypeError, r"outputs: expected floating-point tensors, got float"),
-        ([OUT], [LSE.long()], TypeError, r"lses: expected floating-point tensors, got torch.int64"),
-        ([OUT, OUT.to("meta")], [LSE, LSE], ValueError, r"outputs: expected tensors on one device, got cpu and meta"),
-        ([OUT, OUT], [LSE], ValueError, r"lses: expected one for each of 2 outputs, got 1"),
-        (
-            [OUT, OUT[:, :1]],
-            [LSE, LSE],
-            ValueError,
-            r"outputs: expected shape \(2, 3, 4, 8\) in every part, got \(2, 1",
-        ),
-        ([OUT[0]], [LSE], ValueError, r"outputs: expected shape \(batch, heads, n_q, value_dim\) in every part, got"),
-        ([OUT], [LSE[0]], ValueError, r"lses: expected shape \(2, 3, 4\) as in outputs, got \(3, 4\)"),
-    ],
-)
-def test_parts_that_cannot_be_merged(outputs, lses, error, message):
-    with pytest.raises(error, match=f"^{message}"):
-        merge_attention(outputs, lses)

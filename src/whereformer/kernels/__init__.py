@@ -13,11 +13,11 @@ from torch import Tensor
 from . import blockwise, native, reference, sdpa, varlen
 from .call import CallOptions, SequenceOptions, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .combine import add_sinks, merge_attention
 from .dropout import draw_seed
 from .fields import Call, LogSums
 from .kinds import Kind, attend_again, remember
 from .precision import without_autocast
+from .sinks import add_sinks
 from .terms import (
     DenseBias,
     DistanceDecay,
@@ -51,7 +51,6 @@ __all__ = [
     "attention_varlen",
     "attention_weights",
     "explain",
-    "merge_attention",
 ]
 
 
@@ -129,8 +128,8 @@ def attention(
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of its own document.
-        return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
-            :func:`merge_attention`.
+        return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included. Attention to
+            several sets of keys merges by it: the outputs have the weights ``softmax(lses)``.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
 
             - "reference": writes everything out in (n_q, n_k) memory. It defines what is correct, and is twice
