@@ -15,9 +15,9 @@ NEWEST := .venv-newest
 WHEEL := .venv-wheel
 CLIENTS := .venv-clients
 
-# The kernel for the CPU is compiled again after a change of its sources. Its report is made where no compiler is, too.
+# The kernel for the CPU is compiled again after a change of its sources. Where no compiler is, it is not tried again.
 NATIVE := src/whereformer/kernels/native
-BUILT := $(NATIVE)/_native.json
+BUILT := $(NATIVE)/_native.stamp
 
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all
 
@@ -158,6 +158,7 @@ format: $(VENV)/.dev  ## Format and fix what can be fixed
 
 $(BUILT): $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py
 	$(PYTHON) $(NATIVE)/build.py
+	touch $@
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

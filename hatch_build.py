@@ -34,8 +34,7 @@ class Kernel(BuildHookInterface):
         built = Path(tempfile.mkdtemp())
         atexit.register(shutil.rmtree, built)
         library = built / build.LIBRARY.name
-        report = build.attempt(folder, library)
-        self.app.display(f"whereformer: {report}")
+        self.app.display(f"whereformer: {build.attempt(folder, library)}")
         for file in built.iterdir():
             build_data["force_include"][str(file)] = f"{FOLDER}/{file.name}"
         if library.exists():

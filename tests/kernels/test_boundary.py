@@ -1,6 +1,5 @@
 """Unusual input to a call: numbers of other libraries, infinite numbers, mixed dtypes, unequal lengths."""
 
-import io
 import math
 from fractions import Fraction
 
@@ -111,16 +110,6 @@ def test_terms_are_equal_to_themselves_alone(term):
     assert first != second
     assert first in [second, first]
     assert len({first, second}) == 2
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_terms_and_positions_load_with_weights_only(term):
-    file = io.BytesIO()
-    torch.save({"term": TERMS[term](), "positions": Positions(3, 2, 5)}, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    assert loaded["positions"] == Positions(3, 2, 5)
-    attention(*(tensor.detach().float() for tensor in content(5, 5)), [loaded["term"]])
 
 
 # --- infinite biases

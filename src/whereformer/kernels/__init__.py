@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
-import torch
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
@@ -338,24 +337,14 @@ def attention_weights(
 
 
 def attention_and_weights(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    terms: Sequence[Term] = (),
-    *,
-    backend: str = "auto",
-    **options: Unpack[CallOptions],
+    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`attention`'s output together with :func:`attention_weights`.
+    """Return the output of attention by the reference, and the weights before dropout that it is computed from.
 
-    If gradients are on, the reference computes the output from these weights, whatever ``backend`` is. So they have
-    gradients: those of a loss with respect to attention, as methods that explain predictions need.
+    So the weights have gradients: those of a loss with respect to attention, as methods that explain predictions need.
     """
-    if torch.is_grad_enabled():
-        call = make_call(query, key, value, terms, **options)
-        if call.dropout_p:
-            call = replace(call, seed=draw_seed(value.device))
-        output, _, weights = reference.attend(call, options.get("sinks"))
-        return output, weights
-    out = attention(query, key, value, terms, backend=backend, **options)
-    return out, attention_weights(query, key, value, terms, **options | {"dropout_p": 0.0})
+    call = make_call(query, key, value, terms, **options)
+    if call.dropout_p:
+        call = replace(call, seed=draw_seed(value.device))
+    output, _, weights = reference.attend(call, options.get("sinks"))
+    return output, weights

@@ -180,7 +180,7 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
     check_heads_tensor("key", key)
     query, key, value = _check_kind(query, key, value)
     query_batch, query_heads, _, head_dim = query.shape
-    if query_batch != batch or not can_share(query_heads, heads):
+    if query_batch != batch or not _can_share(query_heads, heads):
         raise ValueError(
             f"query: expected (batch {batch}, heads {heads} or a multiple, n_q, head_dim) as in value, "
             f"got {tuple(query.shape)}"
@@ -192,7 +192,7 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
     return query, key, value
 
 
-def can_share(query_heads: int, heads: int) -> bool:
+def _can_share(query_heads: int, heads: int) -> bool:
     """Whether so many query heads can share so many heads of keys and values."""
     # Without a value head, any number would be a multiple of theirs.
     return query_heads == heads or (heads != 0 and query_heads != 0 and query_heads % heads == 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -360,10 +360,6 @@ Term: TypeAlias = OffsetBias | OffsetKeys | OffsetQueries | OffsetValues | Facto
 
 TABLES = (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)
 """The terms with a table over offsets."""
-
-# This lets ``torch.load`` with its default ``weights_only=True`` read files that contain them.
-torch.serialization.add_safe_globals([Positions, *get_args(Term)])
-
 
 _Wanted: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
 """The axes of a tensor, and the sizes that each may have."""

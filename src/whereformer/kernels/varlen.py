@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import can_share, check_device, check_heads_tensor, check_terms
+from .call import check_device, check_heads_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_look
 
@@ -85,15 +85,7 @@ def _check_content(
     value = _as_one_row("value", value)
     if query is None or key is None:
         return None, None, value
-    query, key = _as_one_row("query", query), _as_one_row("key", key)
-    _, heads, total, _ = value.shape
-    if not can_share(query.shape[1], heads):
-        found = tuple(as_rows(query).shape)
-        raise ValueError(f"query: expected (total_q, heads {heads} or a multiple, head_dim) as in value, got {found}")
-    if key.shape[:3] != (1, heads, total) or key.shape[3] != query.shape[3]:
-        found = tuple(as_rows(key).shape)
-        raise ValueError(f"key: expected (total_k {total}, heads {heads}, head_dim {query.shape[3]}), got {found}")
-    return query, key, value
+    return _as_one_row("query", query), _as_one_row("key", key), value
 
 
 def _as_one_row(name: str, rows: Tensor) -> Tensor:

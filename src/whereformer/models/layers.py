@@ -73,11 +73,11 @@ class Attention(nn.Module):
             (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if they are wanted.
         """
         arguments, options = self.call(queries, keys, position, site, cache)
-        options |= {"dropout_p": self.dropout_p if self.training else 0.0, "backend": self.backend}
+        options |= {"dropout_p": self.dropout_p if self.training else 0.0}
         if with_weights:
             out, weights = attention_and_weights(*arguments, **options)
         else:
-            out, weights = attention(*arguments, **options), None
+            out, weights = attention(*arguments, backend=self.backend, **options), None
         return self.out(out.transpose(1, 2).flatten(-2)), weights
 
     def call(

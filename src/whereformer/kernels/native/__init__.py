@@ -243,7 +243,7 @@ class Native(Backend):
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             return f"needs {names}, got {str(call.value.dtype).removeprefix('torch.')}"
         positions = [each for each in (call.query_positions, call.key_positions) if each is not None]
-        if call.limits_offsets and any(each.is_floating_point() for each in positions):
+        if any(each.is_floating_point() for each in positions) and call.limits_offsets:
             return "needs whole positions for causality and windows, got fractional ones"
         return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .build import LIBRARY, attempt, read_report
+from .build import LIBRARY, BuildError, build
 from .library import Native, found
 
 
@@ -31,20 +31,19 @@ def main() -> int:
         help="build it where the package is installed; $CXX chooses the compiler, and $CXXFLAGS adds to its flags",
     )
     if parser.parse_args().build:
-        built = attempt(force=True)
-        print(built, file=sys.stderr if built.reason else sys.stdout)
-        return 2 if built.reason else 0
+        try:
+            print(build())
+        except BuildError as error:
+            print(f"the kernel for the CPU is not built: {error}", file=sys.stderr)
+            return 2
+        return 0
     path, state = Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), found()
     print(f"library   {path if path.exists() else 'none'}")
-    if (report := read_report(path)) is not None and not report.reason:
-        print(f"compiler  {report.compiler}")
-        for level, line in report.left_out.items():
-            print(f"without   {level}: {line}")
     if not isinstance(state, Native):
         print(f"not used  the kernel {state}")
         return 1
     print(f"levels    {' '.join(state.levels)}")
-    print(f"used      {state.level}{f' ({state.limit})' if state.limit else ''}")
+    print(f"used      {state.level}")
     print(f"threads   {torch.get_num_threads()}")
     return 0
 

@@ -9,7 +9,6 @@ Run: python src/whereformer/kernels/native/build.py [--emulated] [LIBRARY]
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shlex
@@ -19,7 +18,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -52,31 +51,6 @@ class BuildError(Exception):
     """The kernel cannot be built; the message is one line that says why."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a build made. It is kept beside the library, in a file with the same name and the suffix ``.json``.
-
-    Args:
-        source: the hash of the sources.
-        compiler: the first line of what the compiler says about itself.
-        levels: the levels in the library.
-        left_out: why the compiler refused each of the other levels, by name.
-        reason: why there is no library; empty if there is one.
-    """
-
-    source: str
-    compiler: str = ""
-    levels: tuple[str, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
-    reason: str = ""
-
-    def __str__(self) -> str:
-        if self.reason:
-            return f"the kernel for the CPU is not built: {self.reason}"
-        left_out = "".join(f"; without {level}: {line}" for level, line in self.left_out.items())
-        return f"built the kernel for the CPU by {self.compiler} for {', '.join(self.levels)}{left_out}"
-
-
 def source_hash(folder: Path) -> str:
     """Return a hash of the sources and flags; empty if the folder has no sources."""
     files = sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
@@ -89,8 +63,14 @@ def source_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def build(folder: Path, target: Path, emulated: bool = False) -> Report:
-    """Compile the sources and move the library into its place.
+def is_current(folder: Path, target: Path) -> bool:
+    """Whether a library is that of the sources, whose hash is in it."""
+    source = source_hash(folder)
+    return source != "" and target.exists() and source.encode() in target.read_bytes()
+
+
+def build(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False) -> str:
+    """Compile the sources, move the library into its place, and return in one line what was built.
 
     Args:
         folder: where ``library.cpp`` and ``attention.cpp`` are.
@@ -123,45 +103,18 @@ def build(folder: Path, target: Path, emulated: bool = False) -> Report:
             os.replace(made, target)
     except OSError as error:
         raise BuildError(f"cannot write {target} ({error.strerror})") from None
-    return Report(source, version, tuple(levels), left_out)
+    without = "".join(f"; without {level}: {line}" for level, line in left_out.items())
+    return f"built the kernel for the CPU by {version} for {', '.join(levels)}{without}"
 
 
-def attempt(folder: Path = FOLDER, target: Path = LIBRARY, force: bool = False, emulated: bool = False) -> Report:
-    """Build unless the library is that of these sources, and keep the report or the reason beside it.
-
-    Args:
-        folder: where the sources are.
-        target: the library's file.
-        force: whether to build in any case.
-        emulated: as in ``build``.
-    """
-    source, found = source_hash(folder), read_report(target)
-    current = target.exists() and found is not None and not found.reason and found.source == source
-    if current and found and not force:
-        return found
+def attempt(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False) -> str:
+    """Build unless the library is that of these sources, and return in one line what became of it."""
+    if is_current(folder, target):
+        return "the kernel for the CPU is built"
     try:
-        report = build(folder, target, emulated=emulated)
+        return build(folder, target, emulated)
     except BuildError as error:
-        report = Report(source, reason=str(error))
-        if current:
-            return report
-    write_report(report, target)
-    return report
-
-
-def read_report(target: Path) -> Report | None:
-    """Return the report beside a library, if it is there and can be read."""
-    try:
-        report = Report(**json.loads(target.with_suffix(".json").read_text(encoding="utf-8")))
-        return replace(report, levels=tuple(report.levels))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def write_report(report: Report, target: Path) -> None:
-    """Put the report beside the library; where nothing can be written, do without."""
-    with suppress(OSError):
-        target.with_suffix(".json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+        return f"the kernel for the CPU is not built: {error}"
 
 
 def _compiler() -> list[str]:
@@ -260,16 +213,8 @@ def _first_error(text: str, code: int) -> str:
     return found[:300] or (f"it ended by signal {-code}" if code < 0 else f"it ended with code {code}")
 
 
-def main(arguments: list[str]) -> int:
-    """Build unless the library is current, print one line, and succeed in any case: the package works without."""
-    emulated = arguments[:1] == ["--emulated"]
-    target = Path(arguments[-1]).resolve() if arguments[emulated:] else LIBRARY
-    print(f"whereformer: {attempt(FOLDER, target, emulated=emulated)}")
-    # For make, which compares times.
-    if target.with_suffix(".json").exists():
-        target.with_suffix(".json").touch()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    is_emulated, *given = sys.argv[1:2] == ["--emulated"], *sys.argv[1:]
+    library = Path(given[-1]).resolve() if given[is_emulated:] else LIBRARY
+    # It succeeds in any case: the package works without.
+    print(f"whereformer: {attempt(FOLDER, library, is_emulated)}")

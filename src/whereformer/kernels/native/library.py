@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from .build import FOLDER, LEVELS, LIBRARY, read_report, source_hash
+from .build import FOLDER, LEVELS, LIBRARY, source_hash
 
-REBUILD = "`python -m whereformer.kernels.native --build` builds it"
+REBUILD = "`python -m whereformer.kernels.native --build` builds it, or says what it lacks"
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,11 @@ class Native:
         handle: the loaded library.
         levels: the levels that it was compiled for.
         level: the level that is used.
-        limit: why it is not a higher one; empty if it is the highest.
     """
 
     handle: ctypes.CDLL
     levels: tuple[str, ...]
     level: str
-    limit: str
 
 
 def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | str:
@@ -47,9 +45,6 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
     if sys.platform == "win32":
         return "does not support Windows"
     source = source_hash(folder)
-    report = read_report(path)
-    if report is not None and report.reason and source == report.source:
-        return f"is not built: {report.reason}; {REBUILD}"
     if not path.exists():
         return f"is not built; {REBUILD}"
     handle = _load(path)
@@ -61,24 +56,17 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
     has = tuple(level for level in levels if handle.whereformer_supports(level.encode()))
     if wanted := environment.get("WHEREFORMER_TEST_LEVEL"):
         if wanted in has:
-            return Native(handle, levels, wanted, f"WHEREFORMER_TEST_LEVEL={wanted}")
+            return Native(handle, levels, wanted)
         return f"cannot use WHEREFORMER_TEST_LEVEL={wanted}: this processor and the library have {', '.join(has)}"
-    level, limit = choose(levels, has)
-    return Native(handle, levels, level, limit)
+    return Native(handle, levels, choose(has))
 
 
-def choose(levels: tuple[str, ...], has: tuple[str, ...]) -> tuple[str, str]:
-    """Return the highest level that every limit admits, and the first of the limits that are as low."""
-    # What torch was limited to, or found; it tells one level of AVX-512, so that admits what comes after it.
-    capability = torch.backends.cpu.get_cpu_capability()
-    limits = [
-        (levels[-1], "" if levels[-1] == list(LEVELS)[-1] else "the library has no other"),
-        (has[-1], "the highest that this processor has"),
-        ({"AVX512": "amx", "AVX2": "avx2"}.get(capability, "base"), f"torch uses the instructions of {capability}"),
-    ]
+def choose(has: tuple[str, ...]) -> str:
+    """Return the highest of the levels that library and processor have which torch, limited or not, uses too."""
     order = list(LEVELS)
-    limit, reason = min(limits, key=lambda pair: order.index(pair[0]))
-    return max((level for level in has if order.index(level) <= order.index(limit)), key=order.index), reason
+    # Torch tells one level of AVX-512, so that admits what comes after it.
+    highest = {"AVX512": "amx", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "base")
+    return max((level for level in has if order.index(level) <= order.index(highest)), key=order.index)
 
 
 def _load(path: Path) -> ctypes.CDLL | str:
