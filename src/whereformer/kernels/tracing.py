@@ -30,14 +30,15 @@ def layouts_of(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     sign there, and the zeros of forward-mode differentiation and tensors on "meta" have no memory.
     """
     layouts = []
-    for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
-            return None
-        address = tensor.data_ptr()
-        if address == 0 and tensor.numel():
-            return None
-        # Triton compiles for addresses that 16 divides.
-        layouts.append((tensor.dtype, tensor.shape, tensor.stride(), tensor.device, address & 15))
+    try:
+        for tensor in tensors:
+            address = tensor.data_ptr()
+            if tensor.is_neg() or (address == 0 and tensor.numel()):
+                return None
+            # Triton compiles for addresses that 16 divides.
+            layouts.append((tensor.dtype, tensor.shape, tensor.stride(), tensor.device, address & 15))
+    except RuntimeError:  # sparse and nested tensors have no memory, or no strides
+        return None
     return tuple(layouts)
 
 
