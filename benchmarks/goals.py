@@ -72,7 +72,9 @@ def write_goals(rows: Sequence[Row], path: Path) -> str:
                     lines.append(
                         [label, f"{dtype} {direction}", *ours, *(_other(found, ways) for ways in OTHERS.values())]
                     )
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    # Pages are not to break a cell into lines.
+    unbroken = [[cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in line] for line in lines]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in unbroken) + "\n"
     write_atomically(path, table)
     return table
 
