@@ -475,21 +475,3 @@ def test_floater_without_a_velocity_stays_where_it_starts():
 def test_floater_vectors_do_not_depend_on_the_length(length, more):
     position = make("floater")
     assert torch.equal(position.trajectory(length + more)[:length], position.trajectory(length))
-
-
-def test_vectors_of_transformer_xl_are_kept_only_while_the_kernel_is_the_same():
-    position = build("transformer_xl", dtype=torch.float32).eval()
-    words = embeddings(9, dtype=torch.float32)
-    expected = attend(position, words).detach()
-    with torch.no_grad():
-        for _ in range(2):
-            assert torch.equal(attend(position, words), expected)
-        kept = position._vectors_kept[0][1].tensors
-        assert list(kept) == [(-8, 8, 1)]
-        vectors = kept[-8, 8, 1]
-        attend(position, words)
-        assert position._vectors_kept[0][1].tensors[-8, 8, 1] is vectors
-        position.kernel.data.mul_(2.0)  # which no version counter sees
-        changed = attend(position, words)
-    assert torch.equal(changed, attend(position, words).detach())
-    assert not torch.allclose(changed, expected)
