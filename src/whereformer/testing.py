@@ -349,7 +349,8 @@ def _takes_or_refuses_fractions(build: _Build) -> None:
     position, words = build().eval(), _words(5)
     fractions, whole = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25]), torch.arange(5.0)
     try:
-        _demand_finite(attend(position, words, fractions, fractions), "attention at fractional positions")
+        for layer in range(LAYERS):
+            _demand_finite(attend(position, words, fractions, fractions, layer=layer), "attention at such positions")
     except TypeError as error:
         _demand(not position.fractional, f"the method takes fractional positions, but raised {error}")
         return
