@@ -22,7 +22,6 @@ from tests.positions.stack import (
     parts_of,
 )
 from whereformer import OffsetBias, PositionRangeError, Positions, Site, build_position, position_names, positions
-from whereformer.errors import InputError
 from whereformer.positions import ModelShape, Position, method_class, register
 from whereformer.positions.floater import integrate
 from whereformer.testing import attend
@@ -230,6 +229,7 @@ def test_methods_are_listed_by_pattern():
     assert position_names("l*") == ["learned", "logn"]
     assert position_names("nope") == position_names("none") == ["none"]
     assert "nope" not in position_names()
+    assert type(build_position("nope", **SIZES)) is method_class("none")
 
 
 @pytest.mark.parametrize("name", position_names())
@@ -256,34 +256,22 @@ WRONG_OPTIONS = [
     ("sinusoidal", {"layout": "half"}, r"layout: expected one of interleaved, blocks, got 'half'"),
     ("sinusoidal", {"embedding_size": 7}, r"layout: 'interleaved' needs an even embedding size, got 7"),
     ("sinusoidal", {"min_timescale": 0.0}, r"min_timescale: .*, got 0.0 and 10000.0"),
-    ("sinusoidal", {"max_timescale": 0.5}, r"min_timescale: .*max_timescale, got 1.0 and 0.5"),
     ("learned", {"initializer_range": 0.0}, r"initializer_range: expected a positive number, got 0.0"),
     ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
     ("shaw", {"keys": False, "values": False}, r"keys: expected keys or values to be True"),
     ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
-    ("t5", {"num_buckets": 2}, r"num_buckets: expected an even number of at least 4, got 2"),
-    ("t5", {"num_buckets": -8}, r"num_buckets: expected an even number of at least 4, got -8"),
     ("t5", {"num_buckets": 1, "causal": True}, r"num_buckets: expected at least 2, got 1"),
     ("t5", {"max_distance": 8}, r"max_distance: expected more than 8 \(the exact buckets\), got 8"),
-    ("t5", {"max_distance": 16, "causal": True}, r"max_distance: expected more than 16 .*, got 16"),
-    ("t5", {"max_distance": -3}, r"max_distance: expected more than 8 .*, got -3"),
     ("floater", {"solver": "euler"}, r"solver: expected one of rk4, midpoint, got 'euler'"),
     ("floater", {"substeps": 0}, r"substeps: expected at least 1, got 0"),
     ("synthesizer", {"variant": "sparse"}, r"variant: expected one of random, .*, got 'sparse'"),
-    ("synthesizer", {"content": True}, r"content: expected text, got True"),
-    ("synthesizer", {"variant": "dense+sparse"}, r"variant: expected one of random, .*, got 'sparse'"),
     ("synthesizer", {"variant": "dense+dense"}, r"variant: 'dense\+dense' names one twice"),
     ("synthesizer", {"mixture": "mean"}, r"mixture: expected one of softmax, sum, got 'mean'"),
     ("synthesizer", {"near_size": 5}, r"near_size: expected a divisor of `max_length` 24, got 5"),
-    ("synthesizer", {"near_size": 0}, r"near_size: expected a divisor of `max_length` 24, got 0"),
-    ("synthesizer", {"tiling": "outer"}, r"tiling: expected one of pairs, tile, got 'outer'"),
     ("synthesizer", {"rank": 0}, r"rank: expected at least 1, got 0"),
     ("rope", {"layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
     ("rope", {"base": 0.0}, r"base: expected a positive number, got 0.0"),
-    ("rope", {"rotary_dim": 3}, r"rotary_dim: expected an even number up to head_dim 8, got 3"),
     ("rope", {"rotary_dim": 10}, r"rotary_dim: expected an even number up to head_dim 8, got 10"),
-    ("rope", {"rotary_dim": 0}, r"rotary_dim: expected an even number up to head_dim 8, got 0"),
-    ("rope", {"head_dim": 5}, r"rotary_dim: expected an even number up to head_dim 5, got 5"),
     ("rope", {"scaling": {}}, r"scaling: expected a rope_type of default, linear, ntk, .*, proportional, got None"),
     ("rope", {"scaling": "yarn"}, r"scaling: expected numbers by their names, such as rope_type, got 'yarn'"),
     ("rope", {"scaling": {"type": "ntk"}}, r"scaling: expected rope_type, got its old name type \('ntk'\)"),
@@ -297,18 +285,14 @@ WRONG_OPTIONS = [
     scaled(
         "linear", r"'linear' has no 'rope_theta'; it has .* rope_theta use the option base", factor=2, rope_theta=5e5
     ),
-    scaled("yarn", r"'yarn' needs original_max_position_embeddings", factor=2),
     scaled("yarn", r"expected a positive original_max_position_embeddings, got -1", factor=2, **{LENGTH: -1}),
     # Bounds in the wrong order would scale the short waves and keep the long ones.
     scaled("yarn", r"expected beta_slow < beta_fast, got 32 and 1", beta_fast=1, beta_slow=32, **YARN),
-    scaled("yarn", r"expected beta_slow < beta_fast, got 1.0 and 0.5", beta_fast=0.5, **YARN),
     scaled("llama3", r"expected low_freq_factor < high_freq_factor, got 4.0 and 4.0", low_freq_factor=4.0, **YARN),
     scaled("proportional", r"expected a partial_rotary_factor of at most 1, got 1.5", partial_rotary_factor=1.5),
     scaled("longrope", r"expected short_factor as 4 numbers, one per pair, got \[1\]", short_factor=[1], **LONG),
     scaled("longrope", r"expected a positive short_factor, got 0", short_factor=[1, 1, 1, 0], **LONG),
-    scaled("longrope", r"'longrope' needs short_factor", **LONG),
     ("rope", {"arrangement": "mixed"}, r"arrangement: expected one of blocks, interleaved, axial, got 'mixed'"),
-    ("rope", {"sections": 4}, r"sections: expected a list of whole numbers from 1 on, got 4"),
     ("rope", {"sections": [5, -1]}, r"sections: expected a list of whole numbers from 1 on, got \[5, -1\]"),
     ("rope", {"sections": [2, 1]}, r"sections: expected 4 pairs together, half of rotary_dim, got \[2, 1\]"),
     ("rope", {"sections": [3, 1], "arrangement": "axial"}, r"sections: expected equal ones with 'axial', got \[3, 1\]"),
@@ -319,21 +303,13 @@ WRONG_OPTIONS = [
     ("deberta", {"num_buckets": None, "clipped": True}, r"clipped: expected False without num_buckets, .*, got True"),
     ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
     ("inkling", {"rank": 0}, r"rank: expected at least 1, got 0"),
-    ("inkling", {"extent": 0}, r"extent: expected at least 1, got 0"),
-    ("inkling", {"log_scaling": 0}, r"log_scaling: expected at least 1, got 0"),
     ("inkling", {"alpha": -1.0}, r"alpha: expected at least 0, got -1\.0"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
     ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),
     ("fire", {"initial_threshold": 0}, r"initial_threshold: expected a positive number, got 0"),
-    ("learned+tisa", {"num_kernels": -2}, r"num_kernels: expected at least 0, got -2"),
     ("none", {"hidden_size": 0}, r"hidden_size: expected at least 1, got 0"),
-    ("none", {"num_heads": -2}, r"num_heads: expected at least 1, got -2"),
     ("none", {"num_heads": 3}, r"num_heads: 3 heads do not divide hidden_size 16"),
-    ("none", {"num_layers": 0}, r"num_layers: expected at least 1, got 0"),
-    ("none", {"max_length": 0}, r"max_length: expected at least 1, got 0"),
-    ("none", {"head_dim": 0}, r"head_dim: expected at least 1, got 0"),
-    ("none", {"embedding_size": -4}, r"embedding_size: expected at least 1, got -4"),
 ]
 
 
@@ -363,26 +339,17 @@ def test_the_message_for_an_unknown_option_lists_the_known():
     ("name", "message"),
     [
         ("tsia", r"unknown position method 'tsia'; did you mean 'tisa'\? known: none, sinusoidal, .*, a\+b, and what"),
-        ("sinusiodal", r"did you mean 'sinusoidal'\?"),
         ("learned+Tisa", r"unknown position method 'Tisa'; did you mean 'tisa'\?"),
+        ("RoPE", r"did you mean 'rope'\?"),
         ("zzzz", r"unknown position method 'zzzz'; known: none, "),
         ("learned+", r"a method's name is missing in 'learned\+'; that of no method is 'none'$"),
+        ("tisa+learned+tisa", r"'tisa\+learned\+tisa' names a method twice"),
+        ("none+nope", "names a method twice"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(name, message):
     with pytest.raises(ValueError, match=message):
         build_position(name, **SIZES)
-
-
-def test_nope_is_another_name_of_none():
-    assert type(build_position("nope", **SIZES)) is type(build_position("none", **SIZES))
-    with pytest.raises(ValueError, match="names a method twice"):
-        build_position("none+nope", **SIZES)
-
-
-def test_a_method_cannot_be_added_to_itself():
-    with pytest.raises(ValueError, match=r"'tisa\+learned\+tisa' names a method twice"):
-        build_position("tisa+learned+tisa", **SIZES)
 
 
 def test_options_go_to_every_part_that_has_them():
@@ -478,8 +445,3 @@ def test_nothing_is_left_to_rotate_without_content_scores(name):
 def test_what_a_method_prints_says_its_sizes():
     assert repr(build_position("tisa", hidden_size=768, num_heads=12)) == "Tisa(heads=12, layers=1, num_kernels=5)"
     assert repr(build_position("alibi", hidden_size=8, num_heads=2, num_layers=3)) == "Alibi(heads=2, layers=3)"
-
-
-def test_names_are_suggested_whatever_their_capitals():
-    with pytest.raises(InputError, match="did you mean 'rope'"):
-        build_position("RoPE", hidden_size=8, num_heads=2)
