@@ -68,7 +68,7 @@ def test_options_of_any_kind(chosen, value):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("synthesizer", {"near_size": "zzz"}, "near_size: expected a whole number, got 'zzz'"),
+        ("synthesizer", {"rank": "zzz"}, "rank: expected a whole number, got 'zzz'"),
         ("synthesizer", {"rank": 2.0}, "rank: expected a whole number, got 2.0"),
         ("synthesizer", {"tiling": []}, r"tiling: expected text, got \[\]"),
         ("floater", {"solver": ["rk4"]}, r"solver: expected text, got \['rk4'\]"),
