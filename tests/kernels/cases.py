@@ -1,5 +1,8 @@
 """Shared by the tests of backends: terms by name, a call with all its gradients, and their expected accuracy."""
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,6 +19,7 @@ from whereformer import (
 )
 from whereformer.kernels import native
 from whereformer.kernels.call import make_call
+from whereformer.kernels.fields import GRADIENTS
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -131,6 +135,46 @@ def run(name, dtype, inputs, terms, options, d_out=None):
     leaves = [leaf for leaf in leaves if leaf is not None]
     gradients = torch.autograd.grad(out, leaves, d_out.to(dtype), materialize_grads=True)
     return [out.detach(), *gradients]
+
+
+def call_of(inputs, terms, **options):
+    """The call as backends get it, in float32, with the seed of its dropout."""
+    built = [
+        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms
+    ]
+    call = make_call(*(tensor.float() for tensor in inputs), built, **options)
+    return replace(call, seed=torch.tensor(5, device=DEVICE)) if call.dropout_p else call
+
+
+def check_operators(operators, call, **opcheck):
+    """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
+    plain = call.arguments()
+    leaves = [
+        each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
+        for each in plain
+    ]
+    torch.library.opcheck(operators.forward, leaves, **opcheck)
+    with unwritten_memory_is_nan():
+        output, kept, lse = operators.forward(*plain)
+        needed = [getattr(call, name) is not None for name in GRADIENTS]
+        d_lse = torch.ones_like(lse[1]) if call.wants_lse else None
+        arguments = (output_gradient(output).to(output.dtype), d_lse, output, kept, needed, *plain)
+        gradients = operators.backward(*arguments)
+    assert not any(each.isnan().any() for each in (output, kept, lse, *gradients))
+    torch.library.opcheck(operators.backward, arguments, **opcheck)
+
+
+@contextlib.contextmanager
+def unwritten_memory_is_nan():
+    """As it is where algorithms have to be deterministic."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @torch.no_grad()

@@ -105,15 +105,6 @@ TERMS = {
 
 
 @pytest.mark.parametrize("term", TERMS)
-def test_terms_are_equal_to_themselves_alone(term):
-    first, second = TERMS[term](), TERMS[term]()
-    assert first == first
-    assert first != second
-    assert first in [second, first]
-    assert len({first, second}) == 2
-
-
-@pytest.mark.parametrize("term", TERMS)
 def test_terms_and_positions_load_with_weights_only(term):
     file = io.BytesIO()
     torch.save({"term": TERMS[term](), "positions": Positions(3, 2, 5)}, file)
@@ -165,13 +156,6 @@ def test_autocast_casts_what_differs_as_torchs_attention_does(terms, backend):
             attention(query.double(), *mixed[1:], biases, backend=backend)
     with pytest.raises(TypeError, match=r"^key: expected the query's dtype torch.float32, got torch.bfloat16"):
         attention(*mixed, biases, backend=backend)
-
-
-def test_numbers_of_one_dtype_keep_it_under_autocast():
-    inputs, term = [tensor.detach().float() for tensor in content(5, 5)], OffsetBias(torch.randn(H, 5), -2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attention(*inputs, [term])
-    assert torch.equal(out, attention(*inputs, [term]))
 
 
 # --- causal rows without terms
