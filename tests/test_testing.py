@@ -210,7 +210,7 @@ class Looks(Alibi):
         (Noisy, "", "differ"),
         (Unused, "Every parameter has a finite gradient", "spare has no gradient in any layer"),
         (Detached, "Every parameter has a finite gradient", "amplitude has no gradient"),
-        (Forgets, "A state dict holds everything", "differs by|lacks weight"),
+        (Forgets, "A state dict holds everything", "differs by"),
         (NeverReset, "reset_parameters draws every parameter", "slope after reset_parameters"),
         (Overwrites, "reset_parameters draws every parameter", "slope changes without them"),
         (FromTheLength, "Queries may be any evenly spaced part", "queries at 6, 7"),
