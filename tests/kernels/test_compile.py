@@ -65,14 +65,10 @@ class Attention(nn.Module):
 
 KINDS = {
     "no terms": (),
-    "bias": ("bias",),
     "two biases": ("bias", "other bias"),
     "stepped bias": ("stepped bias",),
-    "vectors": ("keys", "values"),
-    "vectors with factors": ("keys with factors", "queries"),
-    "all vectors": ("keys", "keys with factors", "queries with factors", "queries", "decay"),
-    "factors": ("factors",),
-    "dense": ("dense",),
+    "vectors": ("keys", "keys with factors", "queries with factors", "queries", "decay", "values"),
+    "pairs": ("factors", "dense"),
 }
 OPTIONS = {"two biases": {"window": 7, "softcap": 2.0}}
 
@@ -130,7 +126,7 @@ def test_export_with_a_dynamic_length(kinds, backend, causal):
         torch.testing.assert_close(program(*inputs), model(*inputs), msg=lambda text, n=n: f"{n} tokens: {text}")
 
 
-@pytest.mark.parametrize("kinds", ["no terms", "bias"])
+@pytest.mark.parametrize("kinds", ["no terms", "two biases"])
 @pytest.mark.parametrize("backend", [pytest.param("blockwise", marks=pytest.mark.slow), "auto"])
 def test_export_with_a_dynamic_batch_and_a_mask(backend, kinds):
     model = Attention(KINDS[kinds], backend=backend, causal=True).eval()
@@ -142,7 +138,7 @@ def test_export_with_a_dynamic_batch_and_a_mask(backend, kinds):
         torch.testing.assert_close(program(*inputs), model(*inputs))
 
 
-@pytest.mark.parametrize("kinds", ["no terms", "bias"])
+@pytest.mark.parametrize("kinds", ["no terms", "two biases"])
 @pytest.mark.parametrize("backend", [pytest.param("blockwise", marks=pytest.mark.slow), "auto"])
 def test_export_with_two_dynamic_lengths(backend, kinds):
     model = Attention(KINDS[kinds], backend=backend, causal=True).eval()

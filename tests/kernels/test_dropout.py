@@ -98,7 +98,9 @@ def test_gradients():
         terms = [OffsetBias(bias, -1), OffsetValues(vectors, -1)]
         return attention(query, key, value, terms, dropout_p=0.4, backend="reference")
 
-    assert torch.autograd.gradcheck(call, [tensor.requires_grad_() for tensor in (*content(3, 4), *tables)])
+    assert torch.autograd.gradcheck(
+        call, [tensor.requires_grad_() for tensor in (*(rows[:1] for rows in content(2, 3)), *tables)]
+    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

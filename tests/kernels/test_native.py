@@ -49,10 +49,19 @@ MANY_TILES = [(150, 1050), pytest.param((600, 1100), marks=pytest.mark.slow)]
 """A tile has 128 queries and 512 keys."""
 
 
+KINDS = EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors")
+
+
 @pytest.mark.parametrize("lengths", MANY_TILES)
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kinds", [EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors")])
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        pytest.param(options, kinds, marks=() if (at + number) % 3 == 0 else pytest.mark.slow)
+        for at, options in enumerate(OPTIONS)
+        for number, kinds in enumerate(KINDS)
+    ],
+)
 def test_many_tiles(options, dtype, kinds, lengths):
     """Sequences longer than a tile, of which the last is not full."""
     check("native", content(*lengths), terms_of(kinds, *lengths), dtype, **OPTIONS[options](*lengths))
