@@ -144,17 +144,6 @@ def test_heads_in_groups(lengths):
     check(SEQUENCES[lengths], {"causal": True}, True, "auto", key_heads=1)
 
 
-def test_queries_are_aligned_with_the_last_keys():
-    """As in flash_attn from version 2.1 on: the last query of a causal sequence sees every key."""
-    value = torch.eye(4, dtype=torch.float64, device=DEVICE)[:, None]
-    nothing = torch.zeros(1, 1, 4, dtype=torch.float64, device=DEVICE).expand(4, 1, 4)
-    output = attention_varlen(
-        nothing[:2], nothing, value, cu_seqlens_q=seqlens([2]), cu_seqlens_k=seqlens([4]), causal=True
-    )
-    expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0], [1 / 4, 1 / 4, 1 / 4, 1 / 4]], dtype=torch.float64)
-    torch.testing.assert_close(output[:, 0].cpu(), expected)
-
-
 @pytest.mark.parametrize("lengths", [[2, 3], [3, 3]])
 def test_given_positions_are_those_in_each_sequence(lengths):
     _, _, leaves = content((lengths, None))
@@ -183,21 +172,6 @@ def test_attention_without_content_scores(lengths):
         attention(None, None, part.transpose(0, 1)[None], [OffsetBias(table, -3)]) for part in value.split(lengths)
     ]
     torch.testing.assert_close(output, torch.cat(parts, 2)[0].transpose(0, 1), rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("lengths", ["different", "equal", "fewer queries"])
-def test_half_precision(lengths):
-    """The weights and the output are rounded to bfloat16 at most once each, and weights sum to one."""
-    of_queries, of_keys, leaves = content(SEQUENCES[lengths])
-    short = [leaf.detach().bfloat16() for leaf in leaves]
-    found, lse = attention_varlen(
-        *short, cu_seqlens_q=seqlens(of_queries), cu_seqlens_k=seqlens(of_keys), causal=True, return_lse=True
-    )
-    exact, exact_lse = one_by_one([each.double() for each in short], None, of_queries, of_keys, causal=True)
-    assert found.dtype == torch.bfloat16
-    assert (found.double() - exact).abs().max() <= 2**-7 * short[2].abs().max()
-    assert lse.dtype == torch.float32
-    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("lengths", ["different", "equal"])
