@@ -120,21 +120,30 @@ def output_gradient(out):
     return (torch.arange(out.numel(), dtype=torch.float64, device=DEVICE) * 1.7).sin().view(out.shape)
 
 
-def run(name, dtype, inputs, terms, options, d_out=None):
-    """The output and all gradients."""
+def run(name, dtype, inputs, terms, options):
+    """The output, the log-sum-exps if options ask for them, and all gradients, those of sinks last."""
     leaves = [None if tensor is None else tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
     built = []
     for kind, tensors, first in terms:
         parts = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
         leaves += parts
         built.append(kind(*parts) if first is None else kind(*parts, first))
+    if options.get("sinks") is not None:
+        leaves.append(options["sinks"].detach().to(dtype).requires_grad_())
+        options = {**options, "sinks": leaves[-1]}
     torch.manual_seed(SEED)
-    out = attention(*leaves[:3], built, **options, backend=name)
-    if d_out is None:
-        d_out = output_gradient(out)
+    results = attention(*leaves[:3], built, **options, backend=name)
+    results = results if options.get("return_lse") else (results,)
+    # Where nothing is attended to, there is nothing to differentiate.
+    finite = [result.masked_fill(result.isneginf(), 0.0) for result in results]
+    d_results = [output_gradient(result).to(result.dtype) for result in finite]
     leaves = [leaf for leaf in leaves if leaf is not None]
-    gradients = torch.autograd.grad(out, leaves, d_out.to(dtype), materialize_grads=True)
-    return [out.detach(), *gradients]
+    gradients = torch.autograd.grad(finite, leaves, d_results, materialize_grads=True)
+    return [*(result.detach() for result in results), *gradients]
+
+
+def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
+    return run(name, dtype, inputs, terms, {**options, "sinks": sinks, "return_lse": True})
 
 
 def call_of(inputs, terms, **options):

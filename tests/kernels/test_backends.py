@@ -31,6 +31,7 @@ from tests.kernels.cases import (
     relative_error,
     run,
     terms_of,
+    with_log_sums,
 )
 from whereformer import (
     DenseBias,
@@ -240,23 +241,6 @@ def test_heads_share_scores(fast, items):
     expected = run("reference", torch.float64, inputs, [(DenseBias, [scores.expand(-1, HEADS, -1, -1)], None)], {})
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[4].double(), expected[4].sum(1, keepdim=True), rtol=1e-4, atol=1e-5)
-
-
-def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
-    """Output, log-sum-exp and all gradients, those of the sinks last."""
-    leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
-    built = []
-    for kind, tensors, first in terms:
-        parts = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
-        leaves += parts
-        built.append(kind(*parts) if first is None else kind(*parts, first))
-    if sinks is not None:
-        options["sinks"] = sinks.detach().to(dtype).requires_grad_()
-    out, lse = attention(*leaves[:3], built, return_lse=True, backend=name, **options)
-    leaves += [options["sinks"]] if sinks is not None else []
-    finite = lse.masked_fill(lse.isneginf(), 0.0)
-    loss = (out * output_gradient(out).to(dtype)).sum() + (finite * output_gradient(finite).to(dtype)).sum()
-    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "softcap": 2.0}], ids=str)

@@ -21,8 +21,8 @@ from tests.kernels.cases import (
     output_gradient,
     random,
     terms_of,
+    with_log_sums,
 )
-from tests.kernels.test_backends import with_log_sums
 from whereformer import OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, attention, explain
 from whereformer.kernels.call import make_call
 
