@@ -18,7 +18,6 @@ from jaxtyping import Float, jaxtyped
 from torch import Tensor
 
 from whereformer import position_names
-from whereformer.kernels.terms import Positions, Term
 from whereformer.positions import method_class
 from whereformer.positions.base import Position
 
@@ -57,13 +56,6 @@ def check(name: str, value: Any, kind: Any) -> None:
     assert fits(value, kind), f"{name}: expected {kind}, got {shown}"
 
 
-def check_terms(terms: Sequence[Term]) -> None:
-    for term in terms:
-        for of_class in type(term).__mro__:
-            for name, kind in shapes_of(of_class, vars(sys.modules[of_class.__module__])).items():
-                check(f"{type(term).__name__}.{name}", getattr(term, name), kind)
-
-
 def bind(**axes: int) -> None:
     """Give axes of the context their sizes."""
     for name, size in axes.items():
@@ -82,12 +74,6 @@ def check_call(shapes: dict[str, Any], given: dict[str, Any], result: Any) -> No
             # Who knows that a method does not look at hidden states may give empty ones.
             if not (name == "hidden" and isinstance(value, Tensor) and value.shape == (0,)):
                 check(name, value, kind)
-        if isinstance(given.get("terms"), Sequence):
-            check_terms(given["terms"])
-        if isinstance(result, tuple) and result and all(isinstance(each, Term) for each in result):
-            keys = given["site"].keys
-            bind(n_k=keys.length if isinstance(keys, Positions) else keys.shape[-1])
-            check_terms(result)
 
 
 def checked(function: Callable[..., Any], shapes: dict[str, Any]) -> Callable[..., Any]:

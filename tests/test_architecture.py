@@ -4,8 +4,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import pytest
-
 from .source import NAME, imports, modules
 
 LAYERS = (
@@ -130,15 +128,3 @@ def test_modules_do_not_import_one_another_in_a_circle():
     for module in modules():
         graph[module] |= own_imports(module)
     assert cycles(graph) == []
-
-
-@pytest.mark.parametrize(
-    ("graph", "expected"),
-    [
-        ({"a": {"b"}, "b": {"c"}}, []),
-        ({"a": {"a"}}, []),
-        ({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"d"}}, [{"a", "b", "c"}]),
-    ],
-)
-def test_cycles_are_found(graph, expected):
-    assert cycles(graph) == expected

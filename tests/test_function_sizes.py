@@ -50,13 +50,3 @@ def test_no_function_takes_too_many_parameters():
     """Kernels may: attention has as many arguments as it has, and a kernel can be given no objects."""
     found = above(PARAMETERS, parameters, outside="kernels")
     assert {name: number for name, number in found.items() if not is_configuration(name)} == {}
-
-
-def test_sizes_are_counted_as_documented():
-    signature = "class Config:\n    def __init__(self, a, *b, c=1, **d):\n"
-    for docstring in ("", '        """One.\n\n        More.\n        """\n'):
-        tree = ast.parse(f"{signature}{docstring}        pass\n")
-        (function,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-        assert (length(function), parameters(function)) == (2, 4)
-    assert is_configuration("EncoderConfig.__init__")
-    assert not is_configuration("Encoder.__init__")

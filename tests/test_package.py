@@ -103,21 +103,6 @@ except ValueError as error:
     assert methods <= with_all_methods
 
 
-@pytest.mark.slow
-def test_attention_stays_a_function_when_submodules_are_imported():
-    code = """
-from whereformer.kernels.terms import Positions
-import whereformer
-import whereformer.kernels.terms, whereformer.kernels.reference
-import whereformer.positions.tisa
-from whereformer.kernels import attention, terms
-assert whereformer.attention is attention
-assert whereformer.Positions is Positions is terms.Positions
-print(type(whereformer.attention).__name__)
-"""
-    assert in_a_fresh_process(code) == "function"
-
-
 def test_signature_of_attention():
     """Names that users rely on; new ones may join as keywords."""
     parameters = inspect.signature(whereformer.attention).parameters

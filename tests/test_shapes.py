@@ -1,19 +1,16 @@
 """The checks of shapes check something; see tests/shapes.py."""
 
 import ast
-import inspect
 import os
 import sys
 
 import pytest
 import torch
-from jaxtyping import Float, jaxtyped
-from torch import Tensor
 
 import whereformer
 import whereformer.analysis
 import whereformer.models
-from whereformer import OffsetBias, OffsetKeys, build_position, position_names
+from whereformer import build_position, position_names
 from whereformer.positions import method_class
 from whereformer.positions.base import Position, Site
 
@@ -57,25 +54,6 @@ def test_shapes_need_jaxtyping_in_tests_alone():
                 assert id(node) in unseen
                 read += 1
     assert read
-
-
-def transposed(given: Float[Tensor, "batch n"], wrong: bool = False) -> Float[Tensor, "n batch"]:
-    return given if wrong else given.mT
-
-
-def test_a_result_of_another_shape_is_found():
-    function = shapes.checked(transposed, inspect.get_annotations(transposed))
-    assert function(torch.zeros(2, 3)).shape == (3, 2)
-    with pytest.raises(AssertionError, match=r"return: expected .*, got"):
-        function(torch.zeros(2, 3), wrong=True)
-
-
-def test_a_term_of_another_shape_is_found():
-    with jaxtyped("context"):
-        shapes.bind(heads=2, head_dim=4)
-        shapes.check_terms([OffsetKeys(torch.zeros(1, 5, 4), -2), OffsetBias(torch.zeros(2, 5), -2)])
-        with pytest.raises(AssertionError, match=r"OffsetBias.table: expected"):
-            shapes.check_terms([OffsetBias(torch.zeros(3, 5), -2)])
 
 
 def test_a_hook_that_returns_another_shape_is_found():

@@ -59,7 +59,7 @@ def printable(text: str) -> str:
 def shown(value: object, width: int = 60) -> str:
     """Return ``repr(value)`` for an error, cut to ``width`` characters: untrusted values may be of any size."""
     try:
-        text = repr(value)
+        text = repr(value).replace("\n", " ")  # arrays have lines
     except (ValueError, RecursionError):  # an integer of thousands of digits; lists within lists
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= width else f"{text[:width]}..."

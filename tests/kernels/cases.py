@@ -1,5 +1,8 @@
 """Shared by the tests of backends: terms by name, a call with all its gradients, and their expected accuracy."""
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,6 +19,7 @@ from whereformer import (
 )
 from whereformer.kernels import native
 from whereformer.kernels.call import make_call
+from whereformer.kernels.fields import GRADIENTS
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -116,21 +120,70 @@ def output_gradient(out):
     return (torch.arange(out.numel(), dtype=torch.float64, device=DEVICE) * 1.7).sin().view(out.shape)
 
 
-def run(name, dtype, inputs, terms, options, d_out=None):
-    """The output and all gradients."""
+def run(name, dtype, inputs, terms, options):
+    """The output, the log-sum-exps if options ask for them, and all gradients, those of sinks last."""
     leaves = [None if tensor is None else tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
     built = []
     for kind, tensors, first in terms:
         parts = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
         leaves += parts
         built.append(kind(*parts) if first is None else kind(*parts, first))
+    if options.get("sinks") is not None:
+        leaves.append(options["sinks"].detach().to(dtype).requires_grad_())
+        options = {**options, "sinks": leaves[-1]}
     torch.manual_seed(SEED)
-    out = attention(*leaves[:3], built, **options, backend=name)
-    if d_out is None:
-        d_out = output_gradient(out)
+    results = attention(*leaves[:3], built, **options, backend=name)
+    results = results if options.get("return_lse") else (results,)
+    # Where nothing is attended to, there is nothing to differentiate.
+    finite = [result.masked_fill(result.isneginf(), 0.0) for result in results]
+    d_results = [output_gradient(result).to(result.dtype) for result in finite]
     leaves = [leaf for leaf in leaves if leaf is not None]
-    gradients = torch.autograd.grad(out, leaves, d_out.to(dtype), materialize_grads=True)
-    return [out.detach(), *gradients]
+    gradients = torch.autograd.grad(finite, leaves, d_results, materialize_grads=True)
+    return [*(result.detach() for result in results), *gradients]
+
+
+def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
+    return run(name, dtype, inputs, terms, {**options, "sinks": sinks, "return_lse": True})
+
+
+def call_of(inputs, terms, **options):
+    """The call as backends get it, in float32, with the seed of its dropout."""
+    built = [
+        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms
+    ]
+    call = make_call(*(tensor.float() for tensor in inputs), built, **options)
+    return replace(call, seed=torch.tensor(5, device=DEVICE)) if call.dropout_p else call
+
+
+def check_operators(operators, call, **opcheck):
+    """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
+    plain = call.arguments()
+    leaves = [
+        each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
+        for each in plain
+    ]
+    torch.library.opcheck(operators.forward, leaves, **opcheck)
+    with unwritten_memory_is_nan():
+        output, kept, lse = operators.forward(*plain)
+        needed = [getattr(call, name) is not None for name in GRADIENTS]
+        d_lse = torch.ones_like(lse[1]) if call.wants_lse else None
+        arguments = (output_gradient(output).to(output.dtype), d_lse, output, kept, needed, *plain)
+        gradients = operators.backward(*arguments)
+    assert not any(each.isnan().any() for each in (output, kept, lse, *gradients))
+    torch.library.opcheck(operators.backward, arguments, **opcheck)
+
+
+@contextlib.contextmanager
+def unwritten_memory_is_nan():
+    """As it is where algorithms have to be deterministic."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @torch.no_grad()

@@ -1,38 +1,33 @@
-"""What holds for the fast backends of the CPU: their memory, edges, laws and operators; and which keys a block has."""
+"""What holds for the fast backends of the CPU: their memory, edges and operators."""
 
 import contextlib
 import importlib
-from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.peak import peak_memory
-from tests.every import EVERY
 from tests.kernels.cases import (
     BATCH,
     EVERY_KIND,
     FAST,
     HEADS,
     TABLES,
+    call_of,
     check,
+    check_operators,
     content,
     error,
     output_gradient,
     random,
-    run,
     terms_of,
 )
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, native
 from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import GRADIENTS
 
-# Of the module, so that a test that draws many examples does not ask for it again for each.
-fast = pytest.fixture(scope="module", params=FAST)(lambda request: request.param)
+fast = pytest.fixture(params=FAST)(lambda request: request.param)
 
 
 # --- memory
@@ -83,38 +78,6 @@ def test_few_keys_take_no_memory_by_the_square_of_queries(fast, n_q, n_k, traini
     assert peak_memory(attend, torch.device("cpu")) < n_q * n_q
 
 
-# --- which keys a block has
-
-
-@settings(max_examples=200)
-@given(data=st.data())
-def test_a_block_has_the_keys_that_its_queries_may_reach_and_few_others(data):
-    def draw(least, most):
-        return data.draw(st.integers(least, most))
-
-    n_q, n_k = draw(1, 12), draw(1, 12)
-    places = {
-        "query_positions": Positions(draw(-9, 9), draw(1, 3), n_q),
-        "key_positions": Positions(draw(-9, 9), draw(1, 3), n_k),
-    }
-    sides = st.none() | st.integers(0, 12)
-    call = make_call(
-        *content(n_q, n_k),
-        window=data.draw(st.tuples(sides, sides).filter(any)),
-        causal=data.draw(st.booleans()),
-        **places,
-    )
-    start = draw(0, n_q - 1)
-    rows = range(start, draw(start + 1, n_q))
-    found = blockwise._keys_of(call, rows)
-    allowed = call.allowed()
-    allowed = torch.ones(n_q, n_k, dtype=torch.bool) if allowed is None else allowed[0, 0]
-    reached = allowed[rows.start : rows.stop].any(0).nonzero().flatten().tolist()
-    assert set(reached) <= set(found)
-    # What none of them reaches lies between what they reach, or between positions.
-    assert not found or len(found) <= max(1, len(range(min(reached, default=0), max(reached, default=0) + 1))) + 2
-
-
 @pytest.mark.parametrize("options", [{"window": 9}, {"window": (9, 0)}, {"causal": True}], ids=str)
 def test_what_a_window_forbids_is_hardly_computed(options):
     call = make_call(*(torch.zeros(1, 1, 4096, 8),) * 3, **options)
@@ -146,64 +109,6 @@ def test_positions_far_apart_take_no_memory_for_what_lies_between(fast):
 def test_tables_far_apart_take_no_memory_for_what_lies_between(fast):
     terms = [(OffsetBias, [random(HEADS, 3)], first) for first in (-1, 10**11, -(10**11))]
     check(fast, content(5, 6), terms)
-
-
-# --- laws
-
-
-lengths = st.integers(1, 40)
-some = settings(max_examples=100 if EVERY else 30)
-
-
-@some
-@given(n_q=lengths, n_k=lengths, shift=st.integers(-1000, 1000), stride=st.integers(1, 3))
-def test_moving_all_positions_changes_nothing(fast, n_q, n_k, shift, stride):
-    inputs, terms = content(n_q, n_k), terms_of(TABLES, n_q, n_k)
-    places = [
-        {"query_positions": Positions(start, stride, n_q), "key_positions": Positions(start + 2, 1, n_k)}
-        for start in (0, shift)
-    ]
-    outs = [run(fast, torch.float64, inputs, terms, options | {"causal": True}) for options in places]
-    assert all(torch.equal(*pair) for pair in zip(*outs, strict=True))
-
-
-@some
-@given(length=lengths, padding=st.integers(1, 70), left=st.booleans())
-def test_padding_never_changes_the_answer(fast, length, padding, left):
-    inputs, terms = content(length, length), terms_of(TABLES, length, length)
-    plain = run(fast, torch.float64, inputs, terms, {})
-    query, key, value = inputs
-    filler = torch.full((BATCH, HEADS, padding, key.shape[3]), 1e3, dtype=torch.float64)
-    ends = (filler, key), (filler, value)
-    padded = [query, *(torch.cat(pair if left else pair[::-1], 2) for pair in ends)]
-    real = torch.ones(BATCH, length, dtype=torch.bool)
-    gap = torch.zeros(BATCH, padding, dtype=torch.bool)
-    start = padding if left else 0
-    options = {
-        "key_mask": torch.cat((gap, real) if left else (real, gap), 1),
-        "query_positions": Positions(start, 1, length),
-    }
-    found = run(fast, torch.float64, padded, terms, options)
-    for index in (2, 3):
-        assert (found[index].sum((0, 1, 3)) != 0).sum() <= length
-        found[index] = found[index][:, :, start : start + length]
-    for ours, theirs in zip(found, plain, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-@given(order=st.permutations(range(4)))
-def test_items_of_a_batch_do_not_see_one_another(fast, order):
-    inputs = content(19, 19, batch=4)
-    mask = torch.arange(19) < torch.tensor([19, 7, 7, 1]).unsqueeze(1)
-    terms = [(OffsetBias, [random(HEADS, 9)], -4), (OffsetValues, [random(1, 3, 16)], -1)]
-    plain = run(fast, torch.float64, inputs, terms, {"key_mask": mask})
-    moved = [tensor[list(order)] for tensor in inputs]
-    d_out = output_gradient(plain[0])[list(order)]
-    found = run(fast, torch.float64, moved, terms, {"key_mask": mask[list(order)]}, d_out)
-    for ours, theirs in zip(found[:4], plain[:4], strict=True):
-        torch.testing.assert_close(ours, theirs[list(order)])
-    for ours, theirs in zip(found[4:], plain[4:], strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 # --- long sequences, in tiles of their real size
@@ -254,94 +159,28 @@ def test_windows_in_blocks(fast, names, n_q, n_k, options, key_heads, dtype, mon
     check(fast, content(n_q, n_k, key_heads=key_heads), terms_of(names, n_q, n_k), dtype, **options)
 
 
-def test_gradients_that_nobody_needs(fast):
-    inputs = [*(tensor.float() for tensor in content(101, 101)), *(random(HEADS, size).float() for size in (5, 1))]
-
-    def attend(query, key, value, table, sinks):
-        options = {"window": 5, "sinks": sinks.squeeze(1), "return_lse": True}
-        out, lse = attention(query, key, value, [OffsetBias(table, -2)], backend=fast, **options)
-        return torch.cat((out, lse.unsqueeze(-1)), -1)
-
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    out = attend(*leaves)
-    expected = torch.autograd.grad(out, leaves, output_gradient(out).float())
-    for place, whole in enumerate(expected):
-        leaves = [tensor.clone().requires_grad_(index == place) for index, tensor in enumerate(inputs)]
-        out = attend(*leaves)
-        out.backward(output_gradient(out).float())
-        torch.testing.assert_close(leaves[place].grad, whole)
-
-
 # --- as an operator of torch
 
+MASKED = torch.arange(9) >= torch.tensor([[0], [3]])
+CALLS = {
+    "rows of nothing": (EVERY_KIND, {"causal": True, "key_mask": MASKED, "return_lse": True}),
+    "plain": ([], {}),
+    "causal": (["bias"], {"causal": True}),
+    "padding": (["bias"], {"key_mask": MASKED.flip(1)}),
+    "ids": (EVERY_KIND, {"query_positions": torch.arange(9), "dropout_p": 0.1}),
+    "options": (EVERY_KIND, {"window": 4, "softcap": 2.0, "dropout_p": 0.1, "return_lse": True}),
+}
+
 
 @pytest.mark.parametrize(
-    ("explicit", "lse"), [(True, False), *(pytest.param(False, lse, marks=pytest.mark.slow) for lse in (False, True))]
+    "case", [case if case == "rows of nothing" else pytest.param(case, marks=pytest.mark.slow) for case in CALLS]
 )
-def test_operator_contract(fast, explicit, lse):
-    inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
-    built = [
-        kind(*(tensor.float().requires_grad_() for tensor in tensors), *(() if first is None else (first,)))
-        for kind, tensors, first in terms_of(EVERY_KIND, 7, 9)
-    ]
-    options = {"query_positions": torch.arange(7)} if explicit else {}
-    options |= {"window": 4, "softcap": 2.0} if lse else {}
-    call = make_call(*inputs, built, dropout_p=0.1, causal=True, return_lse=lse, **options)
-    check_operator(fast, replace(call, seed=torch.tensor(5)))
-
-
-def check_operator(fast, call):
-    """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
+def test_operators(fast, case):
+    """Also that outputs are laid out as compiled programs are told, which is as projections are."""
+    terms, options = CALLS[case]
+    projected = [tensor.float().transpose(1, 2).contiguous().transpose(1, 2) for tensor in content(9, 9)]
     operators = importlib.import_module(f"whereformer.kernels.{fast}").operators
-    plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in call.arguments()]
-    arguments = [
-        each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
-        for each in plain
-    ]
-    torch.library.opcheck(operators.forward, arguments)
-    with unwritten_memory_is_nan():
-        outputs = operators.forward(*plain)
-        output, kept, lse = outputs
-        needed = [getattr(call, name) is not None for name in GRADIENTS]
-        d_lse = torch.ones_like(lse[1]) if call.wants_lse else None
-        arguments = (output_gradient(output).to(output.dtype), d_lse, output, kept, needed, *plain)
-        outputs += tuple(operators.backward(*arguments))
-    assert not any(each.isnan().any() for each in outputs)
-    torch.library.opcheck(operators.backward, arguments)
-
-
-@contextlib.contextmanager
-def unwritten_memory_is_nan():
-    """As it is where algorithms have to be deterministic."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.empty(3).isnan().all()
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-PADDED = torch.arange(9) < torch.tensor([[9], [6]])
-
-
-@pytest.mark.parametrize(
-    ("terms", "options"),
-    [
-        pytest.param([], {}, marks=pytest.mark.slow),
-        pytest.param(["bias"], {"key_mask": PADDED}, marks=pytest.mark.slow),
-        (["bias"], {"causal": True}),
-        (EVERY_KIND, {"causal": True, "key_mask": PADDED.flip(1), "return_lse": True}),
-    ],
-    ids=["plain", "padding", "causal", "rows of nothing"],
-)
-def test_operators_of_usual_calls(fast, terms, options):
-    inputs = [tensor.float() for tensor in content(9, 9)]
-    built = [
-        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
-        for kind, tensors, first in terms_of(terms, 9, 9)
-    ]
-    check_operator(fast, make_call(*inputs, built, **options))
+    check_operators(operators, call_of(projected, terms_of(terms, 9, 9), **options))
 
 
 def test_the_operator_is_the_function_behind_it(fast):
@@ -367,19 +206,6 @@ def test_the_operator_is_the_function_behind_it(fast):
         f"whereformer.{fast}_forward.default",
         f"whereformer.{fast}_backward.default",
     }
-
-
-LAYOUTS = {
-    "contiguous": lambda n: torch.randn(2, 3, n, 16),
-    "projected": lambda n: torch.randn(2, n, 3, 16).transpose(1, 2),
-}
-
-
-@pytest.mark.parametrize("layout", ["projected", pytest.param("contiguous", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_outputs_are_laid_out_as_compiled_programs_are_told(fast, training, layout):
-    inputs = [LAYOUTS[layout](60).requires_grad_(training) for _ in range(3)]
-    check_operator(fast, make_call(*inputs, [OffsetBias(torch.randn(3, 9, requires_grad=training), -4)]))
 
 
 @pytest.mark.parametrize("length", [20, 400])
@@ -433,15 +259,3 @@ def test_a_forward_derivative_is_refused_and_auto_takes_the_reference(fast):
     with pytest.raises(ValueError, match=r"^backend: .* has no forward-mode derivative; use"):
         attend(fast)
     assert torch.equal(attend("auto")[1], attend("reference")[1])
-
-
-@pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing_but_rounding(fast, threads):
-    inputs, terms = content(90, 130), terms_of(TABLES, 90, 130)
-    plain = run(fast, torch.float64, inputs, terms, {})
-    torch.set_num_threads(threads)
-    try:
-        found = run(fast, torch.float64, inputs, terms, {})
-    finally:
-        torch.set_num_threads(1)
-    assert all(error(ours, theirs) < 1e-12 for ours, theirs in zip(found, plain, strict=True))

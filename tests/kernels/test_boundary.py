@@ -8,12 +8,7 @@ import torch
 
 from whereformer import (
     DenseBias,
-    DistanceDecay,
-    FactorPair,
     OffsetBias,
-    OffsetKeys,
-    OffsetQueries,
-    OffsetValues,
     Positions,
     attention,
 )
@@ -55,13 +50,10 @@ def test_positions_and_offsets_may_be_numpys():
 def test_a_scale_is_any_finite_number():
     inputs = [tensor.detach() for tensor in content(5, 5)]
     assert torch.equal(attention(*inputs, scale=Fraction(1, 4)), attention(*inputs, scale=0.25))
-    for scale in (math.nan, math.inf, -math.inf):
-        for backend in ("auto", "reference", "blockwise"):
-            with pytest.raises(ValueError, match=rf"^scale: expected a finite number in float64, got {scale}"):
-                attention(*inputs, scale=scale, backend=backend)
-    for scale in ("1", torch.ones(())):
-        with pytest.raises(TypeError, match=r"^scale: expected a number, got"):
-            attention(*inputs, scale=scale)
+    with pytest.raises(ValueError, match=r"^scale: expected a finite number in float64, got nan"):
+        attention(*inputs, scale=math.nan)
+    with pytest.raises(TypeError, match=r"^scale: expected a number, got"):
+        attention(*inputs, scale=torch.ones(()))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
@@ -88,28 +80,6 @@ def test_positions_and_documents_of_any_whole_dtype(backend, dtype):
 
 
 # --- terms and positions as objects
-
-
-TERMS = {
-    "bias": lambda: OffsetBias(torch.randn(H, 5), -2),
-    "keys": lambda: OffsetKeys(torch.randn(1, 5, D), -2),
-    "keys with factors": lambda: OffsetKeys(torch.randn(1, 5, 2), -2, query_factors=torch.randn(1, H, 5, 2)),
-    "queries": lambda: OffsetQueries(torch.randn(1, 5, D), -2),
-    "queries with factors": lambda: OffsetQueries(torch.randn(H, 5, 2), -2, key_factors=torch.randn(1, H, 5, 2)),
-    "decay": lambda: DistanceDecay(torch.randn(1, H, 5), torch.randn(1, H, 5)),
-    "values": lambda: OffsetValues(torch.randn(1, 5, D), -2),
-    "factors": lambda: FactorPair(torch.randn(1, H, 5, 2), torch.randn(1, H, 5, 2)),
-    "dense": lambda: DenseBias(torch.randn(1, H, 5, 5)),
-}
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_terms_are_equal_to_themselves_alone(term):
-    first, second = TERMS[term](), TERMS[term]()
-    assert first == first
-    assert first != second
-    assert first in [second, first]
-    assert len({first, second}) == 2
 
 
 # --- infinite biases
@@ -154,13 +124,6 @@ def test_autocast_casts_what_differs_as_torchs_attention_does(terms, backend):
             attention(query.double(), *mixed[1:], biases, backend=backend)
     with pytest.raises(TypeError, match=r"^key: expected the query's dtype torch.float32, got torch.bfloat16"):
         attention(*mixed, biases, backend=backend)
-
-
-def test_numbers_of_one_dtype_keep_it_under_autocast():
-    inputs, term = [tensor.detach().float() for tensor in content(5, 5)], OffsetBias(torch.randn(H, 5), -2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attention(*inputs, [term])
-    assert torch.equal(out, attention(*inputs, [term]))
 
 
 # --- causal rows without terms

@@ -112,6 +112,7 @@ def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
     assert choice.unavailable["native"] == f"'native' {why}; use backend='blockwise'"
     with pytest.raises(ValueError, match=rf"^backend: 'native' {why}; use backend='blockwise'$"):
         attention(*inputs(10), backend="native")
+    assert torch.equal(attention(*inputs(10), TERM), inputs(10)[0])
 
 
 def test_a_kernel_that_takes_some_dtypes_leaves_the_others(monkeypatch):

@@ -11,19 +11,6 @@ from whereformer import OffsetBias, OffsetValues, attention, attention_weights
 from whereformer.kernels.dropout import keep_mask, row_seeds
 
 
-def dropped_weights(batch, heads, n_q, n_k, dropout_p, seed, **options):
-    """The weights after dropout, for equal weights before it; a value of unit vectors makes them visible."""
-    value = torch.eye(n_k, dtype=torch.float64).expand(batch, heads, n_k, n_k)
-    query = torch.zeros(batch, heads, n_q, 2, dtype=torch.float64)
-    key = torch.zeros(batch, heads, n_k, 2, dtype=torch.float64)
-    torch.manual_seed(seed)
-    return attention(query, key, value, dropout_p=dropout_p, backend="reference", **options)
-
-
-def kept(*args, **options):
-    return (dropped_weights(*args, **options) > 0).double()
-
-
 def content(n_q=4, n_k=6):
     return tuple(torch.randn(2, 3, length, 4, dtype=torch.float64) for length in (n_q, n_k, n_k))
 
@@ -38,12 +25,6 @@ def test_the_seed_decides(backend):
 
     assert torch.equal(run(1), run(1))
     assert not torch.equal(run(1), run(2))
-
-
-def test_successive_calls_differ():
-    inputs = content()
-    first, second = (attention(*inputs, dropout_p=0.4, backend="reference") for _ in range(2))
-    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
@@ -62,45 +43,12 @@ def test_weights_are_returned_before_dropout(backend):
     torch.testing.assert_close(weights @ inputs[2], attention(*inputs, backend=backend))
 
 
-@pytest.mark.parametrize("dropout_p", [0.05, 0.3, 0.5, 0.95])
-def test_every_row_and_column_keeps_its_share(dropout_p):
-    mask = kept(2, 4, 128, 128, dropout_p, seed=3)
-    deviation = math.sqrt(dropout_p * (1 - dropout_p))
-    for dims in [(0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]:  # all; per batch, head, row, column
-        shares = mask.mean(dims)
-        count = mask.numel() / shares.numel()
-        assert (shares - (1 - dropout_p)).abs().max() < 5 * deviation / math.sqrt(count)
-
-
 def test_expectation_is_the_output_without_dropout():
     inputs = content()
     terms = [OffsetValues(torch.randn(1, 3, 4, dtype=torch.float64), -1)]
-    draws = torch.stack([attention(*inputs, terms, dropout_p=0.3, backend="reference") for _ in range(2000)])
+    draws = torch.stack([attention(*inputs, terms, dropout_p=0.3, backend="reference") for _ in range(500)])
     error = draws.mean(0) - attention(*inputs, terms, backend="reference")
     assert (error.abs() < 5 * draws.std(0) / math.sqrt(len(draws))).all()
-
-
-def test_rows_columns_heads_and_seeds_drop_independently():
-    dropout_p = 0.3
-    mask = kept(2, 4, 128, 128, dropout_p, seed=5)
-    signal = (mask - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
-    other_seed = (kept(2, 4, 128, 128, dropout_p, seed=6) - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
-    pairs = {
-        "neighboring columns": (signal[..., 1:], signal[..., :-1]),
-        "columns a power of two apart": (signal[..., 64:], signal[..., :-64]),
-        "neighboring rows": (signal[:, :, 1:], signal[:, :, :-1]),
-        "diagonals": (signal[:, :, 1:, 1:], signal[:, :, :-1, :-1]),
-        "transposed": (signal.triu(1), signal.mT.triu(1)),
-        "heads": (signal[:, 1:], signal[:, :-1]),
-        "batch": (signal[1:], signal[:-1]),
-        "neighboring seeds": (signal, other_seed),
-    }
-    for name, (one, other) in pairs.items():
-        assert abs(float((one * other).sum())) < 5 * math.sqrt(one.numel()), name
-
-
-def test_columns_do_not_depend_on_how_many_there_are():
-    assert torch.equal(kept(1, 2, 4, 10, 0.5, seed=1), kept(1, 2, 4, 30, 0.5, seed=1)[..., :10])
 
 
 def test_mask_is_the_documented_function_of_seed_and_indices():
@@ -150,17 +98,9 @@ def test_gradients():
         terms = [OffsetBias(bias, -1), OffsetValues(vectors, -1)]
         return attention(query, key, value, terms, dropout_p=0.4, backend="reference")
 
-    assert torch.autograd.gradcheck(call, [tensor.requires_grad_() for tensor in (*content(3, 4), *tables)])
-
-
-def test_dropped_weights_send_no_gradient_to_the_value():
-    value = torch.randn(1, 1, 6, 2, dtype=torch.float64, requires_grad=True)
-    zeros = torch.zeros(1, 1, 1, 2, dtype=torch.float64), torch.zeros(1, 1, 6, 2, dtype=torch.float64)
-    torch.manual_seed(0)
-    attention(*zeros, value, dropout_p=0.5, backend="reference").sum().backward()
-    weights = dropped_weights(1, 1, 1, 6, 0.5, seed=0)
-    assert 0 < (weights == 0).sum() < 6
-    torch.testing.assert_close(value.grad, weights[0, 0, 0, :, None].expand(6, 2)[None, None])
+    assert torch.autograd.gradcheck(
+        call, [tensor.requires_grad_() for tensor in (*(rows[:1] for rows in content(2, 3)), *tables)]
+    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

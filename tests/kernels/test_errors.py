@@ -3,7 +3,6 @@
 More of what is of another type altogether is in tests/test_strange_arguments.py.
 """
 
-import math
 import warnings
 
 import pytest
@@ -36,21 +35,13 @@ NO_CONTENT = {"query": None, "key": None}
 CASES = [
     # query, key and value
     ({"value": [[1.0]]}, TypeError, r"value: expected a tensor, got list"),
-    ({"key": (1.0,)}, TypeError, r"key: expected a tensor, got tuple"),
     ({"value": zeros(B, N_K, D)}, ValueError, r"value: expected \(batch, heads, length, head_dim\), .* \(2, 6, 8\)"),
-    ({"query": zeros(N_Q, D)}, ValueError, r"query: expected \(batch, heads, length, head_dim\), .* \(4, 8\)"),
-    ({"key": zeros(1, B, H, N_K, D)}, ValueError, r"key: expected \(batch, heads, length, head_dim\), .* \(1, 2, 3, 6"),
     ({"value": zeros(B, H, N_K, D).long()}, TypeError, r"value: expected a floating-point tensor, got torch.int64"),
-    ({"query": zeros(B, H, N_Q, D).bool()}, TypeError, r"query: expected a floating-point tensor, got torch.bool"),
     ({"query": zeros(1, H, N_Q, D)}, ValueError, r"query: .*batch 2, heads 3.* as in value, got \(1, 3, 4, 8\)"),
-    ({"query": zeros(B, 1, N_Q, D)}, ValueError, r"query: .*batch 2, heads 3.* as in value, got \(2, 1, 4, 8\)"),
     ({"key": zeros(B, H, 5, D)}, ValueError, r"key: .*n_k 6, head_dim 8\), got \(2, 3, 5, 8\)"),
-    ({"key": zeros(B, H, N_K, 7)}, ValueError, r"key: .*n_k 6, head_dim 8\), got \(2, 3, 6, 7\)"),
-    ({"key": zeros(B, 1, N_K, D)}, ValueError, r"key: .*heads 3.*, got \(2, 1, 6, 8\)"),
     ({"key": zeros(B, H, N_K, D).double()}, TypeError, r"key: expected the query's dtype torch.float32, got .*float64"),
     ({"value": zeros(B, H, N_K, D).half()}, TypeError, r"value: expected the query's dtype .*float32, got .*float16"),
     ({"key": zeros(B, H, N_K, D).to("meta")}, ValueError, r"key: expected the query's device cpu, got meta"),
-    ({"query": None}, ValueError, r"query and key: give both, or neither"),
     ({"key": None}, ValueError, r"query and key: give both, or neither"),
     *(
         ({"value": nested}, TypeError, r"value: expected a dense tensor, got a nested one; attention_varlen takes seq")
@@ -59,26 +50,16 @@ CASES = [
     # options
     ({"key_mask": zeros(B, N_K)}, TypeError, r"key_mask: expected .*bool.* True = may be attended, got torch.float32"),
     ({"key_mask": zeros(N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)"),
-    ({"key_mask": zeros(B, N_Q).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(2, 4\)"),
-    ({"key_mask": zeros(1, N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(1, 6\)"),
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
-    ({"dropout_p": -0.1}, ValueError, r"dropout_p: expected a number in \[0, 1\), got -0.1"),
-    ({"dropout_p": math.nan}, ValueError, r"dropout_p: expected a number in \[0, 1\), got nan"),
-    ({"window": -1}, ValueError, r"window: expected a whole number .* got -1"),
     ({"window": (3, -2)}, ValueError, r"window: expected a whole number of at least 0, .* got \(3, -2\)"),
     ({"window": 1.5}, TypeError, r"window: expected a whole number of at least 0, .* got 1.5"),
-    ({"window": True}, TypeError, r"window: expected a whole number of at least 0, .* got True"),
     ({"window": (3,)}, ValueError, r"window: expected one number, or two for the sides \(before, after\), got \(3,\)"),
     ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
     ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
     ({"softcap": 0}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+30, or None for no cap, got 0.0"),
-    ({"softcap": math.nan}, ValueError, r"softcap: expected a number from 1e-30 .* got nan"),
-    ({"softcap": 1e300}, ValueError, r"softcap: expected a number from 1e-30 .* got 1e\+300"),
     ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
     ({**NO_CONTENT, "softcap": 3.0}, ValueError, r"softcap: needs a query, got query=None"),
     ({"scale": -1e39}, ValueError, r"scale: expected a finite number in float32, got -1e\+39"),
-    ({"scale": 10**400}, ValueError, r"scale: expected a finite number in float32, got inf"),
-    ({"scale": math.nan}, ValueError, r"scale: expected a finite number in float32, got nan"),
     ({"scale": True}, TypeError, r"scale: expected a number, got bool; multiply the query by a tensor"),
     ({"dropout_p": False}, TypeError, r"dropout_p: expected a number in \[0, 1\), got bool"),
     ({**NO_CONTENT, "scale": 1.0}, ValueError, r"scale: needs a query, got query=None"),
@@ -88,36 +69,20 @@ CASES = [
         ValueError,
         r"sinks: expected shape \(heads 3,\) or \(batch 2, heads 3, n_q 4\), got \(4,\)",
     ),
-    ({"sinks": zeros(B, H, N_Q, 1)}, ValueError, r"sinks: expected shape .*, got \(2, 3, 4, 1\)"),
     ({"sinks": zeros(H).to("meta")}, ValueError, r"sinks: expected the value's device cpu, got meta"),
     ({"query": zeros(B, 4, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 4, 4"),
-    ({"query": zeros(B, 0, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 0, 4"),
     # positions
     ({"query_positions": [0, 1, 2, 3]}, TypeError, r"query_positions: expected Positions or a tensor, got list"),
     ({"query_positions": Positions(0, 1, 6)}, ValueError, r"query_positions: expected length 4, got Positions\(.*h=6"),
-    ({"key_positions": Positions(0, 1, 4)}, ValueError, r"key_positions: expected length 6, got Positions\(.*length=4"),
     ({"query_positions": zeros(6)}, ValueError, r"query_positions: expected shape \(4,\) or \(2, 4\), got \(6,\)"),
-    ({"key_positions": zeros(3, 6)}, ValueError, r"key_positions: expected shape \(6,\) or \(2, 6\), got \(3, 6\)"),
-    ({"key_positions": zeros()}, ValueError, r"key_positions: expected shape \(6,\) or \(2, 6\), got \(\)"),
     ({"key_positions": zeros(6).bool()}, TypeError, r"key_positions: expected numbers, got torch.bool"),
     (
         {"key_positions": zeros(6), "terms": [OffsetBias(zeros(H, 1), 0)]},
         TypeError,
         r"key_positions: .*whole positions, got torch.float32",
     ),
-    (
-        {"query_positions": zeros(4), "terms": [OffsetKeys(zeros(1, 1, D), 0)]},
-        TypeError,
-        r"query_positions: .*whole positions",
-    ),
-    (
-        {"query_positions": zeros(4), "terms": [OffsetValues(zeros(1, 1, D), 0)]},
-        TypeError,
-        r"query_positions: .*whole positions",
-    ),
     # documents
     ({"query_documents": zeros(B, N_Q).long()}, ValueError, r"query_documents and key_documents: give both or neither"),
-    ({"key_documents": zeros(B, N_K)}, ValueError, r"query_documents and key_documents: give both or neither"),
     (
         {"query_documents": zeros(B, N_K), "key_documents": zeros(B, N_K)},
         ValueError,
@@ -127,11 +92,6 @@ CASES = [
         {"query_documents": zeros(B, N_Q).long(), "key_documents": zeros(N_K)},
         ValueError,
         r"key_documents: expected shape \(batch 2, n_k 6\), got \(6,\)",
-    ),
-    (
-        {"query_documents": [[0] * N_Q] * B, "key_documents": zeros(B, N_K)},
-        TypeError,
-        r"query_documents: expected a tensor, got list",
     ),
     # the sequence of terms
     ({"terms": OffsetBias(zeros(H, 1), 0)}, TypeError, r"terms: expected a sequence of terms, got a single OffsetBias"),
@@ -151,14 +111,7 @@ CASES = [
         r"OffsetValues.table: .*head_dim 5\), got \(1, 5, 8\)",
     ),
     # without content, where n_q has to be found in what may not fit either
-    (
-        {**NO_CONTENT, "query_positions": [0, 1]},
-        TypeError,
-        r"query_positions: expected Positions or a tensor, got list",
-    ),
-    ({**NO_CONTENT, "query_positions": zeros()}, ValueError, r"query_positions: expected shape .*, got \(\)"),
     ({**NO_CONTENT, "terms": [DenseBias(zeros(3))]}, ValueError, r"DenseBias.scores: .*, got \(3,\)"),
-    ({**NO_CONTENT, "terms": [FactorPair(None, None)]}, TypeError, r"FactorPair.query_factors: .*, got NoneType"),
     ({**NO_CONTENT, "terms": [FactorPair(zeros(1), zeros(1))]}, ValueError, r"FactorPair.query_factors: .*got \(1,\)"),
     (
         {**NO_CONTENT, "terms": [DenseBias(zeros(1, H, 4, N_K)), DenseBias(zeros(1, H, 5, N_K))]},
@@ -171,18 +124,12 @@ TERMS = [
     (zeros(H, 3), TypeError, r"terms: expected OffsetBias, .*DenseBias, got Tensor"),
     # offset tables
     (OffsetBias(zeros(3), 0), ValueError, r"OffsetBias.table: expected shape \(heads 3, T\), got \(3,\)"),
-    (OffsetBias(zeros(1, 5), 0), ValueError, r"OffsetBias.table: .*\(heads 3, T\), got \(1, 5\)"),
     (OffsetBias(zeros(H, 0), 0), ValueError, r"OffsetBias.table: needs at least one offset, got none"),
     (OffsetBias(zeros(H, 2).int(), 0), TypeError, r"OffsetBias.table: .*floating-point.*got torch.int32"),
     (OffsetBias(zeros(H, 2), True), TypeError, r"OffsetBias.first: expected an int, got bool"),
     (OffsetBias(zeros(H, 2), 0, True), ValueError, r"OffsetBias.step: expected an int .*, got True"),
     (OffsetKeys(zeros(2, 5, D), 0), ValueError, r"OffsetKeys.table: .*heads 1 or 3, T, head_dim 8\), got"),
-    (OffsetKeys(zeros(1, 5, 4), 0), ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(1, 5, 4\)"),
-    (OffsetKeys(zeros(5, D), 0), ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(5, 8\)"),
-    (OffsetKeys(zeros(1, 0, D), 0), ValueError, r"OffsetKeys.table: needs at least one offset"),
     (OffsetQueries(zeros(2, 5, D), 0), ValueError, r"OffsetQueries.table: .*heads 1 or 3, T, head_dim 8"),
-    (OffsetQueries(zeros(1, 5, 4), 0), ValueError, r"OffsetQueries.table: .*head_dim 8\), got \(1, 5, 4\)"),
-    (OffsetQueries(zeros(1, 0, D), 0), ValueError, r"OffsetQueries.table: needs at least one offset"),
     (
         OffsetKeys(zeros(1, 5, D), 0, query_factors=PER_QUERY),
         ValueError,
@@ -194,16 +141,6 @@ TERMS = [
         r"OffsetKeys.query_factors: .*heads 3, n_q 4, r\), got \(1, 3, 6, 2\)",
     ),
     (
-        OffsetQueries(zeros(1, 5, 2), 0, key_factors=zeros(1, 1, N_K, 2)),
-        ValueError,
-        r"OffsetQueries.key_factors: .*heads 3, n_k 6, r\), got \(1, 1, 6, 2\)",
-    ),
-    (
-        OffsetQueries(zeros(1, 5, 0), 0, key_factors=zeros(1, H, N_K, 0)),
-        ValueError,
-        r"OffsetQueries.key_factors: needs at least one number",
-    ),
-    (
         OffsetKeys(zeros(1, 5, 2), 0, query_factors=[1.0]),
         TypeError,
         r"OffsetKeys.query_factors: expected a float.* got list",
@@ -213,6 +150,11 @@ TERMS = [
         ValueError,
         r"OffsetKeys.step: expected an int .*, got tensor",
     ),
+    (
+        OffsetQueries(zeros(1, 5, 0), 0, key_factors=zeros(1, H, N_K, 0)),
+        ValueError,
+        r"OffsetQueries.key_factors: needs at least one number",
+    ),
     # levels
     (
         DistanceDecay(zeros(1, 1, N_Q), zeros(1, H, N_K)),
@@ -220,47 +162,30 @@ TERMS = [
         r"DistanceDecay.query_levels: .*heads 3, n_q 4\), got \(1, 1, 4\)",
     ),
     (
-        DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_Q)),
-        ValueError,
-        r"DistanceDecay.key_levels: .*n_k 6\), got \(1, 3, 4\)",
-    ),
-    (
         DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_K).long()),
         TypeError,
         r"DistanceDecay.key_levels: expected a float.* got torch.int64",
     ),
     (OffsetValues(zeros(2, 5, D), 0), ValueError, r"OffsetValues.table: .*heads 1 or 3, T, head_dim 8\)"),
-    (OffsetValues(zeros(1, 0, D), 0), ValueError, r"OffsetValues.table: needs at least one offset"),
     # factors
-    (
-        FactorPair(zeros(3, H, N_Q, 2), PER_KEY),
-        ValueError,
-        r"FactorPair.query_factors: .*heads 3, n_q 4, r\), got \(3, 3, 4, 2\)",
-    ),
     (
         FactorPair(zeros(1, 1, N_Q, 2), PER_KEY),
         ValueError,
         r"FactorPair.query_factors: .*heads 3.*, got \(1, 1, 4, 2\)",
     ),
-    (FactorPair(PER_QUERY, PER_QUERY), ValueError, r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 4, 2\)"),
     (
         FactorPair(PER_QUERY, zeros(1, H, N_K, 3)),
         ValueError,
-        r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 6, 3\)",
+        r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 6, 3",
     ),
-    (FactorPair(zeros(H, N_Q, 2), zeros(H, N_K, 2)), ValueError, r"FactorPair.query_factors: .*, got \(3, 4, 2\)"),
+    (FactorPair(PER_QUERY, PER_QUERY), ValueError, r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 4, 2\)"),
     (FactorPair(None, PER_KEY), TypeError, r"FactorPair.query_factors: expected a float.* got NoneType"),
-    (FactorPair(PER_QUERY, [1.0]), TypeError, r"FactorPair.key_factors: expected a float.* got list"),
-    (FactorPair(PER_QUERY, PER_KEY.long()), TypeError, r"FactorPair.key_factors: expected a float.* got torch.int64"),
     # dense scores
     (
         DenseBias(zeros(B, 2, N_Q, N_K)),
         ValueError,
         r"DenseBias.scores: .*heads 1 or 3, n_q 4, n_k 6\), got \(2, 2, 4, 6\)",
     ),
-    (DenseBias(zeros(4, H, N_Q, N_K)), ValueError, r"DenseBias.scores: .*batch 1 or 2, .*, got \(4, 3, 4, 6\)"),
-    (DenseBias(zeros(N_Q, N_K)), ValueError, r"DenseBias.scores: .*, got \(4, 6\)"),
-    (DenseBias(zeros(1, H, N_K, N_Q)), ValueError, r"DenseBias.scores: .*, got \(1, 3, 6, 4\)"),
     (DenseBias(zeros(1, H, N_Q, N_K).bool()), TypeError, r"DenseBias.scores: expected a float.* got torch.bool"),
 ]
 

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from tests.kernels.cases import EVERY_KIND, HEADS, JOINED, MIRRORED, check, content, need_native, run, terms_of
-from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions
+from whereformer import OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions
 from whereformer.kernels import native
-from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import GRADIENTS
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +49,19 @@ MANY_TILES = [(150, 1050), pytest.param((600, 1100), marks=pytest.mark.slow)]
 """A tile has 128 queries and 512 keys."""
 
 
+KINDS = EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors")
+
+
 @pytest.mark.parametrize("lengths", MANY_TILES)
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kinds", [EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors")])
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        pytest.param(options, kinds, marks=() if (at + number) % 3 == 0 else pytest.mark.slow)
+        for at, options in enumerate(OPTIONS)
+        for number, kinds in enumerate(KINDS)
+    ],
+)
 def test_many_tiles(options, dtype, kinds, lengths):
     """Sequences longer than a tile, of which the last is not full."""
     check("native", content(*lengths), terms_of(kinds, *lengths), dtype, **OPTIONS[options](*lengths))
@@ -115,18 +122,6 @@ def test_ids_that_do_not_exist_are_only_numbers():
     terms = vectors(16, 16)
     wild = run("native", torch.float32, inputs, terms, {"query_positions": ids, "key_positions": ids.flip(1)})
     assert all(tensor.isfinite().all() for tensor in wild)
-
-
-@pytest.mark.parametrize("needed", [(True,) * len(GRADIENTS), tuple(name == "value" for name in GRADIENTS)])
-def test_the_backward_is_an_operator(needed):
-    # In the layout of a projection
-    query, key, value = (tensor.float().transpose(1, 2).contiguous().transpose(1, 2) for tensor in content(5, 7))
-    terms = [OffsetBias(torch.randn(HEADS, 9), -4), DenseBias(torch.randn(1, HEADS, 5, 7))]
-    call = make_call(query, key, value, terms, return_lse=True)
-    (output, kept, _), _ = native.backend.forward(call, [call.query, call.key, call.value])
-    needed = [need and getattr(call, name) is not None for name, need in zip(GRADIENTS, needed, strict=True)]
-    arguments = torch.randn_like(output), torch.randn(output.shape[:3]), output, kept, needed, *call.arguments()
-    torch.library.opcheck(native.operators.backward, arguments)
 
 
 def in_a_process(script):

@@ -62,7 +62,7 @@ OPTIONS = {
     "window": {"window": (2, 1)},
     "window of positions": {"window": (9, None), "positions": "ids per item"},
     "soft cap": {"softcap": 0.6},
-    "heads that share keys": {"heads": 1, "sharing": 3},
+    "heads that share keys": {"heads": 2, "sharing": 3},
     "log-sum-exps": {"lse": True, "causal": True, "mask": "an item"},
     "values of their own width": {"value_dim": 6},
     **{f"layout, {layout}": {"layouts": (layout,)} for layout in ("heads inside", "transposed", "sliced")},

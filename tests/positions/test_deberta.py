@@ -122,21 +122,6 @@ def test_the_formula_with_queries_and_keys_anywhere():
     torch.testing.assert_close(found, scores.softmax(-1), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(("buckets", "distance"), [(4, 6), (8, 9), (8, 40), (256, 512), (32, 128)])
-def test_clipped_rows_are_those_of_the_authors(buckets, distance):
-    """They clip offsets at distance - 1 and look their buckets up."""
-    offsets = torch.arange(-3 * distance, 3 * distance + 1)
-    within = (-offsets).clamp(1 - distance, distance - 1)
-    expected = theirs.make_log_bucket_position(within, buckets, distance).long() + buckets
-    found = [
-        table_row(max(-distance, min(distance, offset)), buckets, distance, clipped=True) for offset in offsets.tolist()
-    ]
-    assert found == expected.tolist()
-    assert min(found) == 1
-    position = build("deberta", num_buckets=buckets, max_distance=distance, clipped=True)
-    assert position.rows == found[2 * distance : -2 * distance]
-
-
 def test_only_the_rows_that_occur_are_projected():
     position = build("deberta")
     rows = position.prepare_for(Site(Positions(0, 1, 10), Positions(0, 1, 10)))

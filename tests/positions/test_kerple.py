@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.positions.stack import HEADS, LAYERS, build
-from whereformer import Positions, Site, build_position
+from whereformer import build_position
 
 LAYER = 2
 
@@ -60,11 +60,3 @@ def test_a_power_beyond_two_counts_as_two_and_can_come_back():
     expected = position.r1[0].detach().abs() * 25 * math.log(5)
     torch.testing.assert_close(gradient[0], expected)
     assert gradient.shape == (LAYERS, HEADS)
-
-
-def test_causal_scores_fall_with_the_distance():
-    position = build("kerple", causal=True)
-    (term,) = position.terms(torch.zeros(1, 5, 16), Site(Positions(3, 1, 5), Positions(0, 1, 8)))
-    left = term.table[:, : 1 - term.first]
-    assert (left.diff(dim=1) > 0).all()
-    assert (left[:, -1] == 0).all()

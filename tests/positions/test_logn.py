@@ -10,9 +10,6 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, build, embeddings
 from tests.positions.test_contract import assert_close
 from whereformer import (
-    Encoder,
-    EncoderConfig,
-    EncoderForCausalLM,
     OffsetKeys,
     Positions,
     Site,
@@ -162,42 +159,7 @@ def test_half_precision_counts_every_key():
     assert (factor.diff(dim=2) > 0).all()
 
 
-# --- in models
-
-
-@pytest.mark.parametrize("position", ["logn", "rope+logn", "logn+fox", "transformer_xl+logn"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_and_packing_change_nothing(position, causal):
-    config = EncoderConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_attention_heads=2,
-        blocks="2",
-        position=position,
-        causal=causal,
-        separate_cls=False,
-        max_position_embeddings=24,
-    )
-    model = (EncoderForCausalLM if causal else Encoder)(config).double().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0, 0.4)
-
-    def run(*args, **options):
-        return model(*args, **options)[0]
-
-    first, second = torch.randint(1, 30, (1, 5)), torch.randint(1, 30, (1, 8))
-    expected = [run(first), run(second)]
-    assert (run(first)[:, -1] - run(torch.cat((first, first), 1))[:, -1]).abs().max() > 1e-6
-    pad, ones, zeros = torch.zeros(1, 3, dtype=torch.long), torch.ones_like(first), torch.zeros(1, 3, dtype=torch.long)
-    right = run(torch.cat((first, pad), 1), torch.cat((ones, zeros), 1))[:, :5]
-    left = run(torch.cat((pad, first), 1), torch.cat((zeros, ones), 1))[:, 3:]
-    packed = run(
-        torch.cat((first, second), 1),
-        position_ids=torch.cat((torch.arange(5), torch.arange(8)))[None],
-        document_ids=torch.tensor([[3] * 5 + [1] * 8]),
-    )
-    for found, alone in ((right, expected[0]), (left, expected[0]), (packed, torch.cat(expected, 1))):
-        assert_close(found, alone, 1e-9)
+# --- joined with others
 
 
 @pytest.mark.parametrize("other", ["rope", "fox", "shaw", "transformer_xl", "deberta"])

@@ -1,44 +1,20 @@
 """Sizes and options of any kind: a position method is built, or an InputError of one line names the field."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.test_strange_arguments import STRANGE
 from whereformer import Encoder, EncoderConfig
 from whereformer.errors import InputError
 from whereformer.positions import build_position, describe, position_names
 
 SIZES = {"hidden_size": 16, "num_heads": 2}
-STRANGE = [
-    *(0, -1, 3, 2**20, 2**20 + 1, 10**19, 10**5000, -(10**5000), 1.5, 5e-324, 1e308, math.nan, math.inf, -math.inf),
-    *(
-        True,
-        False,
-        None,
-        "",
-        "12",
-        "zzz",
-        "a+b",
-        b"x",
-        1j,
-        [],
-        [1],
-        [[0]],
-        [-1],
-        ["a"],
-        {},
-        {"x": 1},
-        {1},
-        (),
-        (1, "a"),
-    ),
-    *(object(), range(1), torch.ones(()), torch.ones(3), np.ones(2), np.float32(2), np.bool_(True)),
-]
-VALUES = st.one_of(st.sampled_from(STRANGE), st.integers(), st.floats(), st.text(max_size=9))
+MORE = [3, 2**20, 2**20 + 1, 10**5000, -(10**5000), 5e-324, 1e308, False, "12", "a+b", 1j, [1], [[0]], [-1], ["a"], {1}]
+MORE += [(1, "a"), range(1), np.ones(2), np.float32(2), np.bool_(True)]
+VALUES = st.one_of(st.sampled_from(STRANGE + MORE), st.integers(), st.floats(), st.text(max_size=9))
 OPTIONS = [(name, option) for name in position_names() for option in describe(name)[1]]
 
 
@@ -68,18 +44,14 @@ def test_options_of_any_kind(chosen, value):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("synthesizer", {"near_size": "zzz"}, "near_size: expected a whole number, got 'zzz'"),
-        ("synthesizer", {"rank": 2.0}, "rank: expected a whole number, got 2.0"),
-        ("synthesizer", {"tiling": []}, r"tiling: expected text, got \[\]"),
+        ("synthesizer", {"rank": "zzz"}, "rank: expected a whole number, got 'zzz'"),
         ("floater", {"solver": ["rk4"]}, r"solver: expected text, got \['rk4'\]"),
         ("sinusoidal", {"max_timescale": 10**400}, "max_timescale: expected a finite number, got 1000"),
         ("tisa", {"num_kernels": -(10**5000)}, "num_kernels: expected at least -1048576, got a huge int"),
         ("tisa", {"num_layers": 2**31}, "num_layers: expected at most 1048576, got 2147483648"),
-        ("tisa", {"head_dim": "8"}, "head_dim: expected a whole number, got '8'"),
         ("tisa", {"causal": 1}, "causal: expected True or False, got 1"),
         ("tisa", {"passes": 3}, "passes: expected one number for each of 1 layers, got 3"),
         ("tisa", {"passes": [-1]}, "passes: expected numbers of at least 0, got -1"),
-        ("tisa", {"initializer_range": math.nan}, "initializer_range: expected a finite number, got nan"),
         ([], {}, r"position: expected the name of a method, got \[\]"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from whereformer import OffsetBias, Positions, Site, attention, build_position
+from whereformer import Positions, Site, build_position
 
 SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
 
@@ -70,14 +70,3 @@ def test_gradients_are_those_of_the_whole_table(amplitude):
         gradients.append(torch.autograd.grad((read * offsets.cos()).sum(), list(position.parameters())))
     for ours, whole in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, whole)
-
-
-def test_attention_is_the_same_as_with_the_whole_table():
-    position = build_position("tisa", **SIZES)
-    torch.manual_seed(0)
-    at, hidden = places(200), torch.zeros(1, 200, 12)
-    query, key, value = (torch.randn(1, 3, 200, 4) for _ in range(3))
-    whole = OffsetBias(position.curve(torch.arange(-199, 200)), -199)
-    short = position.terms(hidden, position.share(Site(at, at)))
-    assert short[0].table.shape[1] < 200
-    torch.testing.assert_close(attention(query, key, value, short), attention(query, key, value, (whole,)))

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, shown
-from .base import ACTS_ON, ModelShape, OffsetFunction, Position, PositionRangeError, Sum, check_value
+from .base import ModelShape, OffsetFunction, Position, PositionRangeError, Sum, check_value
 from .by_layer import ByLayer, check_places
 from .none import NoPosition
 from .site import Site
@@ -71,38 +71,15 @@ _SIZES = {field.name for field in fields(ModelShape)}
 """Options of :func:`build_position` that describe the model and not the method."""
 
 
-def position_names(
-    pattern: str | None = None,
-    *,
-    acts_on: str | None = None,
-    extrapolates: bool | None = None,
-    shift_invariant: bool | None = None,
-) -> list[str]:
-    """The names of all methods, or of those with some properties, in the order of the registry.
+def position_names(pattern: str | None = None) -> list[str]:
+    """The names of all methods in the registry's order, or of those that match a pattern as file names do: "rope*".
 
-    :func:`build_position` also knows their aliases.
-
-    Args:
-        pattern: only methods of which a name or alias matches it as file names do: "rope*".
-        acts_on: only methods that act on "embeddings", "queries", "keys", "values" or "scores".
-        extrapolates: only methods that take positions of ``max_length`` and above (True), or that refuse them (False).
-        shift_invariant: only methods for which the same number added to all positions changes nothing (True), or may
-            change something (False).
-
-    The properties are those of a method with its default options, as attributes of its class
-    (:class:`~whereformer.positions.Position`).
+    An alias that matches stands for its method. What a method can do are attributes of its class,
+    :func:`~whereformer.positions.method_class`.
     """
-    if acts_on is not None and acts_on not in ACTS_ON:
-        raise InputError("acts_on", f"expected one of {', '.join(ACTS_ON)}, got {shown(acts_on)}")
     if not isinstance(pattern, str | None):
         raise InputError("pattern", f"expected a text such as 'rope*', got {shown(pattern)}")
-    names = [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
-    for attribute, wanted in {"extrapolates": extrapolates, "shift_invariant": shift_invariant}.items():
-        if not isinstance(wanted, bool | None):
-            raise InputError(attribute, f"expected True, False or None, got {shown(wanted)}")
-        if wanted is not None:
-            names = [name for name in names if getattr(method_class(name), attribute) == wanted]
-    return names if acts_on is None else [name for name in names if acts_on in method_class(name).acts_on]
+    return [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
 
 
 def _names_of(name: str) -> list[str]:
@@ -114,22 +91,22 @@ def own_name(name: str) -> str:
 
     A pattern whose places are all the same is that method in all layers.
     """
-    places = ["+".join(ALIASES.get(part, part) for part in parts) for parts in layer_pattern(name)]
+    places = ["+".join(parts) for parts in layer_pattern(name)]
     return places[0] if len(set(places)) == 1 else "/".join(places)
 
 
 def layer_pattern(name: str) -> list[list[str]]:
-    """Return the names of the joined methods at each place of a pattern over layers; most names have one place."""
+    """Return the methods, by the registry's names, at each place of a pattern over layers; most have one place."""
     if not isinstance(name, str):
         raise InputError("position", f"expected the name of a method, got {shown(name)}")
     places = [[part.strip() for part in place.split("+")] for place in name.split("/")]
     if not all(map(all, places)):
         raise InputError("position", f"a method's name is missing in {shown(name)}; that of no method is 'none'")
-    return places
+    return [[ALIASES.get(part, part) for part in parts] for parts in places]
 
 
 def method_names(name: str) -> list[str]:
-    """Return the distinct methods that a name joins by "+" and "/", in order, as they are written."""
+    """Return the distinct methods that a name joins by "+" and "/", in order, by the registry's names."""
     return list(dict.fromkeys(part for parts in layer_pattern(name) for part in parts))
 
 
@@ -192,7 +169,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
         places = [[name.__name__]]
     else:
         check_name(name, model.num_layers)
-        places = [[ALIASES.get(part, part) for part in parts] for parts in layer_pattern(name)]
+        places = layer_pattern(name)
         named = {part: method_class(part) for parts in places for part in parts}
     given = _sort_options(name if isinstance(name, str) else name.__name__, named, options)
 
@@ -239,7 +216,7 @@ def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = N
                 f"{part} acts on the embeddings, below all layers, so it must stand at every place of {name!r}",
             )
     if options:
-        named = {ALIASES.get(part, part): method_class(part) for part in method_names(name)}
+        named = {part: method_class(part) for part in method_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
             for option, value in own.items():
@@ -297,10 +274,10 @@ def _sort_options(
     found: dict[str, dict[str, Any]] = {part: {} for part in methods}
     alone = []
     for option, value in options.items():
-        one, having = ALIASES.get(option, option), [part for part in methods if option in known[part]]
-        if one in methods and isinstance(value, Mapping):
-            alone.append((one, value))
-        elif one in methods and not having:
+        having = [part for part in methods if option in known[part]]
+        if option in methods and isinstance(value, Mapping):
+            alone.append((option, value))
+        elif option in methods and not having:
             raise InputError(option, f"expected a dictionary with options of this method alone, got {shown(value)}")
         elif not having:
             every = sorted(set().union(*known.values()))

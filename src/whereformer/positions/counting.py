@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -41,30 +43,15 @@ def visible_keys(site: Site, *, causal: bool, device: torch.device) -> Tensor:
     These are the real keys of the query's document; if ``causal``, those at its position or before. Those that a cache
     has dropped count, too.
     """
-    return _visible_here(site, causal=causal, device=device) + site.dropped
-
-
-def _visible_here(site: Site, *, causal: bool, device: torch.device) -> Tensor:
-    """Count the keys that are here."""
-    mask = None if site.key_mask is None else site.key_mask.to(torch.int64)
     queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (site.queries, site.keys))
-    if site.query_documents is None or site.key_documents is None:
-        if not causal:
-            total = torch.full((1, 1), keys.shape[-1], device=device) if mask is None else mask.sum(-1, keepdim=True)
-            return total.expand(-1, queries.shape[-1])
-        if isinstance(site.keys, Positions) and mask is None:
-            return _reached(site.keys, queries)
-    ones = torch.ones_like(keys, dtype=torch.int64) if mask is None else mask
-    if causal:
-        return sums_of_keys(site, torch.ones_like(ones).unsqueeze(1))[0][:, 0]
-    assert site.query_documents is not None
-    assert site.key_documents is not None
-    batch = _common_batch(ones, site.key_documents)
-    documents, order = site.key_documents.expand(batch, -1).sort(-1)
-    totals = functional.pad(ones.expand(batch, -1).gather(-1, order).cumsum(-1), (1, 0))
-    wanted = site.query_documents.to(documents.dtype).expand(batch, -1).contiguous()
-    first, end = (torch.searchsorted(documents, wanted, right=right) for right in (False, True))
-    return totals.gather(-1, end) - totals.gather(-1, first)
+    if not causal and site.key_documents is None:
+        mask = torch.ones_like(keys) if site.key_mask is None else site.key_mask
+        return mask.count_nonzero(-1).unsqueeze(-1).expand(-1, queries.shape[-1]) + site.dropped
+    if not causal:
+        # As causal queries behind all keys.
+        site = replace(site, queries=torch.full(queries.shape, torch.inf, device=device))
+    ones = torch.ones(1, 1, keys.shape[-1], dtype=torch.int64, device=device)
+    return sums_of_keys(site, ones)[0][:, 0] + site.dropped
 
 
 def sums_of_keys(site: Site, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,16 +15,14 @@ from .base import ModelShape, Position, offset_span
 from .site import Site
 
 
-def table_row(offset: int, num_buckets: int | None, max_distance: int, *, clipped: bool = False) -> int:
+def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
     """Return the row of the table that an offset reads.
 
     Without buckets every distance has a row up to ``max_distance``. With them it has one up to ``num_buckets / 2``, and
     farther ones share logarithmically wider buckets. The rows go from the right to the left, because the authors' table
-    is over query - key. Buckets of ``clipped`` offsets leave row 0 without use.
+    is over query - key.
     """
     distance, span = abs(offset), max_distance if num_buckets is None else num_buckets
-    if clipped:
-        distance = min(distance, max_distance - 1)
     middle = span // 2
     if num_buckets is not None and distance > middle:
         fraction = math.log(distance / middle) / math.log((max_distance - 1) / middle)
@@ -59,16 +57,14 @@ class Deberta(Position):
             rest are logarithmically wider. None gives each distance below ``max_distance`` a row, as in version 1.
         c2p: whether a query looks at the offset (content to position).
         p2c: whether an offset looks at the key (position to content).
-        clipped: whether offsets are clipped at ``max_distance - 1`` before they get a bucket, as in the authors' code,
-            where no offset reads row 0 of the table. In transformers, keys from ``max_distance`` on to the right read
-            it, and so they do by default here.
     Shape (with L distinct layers, and ``num_buckets`` or else ``max_distance`` as span):
         table: (2 * span, hidden_size), over query - key. key_weight, query_weight: (L, num_heads * head_dim,
             hidden_size). All are normal with standard deviation ``initializer_range``. query_bias: (L, num_heads
             * head_dim), zeros; keys have none, since the same number for all keys changes no weight.
     Extrapolation: any length; every distance from ``max_distance`` on looks alike.
-    Source: He et al. (2021), arXiv 2006.03654, eq. 4, and its code, which reads the same row for both terms. Versions 2
-        and 3 project the table as they project words, and normalize it before; that is not here.
+    Source: He et al. (2021), arXiv 2006.03654, eq. 4, and its code, which reads the same row for both terms. Buckets
+        are those of transformers; the authors clip offsets at ``max_distance - 1`` before, so that none reads row 0.
+        Versions 2 and 3 project the table as they project words, and normalize it before; that is not here.
     """
 
     paper, year = "He et al.", 2021
@@ -85,7 +81,6 @@ class Deberta(Position):
         num_buckets: int | None = 256,
         c2p: bool = True,
         p2c: bool = True,
-        clipped: bool = False,
     ) -> None:
         super().__init__(model)
         if max_distance < 1:
@@ -97,13 +92,8 @@ class Deberta(Position):
             raise InputError("max_distance", f"expected more than {least} (num_buckets / 2 + 1), got {max_distance}")
         if not (c2p or p2c):
             raise InputError("c2p", "expected c2p or p2c to be True, got False for both")
-        if clipped and num_buckets is None:
-            raise InputError("clipped", "expected False without num_buckets, where the authors clip nothing, got True")
         self.max_distance, self.num_buckets = max_distance, num_buckets
-        self.rows = [
-            table_row(offset, num_buckets, max_distance, clipped=clipped)
-            for offset in range(-max_distance, max_distance + 1)
-        ]
+        self.rows = [table_row(offset, num_buckets, max_distance) for offset in range(-max_distance, max_distance + 1)]
         self.terms_and_content = 1 + c2p + p2c
         layers, inner = max(model.passes) + 1, model.num_heads * model.head_dim
         span = max_distance if num_buckets is None else num_buckets

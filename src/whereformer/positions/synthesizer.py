@@ -27,7 +27,8 @@ class Synthesizer(Position):
     - "random": ``R[h, i, j]``.
     - "factorized_random": ``<R1[h, i], R2[h, j]>`` of rank ``rank``.
     - "dense": ``relu(x_i W1[h] + b1[h]) . W2[:, j] + b2[j]``, the second layer shared by the heads.
-    - "factorized_dense": ``A[h, i, j mod a] * B[h, i, j div a]`` with A and B linear in x_i and a * b = n.
+    - "factorized_dense": ``A[h, i, j mod a] * B[h, i, j div a]`` with A and B linear in x_i and a * b = n; the two are
+      as close as possible, and a is the larger. The paper has a < b, which with "pairs" is a different function.
 
     Several of them, as in "random+dense", are either weighted by a softmax over trained numbers per layer, which start
     out equal (the paper's mixture), or summed (as in Long Range Arena).
@@ -40,8 +41,6 @@ class Synthesizer(Position):
         rank: the rank of "factorized_random"; 8 in the paper.
         tiling: how "factorized_dense" reads the paper's "tile": "pairs", as above, gives every j a score of its own;
             "tile" repeats both vectors, ``A[h, i, j mod a] * B[h, i, j mod b]``.
-        near_size: a of "factorized_dense", a divisor of max_length; b is max_length / a. By default the two are as
-            close as possible and a is the larger. The paper has a < b, which with "pairs" is a different function.
         mixture: how to join several variants: "softmax" or "sum".
     Shape (with L = num_layers, H = num_heads):
         random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors (L,
@@ -79,7 +78,6 @@ class Synthesizer(Position):
         content: str = "none",
         rank: int = 8,
         tiling: str = "pairs",
-        near_size: int | None = None,
         mixture: str = "softmax",
     ) -> None:
         super().__init__(model)
@@ -101,12 +99,9 @@ class Synthesizer(Position):
         if rank < 1:
             raise InputError("rank", f"expected at least 1, got {rank}")
         n = model.max_length
-        if near_size is None:
-            # This choice has the fewest parameters.
-            near_size = n // next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
-        elif near_size < 1 or n % near_size:
-            raise InputError("near_size", f"expected a divisor of `max_length` {n}, got {near_size}")
-        self.near_size, self.far_size = near_size, n // near_size
+        # This choice has the fewest parameters.
+        self.far_size = next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
+        self.near_size = n // self.far_size
         self.mode = content
         self.tiling = tiling
         self.content = content != "none"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,56 +19,18 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from ..kernels.torch_private import transforming
 from .base import ModelShape, Position
 from .site import Site
 
 FORMS = ("shifted", "factorized")
 
-MOST_KEPT = 2**22
-"""The most numbers that are kept for the next forward, in sinusoids and in each layer's vectors: a few lengths in a few
-blocks. Nothing is kept for longer sequences: there, attention takes so long that computing this again costs little."""
 
-
-class RecentTensors:
-    """A cache of tensors: the most recent ones, with at most ``MOST_KEPT`` numbers together.
-
-    Copies and unpickled instances are empty.
-    """
-
-    def __init__(self) -> None:
-        self.tensors: dict[Any, Tensor] = {}
-
-    def get(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor kept under this key, or make it now."""
-        found = self.tensors.pop(key, None)
-        if found is None:
-            found = make()
-        # Tensors of tracing or of transforms are of no use outside of them.
-        if type(found) is Tensor and not transforming():
-            self.tensors[key] = found
-            while sum(tensor.numel() for tensor in list(self.tensors.values())) > MOST_KEPT:
-                self.tensors.pop(next(iter(self.tensors)), None)
-        return found
-
-    def __reduce__(self) -> tuple[type[RecentTensors], tuple[()]]:
-        return RecentTensors, ()
-
-
-@dataclass
-class Window:
-    """The offsets between two affine sequences: ``first``, ``first + step``, ... ``last``.
-
-    Args:
-        waves: the sinusoids of these offsets, (T, hidden_size).
-        vectors: each distinct layer's projection of them, (heads, T, head_dim), by layer; kept for inference only.
-    """
+class Window(NamedTuple):
+    """The offsets between affine sequences, ``first``, ``first + step``, ..., and their sinusoids (T, hidden_size)."""
 
     first: int
-    last: int
     step: int
     waves: Tensor
-    vectors: dict[int, Tensor] = field(default_factory=dict)
 
 
 class TransformerXL(Position):
@@ -113,8 +73,6 @@ class TransformerXL(Position):
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.dropout = nn.Dropout(dropout)
-        self._waves_kept = RecentTensors()
-        self._vectors_kept: dict[int, tuple[Tensor, RecentTensors]] = {}
         layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
         self.content_bias = nn.Parameter(torch.empty(layers, *heads))
         self.position_bias = nn.Parameter(torch.empty(layers, *heads))
@@ -135,8 +93,9 @@ class TransformerXL(Position):
             return None
         assert isinstance(queries, Positions)
         assert isinstance(keys, Positions)
-        step = offset_step(queries, keys) or 1
-        return Window(*span, step, self.dropout(self._waves_of(*span, step)))
+        (first, last), step = span, offset_step(queries, keys) or 1
+        waves = self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
+        return Window(first, step, self.dropout(waves))
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query + self._bias(self.content_bias, site.layer, query), key, value
@@ -145,7 +104,8 @@ class TransformerXL(Position):
         window = self.shared_at(site)
         if window is None:
             return (self._factorized(query, site),)
-        vectors = self._vectors(window, site.layer)
+        kernel = self.kernel[self.model.passes[site.layer]]
+        vectors = functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         # The query has u added already.
         more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
         table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
@@ -155,10 +115,6 @@ class TransformerXL(Position):
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
 
-    def _project(self, waves: Tensor, kernel: Tensor) -> Tensor:
-        """Return R W, (heads, T, head_dim), for sinusoids R (T, hidden_size) and the W of a layer."""
-        return functional.linear(waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
-
     def _waves(self, distances: Tensor) -> Tensor:
         """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""
         half = self.model.hidden_size // 2
@@ -166,52 +122,7 @@ class TransformerXL(Position):
         angles = distances.to(torch.float64).unsqueeze(-1) * 10_000.0 ** (-pair / half)
         return torch.cat((angles.sin(), angles.cos()), -1).to(self.kernel.dtype)
 
-    def _waves_of(self, first: int, last: int, step: int) -> Tensor:
-        """Return R at a window's distances, (T, hidden_size), from an earlier forward if it is still kept."""
-
-        def make() -> Tensor:
-            return self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
-
-        if torch.compiler.is_compiling():
-            return make()
-        # Training could not use tensors made in inference mode.
-        with torch.inference_mode(False):
-            return self._waves_kept.get((first, last, step, self.kernel.device, self.kernel.dtype), make)
-
-    def _vectors(self, window: Window, layer: int) -> Tensor:
-        """Project the window's sinusoids for a layer, (heads, T, head_dim); for shared layers only once.
-
-        With gradients every layer projects anew: a checkpointed layer runs again and has to repeat what it did.
-        """
-        distinct = self.model.passes[layer]
-        kernel = self.kernel[distinct]
-        if torch.is_grad_enabled():
-            return self._project(window.waves, kernel)
-        if distinct not in window.vectors:
-            # Comparing the kernel is cheap on the CPU only, and compiled code cannot do it.
-            may_keep = kernel.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming())
-            dropped = self.training and self.dropout.p > 0
-            if may_keep and not dropped:
-                window.vectors[distinct] = self._vectors_again(window, distinct, kernel)
-            else:
-                window.vectors[distinct] = self._project(window.waves, kernel)
-        return window.vectors[distinct]
-
-    def _vectors_again(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
-        """Return the vectors of an earlier forward if the kernel has not changed at all; else project anew."""
-        used, vectors = self._vectors_kept.get(distinct, (None, RecentTensors()))
-        if used is None or used.dtype != kernel.dtype or not torch.equal(used, kernel):
-            used, vectors = kernel.clone(), RecentTensors()
-        self._vectors_kept[distinct] = used, vectors
-        return vectors.get((window.first, window.last, window.step), lambda: self._project(window.waves, kernel))
-
-    def _without_cls(
-        self,
-        query: Tensor,
-        site: Site,
-        vectors: Tensor,
-        window: Window,
-    ) -> tuple[Term, ...]:
+    def _without_cls(self, query: Tensor, site: Site, vectors: Tensor, window: Window) -> tuple[Term, ...]:
         """Return the terms that remove position from [CLS]'s row and column again, of rank one each."""
         query_positions, key_positions = site.queries, site.keys
         assert isinstance(query_positions, Positions)
