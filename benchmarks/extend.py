@@ -132,11 +132,11 @@ class Extended:
             return self._teacher
         if name in (INTERPOLATED, REPEATED):
             return extended(self._teacher, self.length, repeat=name == REPEATED)
-        return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))[0]
+        return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))
 
     @cached_property
     def _teacher(self) -> SentenceEncoder:
-        return load_encoder(str(self.model))[0]
+        return load_encoder(str(self.model))
 
     @cached_property
     def _rows(self) -> Tensor:

@@ -378,7 +378,7 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
     example = (Path(__file__).parents[2] / "examples" / "own_method.py").read_text()
     plugin.write_text(example)
     model, given = str(out / "models" / "fading-0"), f"--plugin={plugin}"
-    analyze = ["analyze", model, "--no-text", "--out", str(tmp_path / "analysis")]
+    analyze = ["analyze", model, "--out", str(tmp_path / "analysis")]
     probe = ["probe", "--tasks=copy", "--positions=fading", "--steps=1", "--jobs=2", "--out", str(tmp_path / "probe")]
     try:
         run(text, out, given, positions="none,fading")

@@ -59,14 +59,12 @@ class Outcome:
     """How an encoder learned to read longer texts.
 
     Args:
-        kind: transformers' name for this kind of model.
         limit: the tokens that the original reads.
         curve: the model before, during and after training: the step, then what :class:`Judge` says.
         chunks_found, chunks_lead: how well the mean of the original's vectors of chunks finds passages.
         losses: the training loss of each step.
     """
 
-    kind: str
     limit: int
     curve: list[list[float]]
     chunks_found: float
@@ -118,7 +116,7 @@ class Extend(Recipe):
 
     def run(self, run: Run) -> Report:
         run.threads = self.threads or run.threads
-        teacher, kind = encoders.load_encoder(self.model)
+        teacher = encoders.load_encoder(self.model)
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
         windows = self.windows(teacher)
@@ -130,7 +128,7 @@ class Extend(Recipe):
         model = run.folder / "model"
         outcome = run.each(
             [()],
-            *(self.train, teacher, kind, windows, text, about),
+            *(self.train, teacher, windows, text, about),
             kind=Outcome,
             steps=self.steps,
             problem=lambda key: manifest.problem(model, about),
@@ -161,11 +159,13 @@ class Extend(Recipe):
                 "text, or a lower `length`",
             )
         windows = torch.tensor(rows)
-        loading.check_ids(int(windows.max()), teacher.model.get_input_embeddings().num_embeddings, self.model)
+        largest, words = int(windows.max()), teacher.model.get_input_embeddings().num_embeddings
+        if largest >= words:
+            raise InputError("model", f"its tokenizer belongs to another model: it has token id {largest} of {words}")
         return windows
 
     def train(
-        self, run: Run, teacher: encoders.SentenceEncoder, kind: str, windows: Tensor, text: Text, about: dict[str, Any]
+        self, run: Run, teacher: encoders.SentenceEncoder, windows: Tensor, text: Text, about: dict[str, Any]
     ) -> Outcome:
         """Train the model beside the original, judge it, and save it."""
         teacher.model.to(run.device)
@@ -198,7 +198,7 @@ class Extend(Recipe):
         except training.NotFiniteError as error:
             raise InputError("model", error.problem) from None
         curve = [[step, *judged] for step, judged in ([0, before], *trained.scores)]
-        outcome = Outcome(kind, teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
+        outcome = Outcome(teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
             report = self.report(text, outcome)

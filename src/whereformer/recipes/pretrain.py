@@ -122,8 +122,7 @@ class Pretrain(long_run.LongRun):
     every: Annotated[int | None, Range(1, options.MOST_COUNT), Free] = None
     """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
     keep: Annotated[int, Range(1, options.MOST_COUNT), Free] = 2
-    """Number of newest checkpoints to keep. From several checkpoints, `whereformer analyze` shows how the model learned
-    about position."""
+    """Number of newest checkpoints to keep. `whereformer analyze` compares what they have learned about position."""
 
     def check(self) -> None:
         if self.warmup is not None and not 0 <= self.warmup <= self.steps:
