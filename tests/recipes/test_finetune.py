@@ -19,7 +19,6 @@ import whereformer
 from tests.failing import fails
 from tests.lab.test_train import Waits
 from tests.recipes.finetuning import columns, save_glue, save_model
-from tests.recipes.trainings import toy_tracker
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue
@@ -61,9 +60,6 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     assert set(found["mnli", names[1], 0]["scores"]) == {"matched", "mismatched"}
     assert set(found["stsb", "learned", 0]["scores"][""]) == {"pearson", "spearman"}
     assert [step for step, _ in found["mnli", "learned", 1]["losses"]] == [1, 2, 3]
-    curves = found["cola", names[1], 1]["curves"]
-    assert [len(part) for part in (curves, curves[0], curves[0][0])] == [2, 2, 65]
-    assert found["cola", "none", 0]["curves"] is None
     assert "cola: only part of the official data (train 24 rows); do not compare with published scores" in out
     assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
     assert "cola, learned+tisa, S=2, seed 1: matthews" in out
@@ -72,7 +68,6 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     table = (tmp_path / "report.md").read_text()
     assert "| task | metric | baseline | S = 2 | gain | error reduction |" in table
     page = (tmp_path / "report.html").read_text()
-    assert page.count("What the heads learned: ") == 2 * 2  # a heading and a figure's label
     assert "whereformer finetune --task cola,mnli,stsb" in page
 
 
@@ -221,30 +216,12 @@ def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, mon
     assert "--learning-rate: learned predicts values that are not finite (NaN or inf)" in fails(capsys, *words)
 
 
-def test_another_optimizer_and_schedule_are_used_and_each_run_is_reported(model, data, tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+def test_another_optimizer_and_schedule_are_used(model, data, tmp_path):
     usual = run(model, data, tmp_path / "usual", "--position=own", "--learning-rate=0.01")["cola", "own", 0]
-    more = ["--learning-rate=0.01", "--optimizer=muon", "--schedule=wsd", "--report-to=tensorboard"]
-    found = run(model, data, tmp_path / "other", "--position=own,learned+tisa", *more)["cola", "own", 0]
-    assert not (tmp_path / "usual" / "tensorboard").exists()
+    more = ["--learning-rate=0.01", "--optimizer=muon", "--schedule=wsd"]
+    found = run(model, data, tmp_path / "other", "--position=own", *more)["cola", "own", 0]
     assert found["losses"][0] == usual["losses"][0]
     assert found["losses"][-1] != usual["losses"][-1]
-    names = {path.name for path in (tmp_path / "other" / "tensorboard").iterdir()}
-    assert names >= {"cola-own-seed0", "cola-learned+tisa-S=2-seed0"}
-    events = EventAccumulator(str(tmp_path / "other" / "tensorboard" / "cola-own-seed0")).Reload()
-    (last,) = events.Scalars("train/loss")
-    assert [last.step, last.value] == pytest.approx(found["losses"][-1], abs=1e-4)
-
-
-def test_a_tracker_gets_the_losses_under_the_folders_name(model, data, tmp_path, monkeypatch):
-    tracker = toy_tracker(monkeypatch, "trackio")
-    found = run(model, data, tmp_path / "mine", "--report-to=trackio", "--position=own")
-    assert tracker.names == ["mine-cola-own-seed0"]
-    step, loss = found["cola", "own", 0]["losses"][-1]
-    assert tracker.logs[tracker.names[0]] == [{"train/loss": pytest.approx(loss, abs=1e-4), "step": step}]
-    assert tracker.run is None
 
 
 def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
