@@ -22,7 +22,7 @@ from whereformer.lab.run import read_records
 from whereformer.positions import position_names
 
 ENCODER = ["--device=cpu", *TINY_ENCODER, "--steps=4", "--every=2", "--learning-rate=0.01"]
-ELECTRA = ["--objective=electra", "--generator-size=0.5"]
+ELECTRA = ["--objective=electra", "--num-heads=4"]
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 

@@ -15,7 +15,6 @@ from tests.failing import fails, largest_file, refusals
 from tests.lab.test_train import Waits
 from tests.recipes.trainings import TINY_ENCODER, crash, results_of, same, stop_at, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
-from whereformer.analysis import cost
 from whereformer.cli.main import main
 from whereformer.data import encode as caches
 from whereformer.data import windows
@@ -319,32 +318,13 @@ def test_another_tokenizer(text, tmp_path, capsys):
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = [option for option in STAGED if not option.startswith("--blocks")]
-    more = [LENGTHS, "--blocks=1", '--position-options={"num_kernels": 100}', "--embedding-size=4", "--dry-run"]
+    more = [LENGTHS, "--blocks=1", '--position-options={"num_kernels": 100}', "--dry-run"]
     main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, *more])
     out = " ".join(capsys.readouterr().out.split())
     assert "A dry run: nothing was trained or written." in out
     assert "wrote" not in out
     assert "6 steps of 32 tokens" in out
     assert out.index("steps 1 to 3: 4 windows of 8 tokens") < out.index("steps 4 to 6: 2 windows of 16 tokens")
-    config = EncoderConfig(
-        vocab_size=64,
-        hidden_size=16,
-        embedding_size=4,
-        num_attention_heads=2,
-        blocks="1",
-        position="tisa",
-        position_options={"num_kernels": 100},
-        max_position_embeddings=16,
-        type_vocab_size=0,
-        norm="pre",
-        hidden_dropout_prob=0,
-        attention_probs_dropout_prob=0,
-    )
-    for length, rows in ((8, 4), (16, 2)):
-        told = (
-            f"a batch of {length}-token windows: {cost(config, length, rows, predictions=max(1, round(0.15 * length)))}"
-        )
-        assert " ".join(told.split()) in out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -487,37 +467,18 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --position rope+sinks => --position: unknown position method 'sinks'; sinks belong to the attention, as in Enc
         --position tisa+tisa => --position: 'tisa+tisa' names a method twice
         --position rope --num-heads 128 => --position: rotary_dim: expected an even number
-        --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'
         --blocks 4-4 --decoder-layers 0 => --decoder-layers: expected at least 1, got 0
-        --decoder-layers 2 => --decoder-layers: a single block is never pooled
         --blocks 2-2 --decoder-layers x => --decoder-layers: expected layers as
         --windows 3,x => --windows: expected numbers as '128' or '128,128,0' (0: no window), got '3,x'
-        --windows=-3 => --windows: expected numbers as
         --windows 1,2,3,4,5 => --windows: expected at most 4 numbers, one per layer, got '1,2,3,4,5'
         --preset modernbert --norm post => --first-norm: False needs norm 'pre', got 'post'
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 128
-        --num-heads 0 => --num-heads: expected at least 1, got 0
-        --hidden-size 0 => --hidden-size: expected at least 1, got 0
-        --embedding-size 0 => --embedding-size: expected at least 1, got 0
         --dropout 1 => --dropout: expected 0 to 0.9, got 1.0
-        --dropout nan => --dropout: expected 0 to 0.9, got nan
-        --length 4 => --length: expected at least 8, got 4
-        --steps 0 => --steps: expected at least 1, got 0
-        --batch-size 0 => --batch-size: expected at least 1, got 0
-        --accumulate 0 => --accumulate: expected at least 1, got 0
         --compile --accumulate 2 => --compile: only in one process and without --accumulate; leave it out
-        --every 0 => --every: expected at least 1, got 0
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
-        --seed -1 => --seed: expected 0 to 4294967295, got -1
-        --mask-rate 1 => --mask-rate: expected a number above 0 and below 1, got 1.0
-        --learning-rate nan => --learning-rate: expected a number above 0 and below 1e+06, got nan
-        --vocab-size 10 => --vocab-size: expected at least 64, got 10
         --vocab-size 100 --tokenizer x => --vocab-size: only without --tokenizer
         --tokenizer no/such => --tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'
-        --generator-size 0.5 => --generator-size: only for --objective electra, got mlm
         --objective electra --hide-masked => --hide-masked: only for --objective mlm
-        --objective electra --generator-size 2 => --generator-size: expected 0.01 to 1, got 2.0
-        --objective electra --generator-size 0.01 --position transformer_xl => no generator 0.01 times as wide
         --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even one
         --position-options { => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '{'
         --position-options [3] => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '[3]'
@@ -530,8 +491,6 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --lengths 128 => --lengths: expected lengths and shares such as '128:0.9,512:0.1', got '128'
         --lengths 128:0.9,512:x => --lengths: expected lengths and shares such as
         --lengths 128:0.9,512:0.2 => --lengths: expected shares that add up to 1, got 1.1
-        --lengths 128:nan,512:0.1 => and shares above 0 and up to 1, got '128:nan'
-        --lengths 128:1.5,512:-0.5 => and shares above 0 and up to 1, got '128:1.5'
         --lengths 4:0.9,512:0.1 => --lengths: expected lengths of 8 to 1048576
         --lengths 128:0.9,512:0.1 --steps 4 => --lengths: expected at least one step of each length
         --lengths 128:0.9,512:0.1 --length 128 => --lengths: only without --length
