@@ -83,10 +83,10 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
 
 def models_sheet(models: Sequence[ModelFindings]) -> Sheet:
     """Return a table with a row for each model."""
-    left = {"left": True, "wraps": True}
-    columns = [Column("model", wraps=True), Column("position", **left), Column("length")]
-    columns += [Column("Toeplitz", "of P"), Column("Toeplitz", "of heads"), Column("heads", **left)]
-    rows = [
+    position, heads = (Column(name, left=True, wraps=True) for name in ("position", "heads"))
+    toeplitz = (Column("Toeplitz", of) for of in ("of P", "of heads"))
+    columns = [Column("model", wraps=True), position, Column("length"), *toeplitz, heads]
+    rows: list[list[Cell | str]] = [
         [
             model.name,
             model.position,
