@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import check_regular_in
-from ..lab import ranks
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
 
@@ -124,7 +123,6 @@ class Finetune(ManyRuns, Trains):
     """
 
     NAME = "finetune"
-    MANY = True
     METAVARS: ClassVar = {"position": "A,B+C"}
 
     task: Annotated[Names, Free] = ()
@@ -186,13 +184,10 @@ class Finetune(ManyRuns, Trains):
             for name in ("task", "data"):
                 if getattr(self, name):
                     raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
-        if ranks.size() > 1 and self.jobs not in (None, 1):
-            raise InputError("jobs", f"expected 1 in {ranks.size()} processes, which share each run, got {self.jobs}")
 
     def resolved(self) -> Finetune:
         """Return the recipe, prepared before its folder is made: what has to be changed may be an option."""
         check_regular_in("model", self.model)
-        ranks.join(find_device(self.device))
         names = tuple(dict.fromkeys("".join(name.split()) for name in self.position))
         recipe = replace(self, position=names, kernels=tuple(sorted(self.kernels)))
         recipe.prepared  # noqa: B018  # it is kept
@@ -290,7 +285,7 @@ class Finetune(ManyRuns, Trains):
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
         model.eval()
-        drawn = list(ranks.share(batches.by_length(split.lengths, self.batch_size)))
+        drawn = list(batches.by_length(split.lengths, self.batch_size))
         found = []
         with (
             torch.no_grad(),
@@ -302,8 +297,7 @@ class Finetune(ManyRuns, Trains):
                 found.append(model(**{name: each.to(model.device) for name, each in batch.items()}).logits)
         logits = [row for each in found for row in each.float().tolist()]  # which waits for the device
         pairs = zip((number for numbers in drawn for number in numbers), logits, strict=True)
-        every = [pair for part in ranks.gather(list(pairs)) for pair in part]
-        return numpy.array([row for _, row in sorted(every, key=itemgetter(0))], dtype=numpy.float32)
+        return numpy.array([row for _, row in sorted(pairs, key=itemgetter(0))], dtype=numpy.float32)
 
     def plan(self) -> Sheet:
         """Return the tasks and models of the recipe."""
