@@ -121,7 +121,7 @@ def extend(run, tmp_path):
     run("extend", *given, *small, f"--out={tmp_path / 'out'}")
     found = results_of(tmp_path / "out" / "results.json")["rows"]
     chunks = ["mean of chunks of 30", "mean of chunks of 10", "a vector for each chunk"]
-    assert list(found) == ["as it is", *chunks, "interpolated", "repeated, untrained", "longer"]
+    assert list(found) == ["as it is", *chunks, "repeated, untrained", "longer"]
     assert all(len(row["by_place"]) == 3 and 0 < row["found"] <= 1 for row in found.values())
     # Both give the original's vectors of short texts.
     assert all(found[name]["spearman"] == found["as it is"]["spearman"] for name in (*chunks, "repeated, untrained"))

@@ -109,15 +109,6 @@ def test_a_token_sees_what_is_near_as_in_a_text_of_its_own(model):
     torch.testing.assert_close(part[:, 14:34], states[:, 30:50])
 
 
-def test_interpolated_rows(model):
-    teacher = load_encoder(model)
-    other = extended(teacher, 63, repeat=False)
-    before, table = learned(teacher.model).weight, learned(other.model).weight
-    torch.testing.assert_close(table[::2], before)
-    torch.testing.assert_close(table[1::2], (before[1:] + before[:-1]) / 2)
-    assert other.model.config.windows is None
-
-
 def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words):
     torch.manual_seed(0)
     roberta = RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=34, pad_token_id=0, initializer_range=0.3))

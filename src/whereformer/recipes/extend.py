@@ -8,7 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import new_folder
@@ -87,9 +87,6 @@ class Extend(Recipe):
     RoBERTa, MPNet, DistilBERT...), whose token states are averaged into one vector."""
     length: Annotated[int, Range(16, 2**16)] = 1024
     """The most tokens that the new model can read."""
-    rows: Literal["repeat", "interpolate"] = "repeat"
-    """How training begins. repeat: with the position embeddings that the original reads, again and again, and windows
-    in which no two are the same. interpolate: with all of them stretched, without windows."""
     steps: Annotated[int, Range(0, MOST_COUNT)] = 80
     """Steps of training."""
     documents: Annotated[int, Range(FEWEST_DOCUMENTS, 2**20)] = 700
@@ -159,7 +156,7 @@ class Extend(Recipe):
         judge = Judge.of(teacher, windows[held], self.seed)
         if not bool(judge.chunks.isfinite().all() and judge.passages.isfinite().all()):
             raise InputError("model", f"{self.model} gives vectors that are not finite (NaN or inf)")
-        student = encoders.extended(teacher, self.length, repeat=self.rows == "repeat")
+        student = encoders.extended(teacher, self.length)
         student.model.to(run.device)
         bank, learned_from = bank_of(teacher, windows[~held], self.seed), windows[~held]
         before = judge(student)

@@ -115,33 +115,24 @@ def learned(model: Any) -> Learned:
     return found[0]
 
 
-def extended(encoder: SentenceEncoder, length: int, *, repeat: bool = True) -> SentenceEncoder:
-    """Return a copy of an encoder that reads ``length`` tokens.
+def extended(encoder: SentenceEncoder, length: int) -> SentenceEncoder:
+    """Return a copy of an encoder that reads ``length`` tokens, special ones included.
 
-    Args:
-        encoder: the original.
-        length: tokens, special ones included.
-        repeat: whether the position embeddings that the encoder reads are repeated until there are enough, as in
-            Longformer (Beltagy et al. 2020, section 5), and each token attends to so many tokens on both sides that
-            it never sees two with the same embedding. Texts of up to half the encoder's limit then have the same
-            vectors. If the first token's state is the vector, the last layer has no such window. Otherwise all rows,
-            also those behind the encoder's limit, are interpolated over the new positions, without windows.
+    The position embeddings that the encoder reads are repeated until there are enough, as in Longformer (Beltagy et al.
+    2020, section 5), and each token attends to so many tokens on both sides that it never sees two with the same
+    embedding. Texts of up to half the encoder's limit then have the same vectors. If the first token's state is the
+    vector, the last layer has no such window.
     """
     model, weights = encoder.model, encoder.model.state_dict()
     name = next(name for name, weight in model.named_parameters() if weight is learned(model).weight)
     config = deepcopy(model.config)
     config.max_position_embeddings = length
-    if repeat:
-        longer = weights[name][torch.arange(length) % encoder.limit]
-        windows = [max(1, encoder.limit // 2 - 1)] * len(model.passes)
-        if encoder.pooling == "cls":
-            windows[-1] = 0
-        config.windows = ",".join(map(str, windows))
-    else:
-        rows = weights[name].T[None]
-        longer = functional.interpolate(rows, size=length, mode="linear", align_corners=True)[0].T
+    windows = [max(1, encoder.limit // 2 - 1)] * len(model.passes)
+    if encoder.pooling == "cls":
+        windows[-1] = 0
+    config.windows = ",".join(map(str, windows))
     student = Encoder(config).eval()
-    student.load_state_dict({**weights, name: longer})
+    student.load_state_dict({**weights, name: weights[name][torch.arange(length) % encoder.limit]})
     return SentenceEncoder(student, encoder.tokenizer, encoder.pooling, length)
 
 
