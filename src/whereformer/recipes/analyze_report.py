@@ -17,7 +17,6 @@ from ..analysis.findings import HeadFindings, ModelFindings, TableFindings
 from ..analysis.fit import TisaFit
 from ..analysis.naming import POSITION_BLIND, RULES
 from ..errors import listed
-from ..lab.report.figures import legend
 from ..lab.report.report import Figure, Report
 from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
 
@@ -50,7 +49,7 @@ PANEL = 92
 
 def report_of(models: Sequence[ModelFindings]) -> Report:
     """Return the report on models, at least one. Equal findings give identical reports."""
-    parts: list[Sheet | Figure] = [*overview(models), models_sheet(models)]
+    parts: list[Sheet | Figure] = [models_sheet(models)]
     for model in models:
         parts += _parts(model, f"{model.name}: " if len(models) > 1 else "")
     said, rule = (Column(name, left=True, wraps=True) for name in ("", "the first rule that holds"))
@@ -277,24 +276,3 @@ def grid(title: str, model: ModelFindings, *, folded: bool) -> Figure:
                 draw(near, left, top + PANEL + PANEL // 2, PANEL // 2)
 
     return Figure(title, paint, caption, (width, height), folded)
-
-
-def overview(models: Sequence[ModelFindings]) -> list[Figure]:
-    """Return the figure of Toeplitzness by model, if there are at least two."""
-    measures = {
-        "P": [None if model.table is None else model.table.toeplitzness for model in models],
-        "heads, mean": [model.mean_of_heads for model in models],
-    }
-    measures = {name: shares for name, shares in measures.items() if any(share is not None for share in shares)}
-
-    def paint(figure: Canvas) -> None:
-        axes = figure.add_subplot()
-        for (name, shares), marker in zip(measures.items(), "os", strict=False):
-            x, y = zip(*((share, place) for place, share in enumerate(shares) if share is not None), strict=True)
-            axes.plot(x, y, marker, markersize=4.5, label=name)
-        axes.set_yticks(range(len(models)), [model.name for model in models])
-        axes.set(xlabel="Toeplitzness", xlim=(0, 1.03), ylim=(len(models) - 0.5, -0.5))
-        legend(figure)
-
-    note = "At 1, only the distance between two positions counts."
-    return [Figure("Toeplitzness", paint, note, (420, 70 + 25 * len(models)))] if len(models) > 1 and measures else []
