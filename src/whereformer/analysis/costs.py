@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -108,14 +108,6 @@ class Cost:
     memory: Memory
     relative: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, including the sums, for JSON."""
-        data = asdict(self)
-        data["lengths"] = list(self.lengths)
-        data["flops"] |= {name: getattr(self.flops, name) for name in ("forward", "training")}
-        data["parameters"] |= {name: getattr(self.parameters, name) for name in ("encoder", "total")}
-        return data
-
     def __str__(self) -> str:
         flops, parameters, memory = self.flops, self.parameters, self.memory
         parts = ", ".join(f"{name} {_si(getattr(parameters, name))}" for name in ("embeddings", "position", "layers"))
@@ -153,7 +145,6 @@ def cost(
     batch: int = 1,
     *,
     predictions: int | None = None,
-    decoder: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> Cost:
     """Measure what an encoder costs, without memory for it.
@@ -164,7 +155,6 @@ def cost(
         batch: the number of sequences.
         predictions: the number of tokens per sequence that the masked-LM head predicts; if None, all, or none if blocks
             pool and no decoder undoes it.
-        decoder: False leaves out a decoder that the config has, as a sequence classifier does.
         dtype: the dtype of parameters and activations.
 
     Raises:
@@ -172,7 +162,6 @@ def cost(
     """
     if batch < 1:
         raise InputError("batch", f"expected at least 1, got {batch}")
-    config = config if decoder else config.without_decoder()
     lengths = config.block_lengths(length)
     if predictions is None:
         predictions = length if config.full_length else 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from rich.console import Console
@@ -34,9 +32,6 @@ class Cost(WithPlugin):
 
     decoder_layers: str = "0"
     """Full-length layers after pooled blocks, such as "2" or "1x2"."""
-
-    decoder: bool = True
-    """Leave out the decoder, as models that classify sequences do."""
 
     windows: str | None = None
     """How far layers attend to each side, in tokens: "64,64,0" gives two layers windows of 64 and the third none, and
@@ -76,22 +71,16 @@ class Cost(WithPlugin):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of parameters and activations."""
 
-    out: Path | None = None
-    """A file to write the numbers to, as JSON."""
-
     def run(self, console: Console) -> None:
         """Measure, then print the numbers."""
         import torch
 
         from ..analysis import cost
-        from ..files import check_file, write_atomically
         from ..lab.methods import as_setting
         from ..lab.terminal import say
         from ..models import EncoderConfig
 
         check_markers(self)
-        if self.out is not None:
-            check_file("out", self.out)
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         changed = {
             each.name: given[each.name]
@@ -99,13 +88,11 @@ class Cost(WithPlugin):
             if each.name in EncoderConfig.__dataclass_fields__ and given[each.name] != each.default
         }
         sizes = {"num_attention_heads": self.num_heads, "max_position_embeddings": max(512, self.length)}
-        how = {name: given[name] for name in ("predictions", "decoder")}
         try:
             config = EncoderConfig.preset(self.preset or "bert", **sizes, **changed)
-            found = cost(config, self.length, self.batch_size, dtype=getattr(torch, self.dtype), **how)
+            found = cost(
+                config, self.length, self.batch_size, dtype=getattr(torch, self.dtype), predictions=self.predictions
+            )
         except ValueError as error:
             raise as_setting(error, given.keys() | self.FLAGS.keys()) from None
         say(console, str(found))
-        if self.out is not None:
-            write_atomically(self.out, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
-            say(console, f"wrote {self.out}")

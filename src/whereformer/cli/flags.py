@@ -27,7 +27,7 @@ METAVARS = {
     **dict.fromkeys((*FILES, "validation", "validation_source", "validation_target"), "FILE"),
     **dict.fromkeys(("scores", "task", "tasks"), "A,B,C"),
     **dict.fromkeys(("blocks", "decoder_layers"), "LAYERS"),
-    **dict.fromkeys(("kernels", "lengths", "rate_factors"), "N,N"),
+    **dict.fromkeys(("kernels", "lengths"), "N,N"),
     "position": "METHOD",
     "column": "NAME",
     "columns": "FROM,TO",

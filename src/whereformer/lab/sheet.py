@@ -27,14 +27,12 @@ class Column:
         detail: a smaller line below the header.
         left: whether its text begins at the left, as words do and numbers do not.
         wraps: whether long text may take several lines.
-        page: whether it is on pages only, which have more room than a terminal.
     """
 
     name: str
     detail: str = ""
     left: bool = False
     wraps: bool = False
-    page: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Sheet:
 
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
         yield Styled(self.title, "bold")
-        columns = [index for index, column in enumerate(self.columns) if not column.page]
+        columns = range(len(self.columns))
         names = [index for index in columns if index <= self.named]
         # Where text may take several lines, a table fits by itself.
         wraps, parts = any(self.columns[index].wraps for index in columns), [list[int]()]
