@@ -19,7 +19,7 @@ from .provenance import versions
 
 NAME = "manifest.json"
 NOT_LISTED = {NAME, "README.md", ".lock"}
-"""Files that decide nothing, of which people may edit the model card."""
+"""Files that decide nothing, of which people may write a model card."""
 SEAL = "check"
 """The name of the hash of JSON in itself."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -307,8 +307,7 @@ class Pretrain(long_run.LongRun):
         trained, tokenizer = model if self.objective == "mlm" else model.discriminator, work.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
         tokenizer.model_max_length = work.config.max_position_embeddings
-        about = {"parameters": sizes["parameters"], "text": asdict(work.text.facts), "scores": last}
-        self.save(run, trained, tokenizer, facts, **about)
+        self.save(run, trained, tokenizer, facts)
         tokens = {"tokens": work.windows.tokens}
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, last, {**tokens, **sizes})
 
