@@ -116,24 +116,24 @@ class FromStart:
         folder = self._folder(name, seed)
         shared: dict[str, Any] = {"dtype": self.dtype, "quiet": True}
         if not (folder / "model" / "config.json").exists():
-            whereformer.pretrain(
-                data=self.data,
-                out=folder,
-                cache=self.out / "cache",
-                position=name,
-                seed=seed,
-                hidden_size=self.hidden_size,
-                vocab_size=self.vocab_size,
-                steps=self.steps,
-                lengths=self.lengths,
-                batch_size=self.batch_size,
-                learning_rate=self.learning_rate,
-                mask_rate=self.mask_rate,
-                every=self.steps // CHECKPOINTS,
-                keep=CHECKPOINTS,
-                threads=1,
-                **shared,
-            )
+            with threads(1):
+                whereformer.pretrain(
+                    data=self.data,
+                    out=folder,
+                    cache=self.out / "cache",
+                    position=name,
+                    seed=seed,
+                    hidden_size=self.hidden_size,
+                    vocab_size=self.vocab_size,
+                    steps=self.steps,
+                    lengths=self.lengths,
+                    batch_size=self.batch_size,
+                    learning_rate=self.learning_rate,
+                    mask_rate=self.mask_rate,
+                    every=self.steps // CHECKPOINTS,
+                    keep=CHECKPOINTS,
+                    **shared,
+                )
         with threads(1):
             whereformer.finetune(
                 model=str(folder / "model"),

@@ -101,28 +101,28 @@ class Translation:
         if not file.exists():
             position, options = VARIANTS.get(name, (name, {}))
             columns = f"en,{language}"
-            whereformer.translate(
-                data=self.data / "train.parquet",
-                columns=columns,
-                validation=self.data / "validation.parquet",
-                preset="small",
-                out=folder,
-                seed=seed,
-                position=position,
-                position_options=json.dumps(options),
-                dtype=self.dtype,
-                steps=self.steps,
-                every=max(1, self.steps // 20),
-                average=5,
-                hidden_size=self.hidden_size,
-                intermediate_size=self.intermediate_size,
-                batch_tokens=self.batch_tokens,
-                learning_rate=self.learning_rate,
-                warmup=self.warmup,
-                dropout=self.dropout,
-                threads=1,
-                quiet=True,
-            )
+            with threads(1):
+                whereformer.translate(
+                    data=self.data / "train.parquet",
+                    columns=columns,
+                    validation=self.data / "validation.parquet",
+                    preset="small",
+                    out=folder,
+                    seed=seed,
+                    position=position,
+                    position_options=json.dumps(options),
+                    dtype=self.dtype,
+                    steps=self.steps,
+                    every=max(1, self.steps // 20),
+                    average=5,
+                    hidden_size=self.hidden_size,
+                    intermediate_size=self.intermediate_size,
+                    batch_tokens=self.batch_tokens,
+                    learning_rate=self.learning_rate,
+                    warmup=self.warmup,
+                    dropout=self.dropout,
+                    quiet=True,
+                )
             test = PairFiles(data=(self.data / self.test,), columns=columns)
             sources, targets = zip(*test, strict=True)
             with threads(1):

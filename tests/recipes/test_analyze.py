@@ -288,7 +288,6 @@ def test_the_function_does_what_the_command_does(save, tmp_path):
     report = whereformer.analyze(model=path, no_text=True, max_kernels=2, quiet=True)
     by_command = json.loads((tmp_path / "a" / "findings.json").read_text())
     assert [model.to_dict() for model in report.values.values()] == by_command["models"]
-    assert report.command == f"whereformer analyze {path} --no-text --max-kernels 2"
     assert "Heads of " in str(report)
     assert "<table" in report._repr_html_()
     with pytest.raises(InputError, match="model: expected at least one folder"):

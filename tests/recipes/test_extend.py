@@ -72,7 +72,6 @@ def test_the_report_says_what_was_trained(finished):
     page = (out / "report.html").read_text()
     assert "The model reads 48 tokens, the original 16." in page
     assert "Among 3 documents, passages are easy to find: give more text" in page
-    assert report.command.startswith(f"whereformer extend {report.facts['Options']['model']} --length 48 --steps 4")
     assert not (out / "checkpoints").exists()
 
 

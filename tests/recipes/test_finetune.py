@@ -19,7 +19,6 @@ import whereformer
 from tests.failing import fails
 from tests.lab.test_train import Waits
 from tests.recipes.finetuning import columns, save_glue, save_model
-from tests.recipes.trainings import toy_tracker
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue
@@ -221,30 +220,12 @@ def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, mon
     assert "--learning-rate: learned predicts values that are not finite (NaN or inf)" in fails(capsys, *words)
 
 
-def test_another_optimizer_and_schedule_are_used_and_each_run_is_reported(model, data, tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+def test_another_schedule_is_used(model, data, tmp_path):
     usual = run(model, data, tmp_path / "usual", "--position=own", "--learning-rate=0.01")["cola", "own", 0]
-    more = ["--learning-rate=0.01", "--optimizer=muon", "--schedule=wsd", "--report-to=tensorboard"]
-    found = run(model, data, tmp_path / "other", "--position=own,learned+tisa", *more)["cola", "own", 0]
-    assert not (tmp_path / "usual" / "tensorboard").exists()
+    more = ["--learning-rate=0.01", "--schedule=cosine"]
+    found = run(model, data, tmp_path / "other", "--position=own", *more)["cola", "own", 0]
     assert found["losses"][0] == usual["losses"][0]
     assert found["losses"][-1] != usual["losses"][-1]
-    names = {path.name for path in (tmp_path / "other" / "tensorboard").iterdir()}
-    assert names >= {"cola-own-seed0", "cola-learned+tisa-S=2-seed0"}
-    events = EventAccumulator(str(tmp_path / "other" / "tensorboard" / "cola-own-seed0")).Reload()
-    (last,) = events.Scalars("train/loss")
-    assert [last.step, last.value] == pytest.approx(found["losses"][-1], abs=1e-4)
-
-
-def test_a_tracker_gets_the_losses_under_the_folders_name(model, data, tmp_path, monkeypatch):
-    tracker = toy_tracker(monkeypatch, "trackio")
-    found = run(model, data, tmp_path / "mine", "--report-to=trackio", "--position=own")
-    assert tracker.names == ["mine-cola-own-seed0"]
-    step, loss = found["cola", "own", 0]["losses"][-1]
-    assert tracker.logs[tracker.names[0]] == [{"train/loss": pytest.approx(loss, abs=1e-4), "step": step}]
-    assert tracker.run is None
 
 
 def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):

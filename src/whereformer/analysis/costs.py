@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -107,14 +107,6 @@ class Cost:
     parameters: Parameters
     memory: Memory
     relative: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, including the sums, for JSON."""
-        data = asdict(self)
-        data["lengths"] = list(self.lengths)
-        data["flops"] |= {name: getattr(self.flops, name) for name in ("forward", "training")}
-        data["parameters"] |= {name: getattr(self.parameters, name) for name in ("encoder", "total")}
-        return data
 
     def __str__(self) -> str:
         flops, parameters, memory = self.flops, self.parameters, self.memory

@@ -33,9 +33,7 @@ def ending(command: Any = None) -> Iterator[None]:
             has closed it.
     """
     for name in ("stdout", "stderr"):
-        if (stream := getattr(sys, name)) is None:  # it was closed before the command began
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open as long as the process
-        elif isinstance(stream, TextIOWrapper):
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # its encoding may lack characters
     try:
         yield

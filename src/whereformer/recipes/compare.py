@@ -188,7 +188,7 @@ class Compare(ManyRuns):
         """Return the defaults of the size, over which those of a preset win, over which those of ``quick`` win."""
         size, data, quick = str(options.get("size", "auto")), options.get("data", ()), super().usual(options)
         chosen = {}
-        if size == "auto" and "help" not in options:  # help need not wait for torch
+        if size == "auto":
             on_gpu = str(options.get("device")) != "cpu" and find_device("auto").type == "cuda"
             chosen["size"] = size = "medium" if on_gpu and data not in ((), None) else "small"
         preset = {"blocks": None} if options.get("preset") is not None else {}  # its own layers

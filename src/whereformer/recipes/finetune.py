@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any
 
 from ..errors import InputError
 from ..files import check_regular_in
-from ..lab import ranks, trackers
+from ..lab import ranks
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
@@ -135,7 +134,6 @@ class Finetune(ManyRuns, Trains):
 
     NAME = "finetune"
     MANY = True
-    METAVARS: ClassVar = {"position": "A,B+C"}
 
     task: Annotated[Names, Free] = ()
     """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""
@@ -178,8 +176,6 @@ class Finetune(ManyRuns, Trains):
     model is an error."""
     out: Annotated[Path, Free] = Path("runs/finetune")
     """Folder for the results."""
-    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"], Free] = "none"
-    """Program to report the losses of each run to. It is named after --out, with the task, the variant and the seed."""
 
     def check(self) -> None:
         own = {"validation": self.validation, "text": self.text, "label": self.label}
@@ -198,7 +194,6 @@ class Finetune(ManyRuns, Trains):
             for name in ("task", "data"):
                 if getattr(self, name):
                     raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
-        trackers.check_installed(self.report_to)
         if ranks.size() > 1 and self.jobs not in (None, 1):
             raise InputError("jobs", f"expected 1 in {ranks.size()} processes, which share each run, got {self.jobs}")
 
@@ -279,18 +274,15 @@ class Finetune(ManyRuns, Trains):
             steps=steps,
             rate=self.learning_rate,
             kernel_rate=self.kernel_learning_rate,
-            optimizer=self.optimizer,
             schedule=self.schedule,
             bfloat16=self.bfloat16(run.device),
         )
         torch.manual_seed(seed)  # of dropout, whatever the model has drawn
-        file = re.sub(r"[^\w.+=]+", "-", f"{task}-{name}-seed{seed}")
 
         def batch(step: int) -> Any:
             return rows.train.padded(drawn(step))
 
-        with trackers.reporting(self.report_to, run.folder, file) as tell:
-            done = training.train(model, batch, plan, device=run.device, on_log=run.step, tell=tell)
+        done = training.train(model, batch, plan, device=run.device, on_log=run.step)
         scores = {}
         for judged, split in rows.judged.items():
             logits = self.predict(model, split)

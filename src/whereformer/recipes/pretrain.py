@@ -290,7 +290,6 @@ class Pretrain(long_run.LongRun):
         plan = training.Training(
             steps=self.steps,
             rate=self.learning_rate,
-            optimizer=self.optimizer,
             schedule=self.schedule,
             warmup=self.warmup,
             accumulate=self.accumulate,

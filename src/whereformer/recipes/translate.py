@@ -251,8 +251,7 @@ class Translate(long_run.LongRun):
 
         def optimizer(model: Any) -> Any:
             # No decay, and Adam's epsilon, as in Vaswani et al.
-            kind, rate = self.optimizer, self.learning_rate
-            built = optimizers.build_optimizer(model, rate, name=kind, weight_decay=0.0, eps=1e-9)
+            built = optimizers.build_optimizer(model, self.learning_rate, weight_decay=0.0, eps=1e-9)
             return built, optimizers.build_schedule(built, self.schedule, self.warmup, work.steps)
 
         plan = training.Training(
