@@ -13,7 +13,7 @@ KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positio
 NEEDED = {
     "finetune": ["--model=x", "--task=rte"],
     "translate train": ["--source=x", "--target=y"],
-    **dict.fromkeys(("translate run", "analyze", "extend"), ["x"]),
+    **{name: ["x"] for name in ("translate run", "analyze", "extend")},
 }
 """What some commands can't do without."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.failing import fails
 from whereformer.cli.main import execute, main
 from whereformer.errors import InputError, fail, one_line, printable
 from whereformer.lab.terminal import Terminal, say
@@ -65,11 +64,6 @@ def test_no_room_for_threads_and_libraries_is_no_fault_of_ours(error, capsys):
         execute(Failing(error))
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"whereformer: not enough memory for these sizes ({error})\n"
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path, capsys):
-    file = tmp_path / "none" / "cost.json"
-    assert f"No such file or directory: '{file}.partial'" in fails(capsys, "cost", "--out", str(file))
 
 
 def test_python_without_docstrings_is_refused_in_one_line():
@@ -130,7 +124,7 @@ class Interrupt:
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
-sys.argv = ["whereformer", "cost"]
+sys.argv = ["whereformer", "probe"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from whereformer.__main__ import main
 main()
@@ -139,7 +133,3 @@ main()
     assert done.returncode == 130, done.stderr
     assert done.stderr.startswith("whereformer: interrupted")
     assert done.stderr.count("\n") == 1
-
-
-def test_the_line_of_a_refused_number(capsys):
-    assert fails(capsys, "cost", "--length=0") == "whereformer: --length: expected at least 1, got 0"

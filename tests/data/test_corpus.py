@@ -243,9 +243,9 @@ def test_files_to_judge_by_are_left_out_unless_they_are_named(tmp_path):
 
 def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(InputError, match=r"^data: expected a file, got a named pipe"):
+    with pytest.raises(InputError, match=r"^data: expected a file, got a pipe, socket or device"):
         corpus.Text([tmp_path / "a.txt"])
-    with pytest.raises(InputError, match=r"got a device: ./dev/null'"):
+    with pytest.raises(InputError, match=r"got a pipe, socket or device: ./dev/null'"):
         corpus.Text(["/dev/null"])
     with pytest.raises(InputError, match=r"holds no \.txt"):
         corpus.Text([tmp_path])

@@ -157,7 +157,7 @@ def test_no_more_of_a_text_is_read_than_is_asked_for(data):
 
 def test_what_can_be_read_only_once_is_refused(data, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match=r"^target: expected a file, got a named pipe"):
+    with pytest.raises(InputError, match=r"^target: expected a file, got a pipe, socket or device"):
         PairFiles(source=data.source, target=tmp_path / "pipe")
     with pytest.raises(InputError, match=r"^data: expected a .csv, .tsv"):
         PairFiles(data=(data.source, tmp_path / "no.tsv"))

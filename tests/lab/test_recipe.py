@@ -275,7 +275,7 @@ def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
 
 def test_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "records.jsonl")
-    with pytest.raises(InputError, match="expected a file, got a named pipe"):
+    with pytest.raises(InputError, match="expected a file, got a pipe, socket or device"):
         toy(out=tmp_path)
 
 

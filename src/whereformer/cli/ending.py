@@ -63,8 +63,8 @@ def _line(error: Exception, command: Any) -> str | None:
         return str(error) if command is None else in_flags(error, command)
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # a recipe or a plugin
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    if full := full_disk(error):
-        return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output", full)
+    if full_disk(error):
+        return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output")
     if isinstance(error, OSError):
         return str(error)
     if ranks.lost_another(error):
