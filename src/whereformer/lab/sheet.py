@@ -47,7 +47,6 @@ class Cell:
         order: the value to sort by. Cells without one stay last in both directions.
         title: what a pointer shows on a page.
         style: its colors on a page, as CSS.
-        swatch: on a page, the look of the method's lines in figures.
     """
 
     text: str
@@ -55,7 +54,6 @@ class Cell:
     order: float | str | None = None
     title: str = ""
     style: str = ""
-    swatch: Any = None
 
     @classmethod
     def of_seeds(

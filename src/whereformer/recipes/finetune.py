@@ -28,7 +28,7 @@ with lazily(__name__):
     from ..data import rows as labeled
     from ..lab import loading, metrics
     from ..lab import train as training
-    from ..lab.report import figures, losses, report
+    from ..lab.report import losses, report
     from ..lab.run import Run
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
@@ -482,8 +482,8 @@ def drawn_curves(title: str, layers: Sequence[Sequence[Sequence[float]]], *, fol
     def paint(canvas: Any) -> None:
         plots = list(canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
         for axes, (name, heads) in zip(plots, shown.items(), strict=False):
-            for look, head in zip(figures.series(len(heads)), heads, strict=True):
-                axes.plot(range(-reach, reach + 1), head, **look.line)
+            for head in heads:
+                axes.plot(range(-reach, reach + 1), head)
             axes.set_title(name, fontsize=10)
         for axes in plots[len(shown) :]:
             axes.set_axis_off()
