@@ -15,9 +15,7 @@ from tests.processes import recorded, together
 from tests.recipes.conftest import text  # noqa: F401 - a fixture
 from tests.recipes.finetuning import save_glue, save_model
 from tests.recipes.trainings import TINY_ENCODER, same, weights
-from whereformer.cli.ending import ending
 from whereformer.cli.main import main
-from whereformer.lab import ranks
 from whereformer.lab.run import read_records
 from whereformer.positions import position_names
 
@@ -191,36 +189,6 @@ def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_proces
     assert same(weights(tmp_path / "two"), weights(tmp_path / "whole"))
     main([*options, str(tmp_path / "one")])
     assert len(results(tmp_path / "one")['["train"]']["losses"]) == 4
-
-
-@pytest.mark.slow
-def test_the_other_process_ends_in_a_line_and_the_work_so_far_is_kept(tmp_path):
-    glue = save_glue(tmp_path / "glue", "cola", rows=21)
-    command = ["finetune", f"--model={save_model(tmp_path / 'model')}", f"--data={glue}", "--task=cola", *TUNING]
-    command += ["--out", str(tmp_path / "out")]
-    file = str(tmp_path / "out" / "records.jsonl")
-    script = tmp_path / "killed.py"
-    # Of fine-tunings, the first one is complete then.
-    script.write_text(
-        AT_STEP_3.format(happens=f"open({file!r}).read().count('seconds') > 1 and os.kill(os.getpid(), signal.SIGKILL)")
-    )
-    ended = launched([str(script)], *command)
-    assert ended.returncode != 0
-    # torchrun may end the process before it says anything.
-    said = [line for line in ended.stderr.splitlines() if "whereformer:" in line]
-    line = "whereformer: another process of this run ended; the same command continues"
-    assert said in ([], [line])
-    continued = launched([str(Path(sys.executable).with_name("whereformer"))], *command)
-    assert continued.returncode == 0, continued.stderr
-    assert "1 of 2 runs are already done" in continued.stdout
-
-
-def test_the_error_of_a_lost_connection_is_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(ranks, "_joined", {"group": None})
-    with pytest.raises(SystemExit) as stop, ending():
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:21726: Connection reset by peer")
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == "whereformer: another process of this run ended; the same command continues\n"
 
 
 @pytest.mark.slow

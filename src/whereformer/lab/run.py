@@ -211,9 +211,6 @@ class Run:
             problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
-        for key in keys:
-            if not isinstance(key, tuple):
-                raise InputError(None, f"run.each: expected keys that are tuples, such as {(key,)}, got {shown(key)}")
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
         missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
@@ -281,12 +278,7 @@ class Run:
         """Add a value to the record."""
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         record = {"key": name, "value": plain, "seconds": round(seconds, 2)}
-        try:
-            self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
-        except (TypeError, ValueError) as error:  # such as a tensor or NaN
-            function, *key = json.loads(name)
-            what = "finite numbers, texts, lists and dictionaries, or a dataclass of them"
-            raise InputError(None, f"{function} of {key}: expected {what}, got {shown(value)} ({error})") from None
+        self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
         if not self.is_main:
             return
         path = self.folder / RECORDS

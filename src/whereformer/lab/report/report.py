@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...errors import InputError, shown
 from ...files import write_atomically
 from ..sheet import Sheet
 
@@ -76,10 +75,6 @@ class Report:
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
     numbers: str = "records.jsonl"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.sentences, str) or not self.sentences:
-            raise InputError(None, f"Report: expected a list of sentences, at least one, got {shown(self.sentences)}")
 
     @property
     def files(self) -> dict[str, Figure]:
