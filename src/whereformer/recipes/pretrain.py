@@ -54,7 +54,7 @@ class Pretrain(long_run.LongRun):
 
     data: Annotated[tuple[str, ...], Free] = ()
     """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
-    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME, hub:NAME:CONFIG or hf://datasets/NAME/*.parquet.
+    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME or hub:NAME:CONFIG.
     Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
     """The column of tables that holds the text. Default: "text", or the only column of text."""
