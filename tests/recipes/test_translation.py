@@ -296,7 +296,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --learning-rate nan => --learning-rate: expected a number above 0 and below 1e+06, got nan
         --average 0 => --average: expected at least 1, got 0
         --source no.en --target no.de => --source: no such file: 'no.en'
-        --source no.en => --target: expected a file to go with --source, got none
+        --source no.en => --data: expected either tables, or both --source and --target
         --data no.jsonl => --data: no such file: 'no.jsonl'
     """),
     ],

@@ -62,17 +62,11 @@ class PairFiles:
     validation: bool = False
 
     def __post_init__(self) -> None:
-        data, source, target = map(self._option, ("data", "source", "target"))
-        given = self.source is not None, self.target is not None
-        if self.data and any(given):
-            raise InputError(data, f"either tables or `{source}` and `{target}`, got both")
-        if not self.data and not any(given):
-            raise InputError(data, f"expected tables, or `{source}` and `{target}`, got none")
-        if not self.data and not all(given):
-            missing, other = (target, source) if given[0] else (source, target)
-            raise InputError(missing, f"expected a file to go with `{other}`, got none")
-        named = self._named
-        if self.columns is not None and not (len(named) == 2 and named[0] != named[1] and all(named)):
+        files = self.source is not None, self.target is not None
+        if bool(self.data) == any(files) or any(files) != all(files):
+            data, source, target = map(self._option, ("data", "source", "target"))
+            raise InputError(data, f"expected either tables, or both `{source}` and `{target}`")
+        if self.columns is not None and not (len(self._named) == len(set(self._named)) == 2 and all(self._named)):
             raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
         for option, file in self.files:
             if self.data:
@@ -109,8 +103,7 @@ class PairFiles:
     def __iter__(self) -> Iterator[Pair]:
         pairs: Iterator[Pair] = chain.from_iterable(map(self._table, self.data))
         if self.source is not None and self.target is not None:
-            source, target = (read_lines(*each) for each in self.files)
-            pairs = aligned(self.field, self.source, source, self.target, target)
+            pairs = _aligned(*self.files)
         seen = [False, False]  # text in each language
         for pair in pairs:
             seen = [before or bool(line.strip()) for before, line in zip(seen, pair, strict=True)]
@@ -176,28 +169,17 @@ def hold_out(field: str, pairs: Iterable[Pair]) -> tuple[Without, list[Pair]]:
     return Without(pairs, frozenset(found)), [*found.values()]
 
 
-def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targets: Iterable[str]) -> Iterator[Pair]:
+def _aligned(source: tuple[str, Path], target: tuple[str, Path]) -> Iterator[Pair]:
     """Yield the lines of two files in pairs.
 
     Raises:
-        InputError: at the end, if one has more lines; it says where the shorter one ends and which line may be the
-            first out of step.
+        InputError: at the end, if one has more lines.
     """
-    hint, lines = "", (iter(sources), iter(targets))
-    for number, (one, other) in enumerate(zip_longest(*lines), 1):
-        if one is None or other is None:
-            more = number + sum(1 for _ in lines[one is None])
-            counts = (number - 1, more) if one is None else (more, number - 1)
-            shorter, longer, first = (source, target, other) if one is None else (target, source, one)
-            raise InputError(
-                field,
-                f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: {shorter} ends where line "
-                f"{number:,} of {longer} is {first[:40]!r}{hint}",
-            )
-        if not hint and bool(one.strip()) != bool(other.strip()):
-            empty = target if one.strip() else source
-            hint = f"; line {number} is the first that is empty in {empty} alone"
-        yield one, other
+    for number, pair in enumerate(zip_longest(read_lines(*source), read_lines(*target))):
+        if None in pair:
+            file = (source, target)[pair.index(None)][1]
+            raise InputError(source[0], f"expected as many lines as translations, but {file} ends after {number:,}")
+        yield pair
 
 
 @dataclass(frozen=True)
