@@ -278,7 +278,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "--data: expected tables, or --source and --target, got none"),
+        ([], "--data: expected either tables, or both --source and --target"),
         *refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
         --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a whole number, got '3'

@@ -82,10 +82,8 @@ class Report:
         found: dict[str, Figure] = {}
         for part in self.parts:
             if isinstance(part, Figure):
-                name = part.file
-                while name in found:  # titles may differ in marks alone
-                    name = f"again-{name}"
-                found[name] = part
+                # Titles may differ in marks alone.
+                found[part.file if part.file not in found else f"{len(found)}-{part.file}"] = part
         return found
 
     @property
