@@ -151,13 +151,6 @@ def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
     assert TokenizerChoice(tmp_path, 64).setting != before
 
 
-def test_another_process_is_not_disturbed(file, tmp_path):
-    made(file, tmp_path / "cache")
-    (only_folder(tmp_path / "cache") / "training.ids").unlink()
-    with open_folder(tmp_path / "cache"), pytest.raises(InputError, match=r"^cache: another command is writing"):
-        made(file, tmp_path / "cache")
-
-
 def test_two_commands_at_once_end_with_one_encoding(file, tmp_path, monkeypatch):
     """The second one looked before the first had finished, and gets the lock afterwards."""
     expected, _ = made(file, tmp_path / "whole")
@@ -179,15 +172,6 @@ def test_a_text_that_is_too_short_to_hold_some_out(tmp_path):
     file.write_text("a short text")
     with pytest.raises(InputError, match="too little text to hold some out: 12 characters"):
         made(file, tmp_path / "cache")
-
-
-def test_what_other_formats_wrote_is_not_used(file, tmp_path, monkeypatch):
-    expected, _ = made(file, tmp_path / "cache")
-    monkeypatch.setattr(encode, "FORMAT", "9")
-    again, said = made(file, tmp_path / "cache")
-    assert said
-    assert same(expected, again)
-    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 2
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):

@@ -128,7 +128,7 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(data, tmp_path, monk
     with pytest.raises(InputError, match=r"^source: the text changed while it was read"):
         made(data, tmp_path / "cache")
     monkeypatch.setattr(subwords, "fit", real)
-    assert len(made(data, tmp_path / "cache")[0][0]["training"]) == 289
+    assert len(made(data, tmp_path / "cache")[0][0]["training"]) == 288
 
 
 def as_second_process(patched):

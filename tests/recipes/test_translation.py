@@ -93,7 +93,7 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
     assert (model.generation_config.num_beams, model.generation_config.max_length) == (4, 60)
     # Its score by hand, without padding, from the saved model and the text.
     source, target = pairs()
-    held_out = parallel.hold_out("source", [*zip(source, target, strict=True)])[1]
+    held_out = parallel.Part([*zip(source, target, strict=True)], held_out=True)
     loss = count = 0
     for one, other in held_out:
         labels = tokenizer(other, return_tensors="pt")["input_ids"]

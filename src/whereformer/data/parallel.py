@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, starmap, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PARTS = ("training", "held_out")
-HELD_OUT = 2000
-"""The most pairs that are held out if there is no validation text; of a small text, one pair in twenty is held out."""
+EVERY, HELD_OUT = 20, 2000
+"""One pair in so many is held out if there is no validation text, and the most pairs that are."""
 
 Pair = tuple[str, str]
 """A line and its translation."""
@@ -136,37 +136,22 @@ def has_text(source: str, target: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Without:
-    """Pairs without those in some rows."""
-
-    pairs: Iterable[Pair]
-    rows: frozenset[int]
-
-    def __iter__(self) -> Iterator[Pair]:
-        return (pair for row, pair in enumerate(self.pairs) if row not in self.rows)
-
-
-def hold_out(field: str, pairs: Iterable[Pair]) -> tuple[Without, list[Pair]]:
-    """Split pairs into those to train on and those to judge by, the same way in every run. They are read twice.
+class Part:
+    """The pairs that are held out to judge by, or the others, the same in every run: only their place decides.
 
     No pair with an empty line is held out.
-
-    Args:
-        field: the argument that an error names.
-        pairs: all pairs.
-
-    Raises:
-        InputError: if fewer than two pairs have text on both sides.
     """
-    full = sum(starmap(has_text, pairs))
-    if full < 2:
-        raise InputError(field, f"expected at least 2 pairs of lines with text on both sides, got {full}")
-    count = min(HELD_OUT, max(1, full // 20))
-    order = torch.randperm(full, generator=torch.Generator().manual_seed(0))
-    places = {*order[:count].tolist()}
-    with_text = ((row, pair) for row, pair in enumerate(pairs) if has_text(*pair))
-    found = dict(each for place, each in enumerate(with_text) if place in places)
-    return Without(pairs, frozenset(found)), [*found.values()]
+
+    pairs: Iterable[Pair]
+    held_out: bool
+
+    def __iter__(self) -> Iterator[Pair]:
+        full = 0
+        for pair in self.pairs:
+            full += has_text(*pair)
+            held_out = has_text(*pair) and full % EVERY == 1 and full <= EVERY * HELD_OUT
+            if held_out == self.held_out:
+                yield pair
 
 
 def _aligned(source: tuple[str, Path], target: tuple[str, Path]) -> Iterator[Pair]:
@@ -213,7 +198,9 @@ class ParallelText:
     @cached_property
     def parts(self) -> tuple[Iterable[Pair], Iterable[Pair]]:
         """The :data:`PARTS`: the pairs to train on and those to judge by."""
-        return (self.pairs, self.validation) if self.validation else hold_out(self.pairs.field, self.pairs)
+        if self.validation:
+            return self.pairs, self.validation
+        return Part(self.pairs, held_out=False), Part(self.pairs, held_out=True)
 
 
 def open_or_encode(
