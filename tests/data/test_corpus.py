@@ -88,13 +88,6 @@ def test_the_split_keeps_every_character_once_and_is_always_the_same(tmp_path):
     assert max(map(len, training)) <= corpus.PIECE
 
 
-def test_pages_end_at_words_where_they_can():
-    pieces = list(corpus.pages_of(["lorem ipsum " * 1000]))
-    assert "".join(pieces) == "lorem ipsum " * 1000
-    assert all(piece.startswith((" ", "lorem")) for piece in pieces)
-    assert [len(piece) for piece in corpus.pages_of(["x" * 9000])] == [4000, 4000, 1000]
-
-
 def test_the_fingerprint_tells_texts_apart():
     assert fingerprint(["a", "b"]) != fingerprint(["ab"])
     assert fingerprint(["a", "b"]) == fingerprint(["a", "b"])
@@ -173,19 +166,6 @@ def test_pages_do_not_depend_on_the_parts_of_a_document(size):
     document = "\n\n".join("lorem ipsum " * count for count in range(150))
     parts = [document[start : start + size] for start in range(0, len(document), size)]
     assert list(corpus.pages_of(parts)) == list(corpus.pages_of([document]))
-
-
-def test_the_pages_of_a_text_are_those_of_its_documents(tmp_path):
-    (tmp_path / "a.txt").write_text("a page of text. " * 3000)
-    parquet.write_table(
-        pa.table({"text": ["one " * 2000, "", "two " * 1500]}), tmp_path / "b.parquet", row_group_size=1
-    )
-    text = corpus.Text([tmp_path])
-    pages = [page for document in corpus.load_documents([tmp_path]) for page in corpus.pages_of([document])]
-    assert split([tmp_path]) == [
-        [page for place, page in enumerate(pages) if (place % 10 == 5) is own] for own in (False, True)
-    ]
-    assert [len("".join(document)) for document in text.documents()] == [48_000, 8000, 6000]
 
 
 def test_tables_are_read_row_by_row(tmp_path, monkeypatch):
