@@ -250,14 +250,14 @@ def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
         --mask-rate 1.5 => --mask-rate: expected a number above 0 and below 1, got 1.5
         --learning-rate -1 => --learning-rate: expected a number above 0 and below 1e+06, got -1.0
         --rate-factors 0 => --rate-factors: expected a number above 0 and below 1e+06, got 0.0
-        --rate-factors 1,x => --rate-factors: expected numbers, got '1,x'
+        --rate-factors 1,x => --rate-factors: expected a number, got 'x'
         --rate-factors 9e5 --learning-rate 10 => --rate-factors: expected learning rates of at most 1e+06
         --rate-factors nan => --rate-factors: expected a number above 0 and below 1e+06, got nan
         --minutes 0 => --minutes: expected a number above 0 and below 1e+06, got 0.0
         --preset funnel --decoder-layers 0 => --decoder-layers: a prediction for every token needs
         --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
         --lengths 32 => --lengths: expected at least the training length 64, got 32
-        --lengths 128,x => --lengths: expected numbers, got '128,x'
+        --lengths 128,x => --lengths: expected a whole number, got 'x'
         --lengths 65,66,67,68,69,70 => --lengths: expected at most 5, got 6
         --blocks 1-1 --decoder-layers 0 => --decoder-layers: a prediction for every token needs
         --blocks 2 --decoder-layers 1 => --decoder-layers: a single block is never pooled
@@ -443,7 +443,7 @@ def test_a_bad_plugin_is_one_line(content, expected, tmp_path, capsys):
 def test_a_quick_comparison_reads_the_beginning_of_the_text(text, tmp_path, capsys):
     run(text, tmp_path, "--quick", "--characters=30000", positions="none")
     assert "the first 30,000 characters of " in capsys.readouterr().out
-    assert "--quick --characters 30000" in (tmp_path / "report.html").read_text()
+    assert "--quick --characters=30000" in (tmp_path / "report.html").read_text()
 
 
 def test_a_size_has_other_defaults(monkeypatch):

@@ -81,7 +81,7 @@ def parser_of(kind: Any, prog: str) -> Parser:
         if several:
             inner = str if listed else get_args(inner)[0]
         choices = f"{{{','.join(map(str, get_args(inner)))}}}" if get_origin(inner) is Literal else None
-        about |= {"type": partial(_read, inner), "metavar": choices or ("A,B" if listed else SHOWN.get(inner))}
+        about["metavar"] = choices or ("A,B" if listed else SHOWN.get(inner))
         several = several and not listed
         if word.startswith("-"):
             parser.add_argument(word, dest=name, nargs="+" if several else None, **about)
@@ -94,16 +94,6 @@ def _given_type(hint: Any) -> Any:
     """Return the type of an option's value, without markers, and without None: an option that is left out has that."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return next((part for part in get_args(kind) if NoneType in get_args(kind) and part is not NoneType), kind)
-
-
-def _read(kind: Any, word: str) -> Any:
-    """Return a word as a value of a type."""
-    choices = {str(choice): choice for choice in get_args(kind)}
-    try:
-        return choices[word] if choices else kind(word)
-    except (KeyError, ValueError):
-        expected = ", ".join(choices) or ("a whole number" if kind is int else "a number")
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(word)}") from None
 
 
 def _in_words(value: Any) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from ..errors import InputError, printable
 from ..files import check_regular
 from ..lab.options import find_device
-from ..lab.recipe import Range, WithPlugin, check_markers
+from ..lab.recipe import Range, WithPlugin
 
 WINDOW = 1024
 """Lines that are read before any is translated, so that a batch has lines of similar length."""
@@ -49,7 +49,6 @@ class TranslateRun(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Translate the lines."""
-        check_markers(self)
         from ..data.read import lines_of, read_lines
         from ..recipes.translating import load, scores, translate_lines
 

@@ -74,7 +74,8 @@ def fingerprint_of_code(file: Path) -> str:
     """
     finder = ModuleFinder([str(file.resolve().parent)])
     finder.run_script(str(file))
-    found = {name: Path(module.__file__) for name, module in sorted(finder.modules.items()) if module.__file__}
+    modules: dict[str, Any] = finder.modules
+    found = {name: Path(modules[name].__file__) for name in sorted(modules) if modules[name].__file__}
     parts = [(name, _described(path)["sha256"]) for name, path in found.items()]
     return fingerprint(word for part in parts for word in part)
 

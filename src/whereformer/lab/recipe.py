@@ -107,10 +107,22 @@ Numbers = Annotated[tuple[float, ...], Listed]
 
 @dataclass(frozen=True, kw_only=True)
 class WithPlugin:
-    """Base class of what names position methods, perhaps those of a plugin."""
+    """Base class of options, of which one names a plugin. They have the declared types, and what markers ask for.
+
+    Raises:
+        InputError: if one has another value.
+    """
 
     plugin: Annotated[Path | None, Free] = None
     """Your own Python file that registers position methods, which options and models can then name."""
+
+    def __post_init__(self) -> None:
+        defaults = {field.name: default(field) for field in fields(self)}
+        for name, hint in hints(type(self)).items():
+            value = _as_declared(name, hint, getattr(self, name))
+            if value == () != defaults[name]:
+                raise InputError(name, "expected at least one, got none")
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +138,6 @@ class Recipe(WithPlugin):
     """Whether several processes of a launcher, such as torchrun, can do it together."""
     MAKES_FILES: ClassVar[bool] = False
     """Whether its files are what it is for, such as a model, so that the Python function needs the argument ``out``."""
-    VERSION: ClassVar[str] = ""
-    """What results of a recipe of one's own are of; by default the content of its file and of those beside it that this
-    imports. A folder with results of another version is refused."""
     PLUGIN_IN_KEYS: ClassVar[bool] = False
     """Whether its keys tell versions of a plugin apart, so that a folder with results of several is fine."""
 
@@ -138,13 +147,7 @@ class Recipe(WithPlugin):
     """Where to compute. "auto" is a GPU if there is one."""
 
     def __post_init__(self) -> None:
-        defaults = {field.name: default(field) for field in fields(self)}
-        for name, hint in hints(type(self)).items():
-            value = _as_declared(name, hint, getattr(self, name))
-            if value == () != defaults[name]:
-                raise InputError(name, "expected at least one, got none")
-            object.__setattr__(self, name, value)
-        check_markers(self)
+        super().__post_init__()
         self.check()
 
     @classmethod
@@ -208,7 +211,7 @@ class Recipe(WithPlugin):
 
         found, own = {}, own_file(type(self))
         if own is not None:
-            found["code"] = f"version {self.VERSION or fingerprint_of_code(own)}"
+            found["code"] = f"version {fingerprint_of_code(own)}"
         if self.plugin is not None and not self.PLUGIN_IN_KEYS:
             found["plugin"] = f"version {fingerprint_of_code(self.plugin)}"
         return found
@@ -292,19 +295,6 @@ def own_file(kind: type[Recipe]) -> Path | None:
     return None if ours or file is None else Path(file)
 
 
-def check_markers(options: Any) -> None:
-    """Check the options of a dataclass by the markers in their annotations; None is always fine.
-
-    Raises:
-        InputError: if one has another value.
-    """
-    for name, hint in hints(type(options)).items():
-        value = getattr(options, name)
-        for marker in get_args(hint)[1:] if get_origin(hint) is Annotated and value is not None else ():
-            if hasattr(marker, "check"):
-                marker.check(name, value)
-
-
 def hints(kind: type[Any]) -> dict[str, Any]:
     """Return the annotation of each option, with its markers."""
     found = get_type_hints(kind, include_extras=True)
@@ -352,25 +342,38 @@ def _in_json(value: Any) -> Any:
 
 
 def _as_declared(name: str, hint: Any, value: Any) -> Any:
-    """Return a value of the declared type, for which text, a list or a whole number may stand."""
-    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    """Return a value of the declared type, for which text, a list or a whole number may stand, checked by its markers.
+
+    None is always fine where it is declared.
+    """
+    kind, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and NoneType in options:
         return None
-    kind = options[0]
-    if get_origin(kind) is tuple:
-        return _several(name, get_args(kind)[0], value, commas=is_listed(hint))
+    if get_origin(options[0]) is tuple:
+        value = _several(name, get_args(options[0])[0], value, commas=Listed in markers)
+    else:
+        value = _one(name, options[0], value)
+    for marker in markers:
+        if hasattr(marker, "check"):
+            marker.check(name, value)
+    return value
+
+
+def _one(name: str, kind: Any, value: Any) -> Any:
+    """Return a value of a type that is no tuple."""
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
-        raise InputError(name, f"expected {', '.join(map(str, get_args(kind)))}, got {shown(value)}")
-    if kind in (Path, str) and isinstance(value, str | Path):
-        return kind(value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is kind:
-        return value
-    raise InputError(name, f"expected {kind.__name__}, got {shown(value)}")
+        raise InputError(name, f"expected {', '.join(get_args(kind))}, got {shown(value)}")
+    allowed = {int: (int, str), float: (float, int, str), str: (str, Path), Path: (str, Path)}.get(kind, (kind,))
+    if isinstance(value, allowed) and isinstance(value, bool) == (kind is bool):
+        try:
+            return kind(value)
+        except (ValueError, OverflowError):
+            pass
+    expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+    raise InputError(name, f"expected {expected}, got {shown(value)}")
 
 
 def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, ...]:
@@ -378,13 +381,6 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
-    allowed = {int: (int,), float: (int, float)}.get(kind, ())
-    if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
-        raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
     if "" in words and any(words):
         raise InputError(name, f"expected something between commas, got {shown(value)}")
-    try:
-        found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
-    except ValueError:
-        raise InputError(name, f"expected numbers, got {shown(value)}") from None
-    return found
+    return tuple(dict.fromkeys(_one(name, kind, word) for word in words if word != ""))
