@@ -172,7 +172,6 @@ class Speed:
             save_strategy="no",
             logging_strategy="no",
             disable_tqdm=True,
-            report_to="none",
             log_level="error",
         )
         clock = Clock()

@@ -5,7 +5,7 @@ Run: .venv/bin/python benchmarks/funnel.py [--lengths 128,512] [--out FILE]
 Outputs are compared first. Then every round runs each model once, in random order. A ratio is a model's time divided by
 the time of transformers' in the same round. Time is the CPU time of one thread; the median, lowest and highest are
 given. Memory is what a forward or a training step allocates at its peak, besides parameters and their gradients, which
-are the same in both. FLOPs are those of ``whereformer cost``.
+are the same in both. FLOPs are those of ``whereformer.analysis.cost``.
 """
 
 from __future__ import annotations

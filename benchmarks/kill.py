@@ -315,15 +315,10 @@ def reference(command: Command, ranks: int = 1) -> tuple[dict[str, Any], tuple[f
 
 
 def bits(out: Path) -> dict[str, Any]:
-    """Return the hashes of the files of trained models, and the results without times; what is missing is None.
-
-    Model cards are left out: they say how long the training took.
-    """
+    """Return the hashes of the files of trained models, and the results without times; what is missing is None."""
     files = [*(out / "model").rglob("*"), *(out / "models").rglob("*")]
     found: dict[str, Any] = {
-        str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in files
-        if file.is_file() and file.name != "README.md"
+        str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
     }
     return {**found, "results.json": without_times(results_of(out))}
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -34,22 +33,13 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_what_is_no_regular_file_is_named(tmp_path, pipe, monkeypatch):
-    with socket.socket(socket.AF_UNIX) as server:
-        monkeypatch.chdir(tmp_path)  # the name of a socket has to be short
-        server.bind("s")
-        (tmp_path / "link").symlink_to(pipe)
-        for path, kind in (
-            (pipe, "a named pipe"),
-            (tmp_path / "s", "a socket"),
-            (Path("/dev/null"), "a device"),
-            (tmp_path, "a folder"),
-            (tmp_path / "link", "a named pipe"),
-        ):
-            with pytest.raises(InputError, match=f"^data: expected a file, got {kind}: "):
-                check_regular("data", path)
-        with pytest.raises(InputError, match="model: expected a file, got"):
-            check_regular_in("model", tmp_path)
+def test_what_is_no_regular_file_is_named(tmp_path, pipe):
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, Path("/dev/null"), tmp_path / "link"):
+        with pytest.raises(InputError, match=r"^data: expected a file, got a pipe, socket or device: "):
+            check_regular("data", path)
+    with pytest.raises(InputError, match="model: expected a file, got"):
+        check_regular_in("model", tmp_path)
     with pytest.raises(InputError, match="no such file: "):
         check_regular(None, tmp_path / "none")
     with pytest.raises(InputError, match=r"cannot read .*: File name too long"):
@@ -73,7 +63,7 @@ def test_a_pipe_is_not_read(command, pipe, model, tmp_path, capsys):
     table = pipe.rename(pipe.with_suffix(".jsonl")) if "--train" in command or "train --data" in command else pipe
     words = [word.format(table, model=model) for word in command.split()]
     line = fails(capsys, *words, "--out", str(tmp_path / "out"))
-    assert "expected a file, got a named pipe" in line
+    assert "expected a file, got a pipe, socket or device" in line
     assert line.split(": ")[1].removeprefix("--") in command
 
 
@@ -93,21 +83,12 @@ def test_a_pipe_in_a_model_is_not_read(name, command, model, tmp_path, capsys):
     (copy / name).unlink()
     os.mkfifo(copy / name)
     words = [word.format(copy) for word in command.split()]
-    assert "named pipe" in fails(capsys, *words, "--out", str(tmp_path / "out"))
+    assert "got a pipe" in fails(capsys, *words, "--out", str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("command", ["compare", "probe"])
+@pytest.mark.parametrize("command", ["compare", "probe", "pretrain"])
 def test_results_that_are_a_pipe_are_not_read(command, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     os.mkfifo(out / "records.jsonl")
-    line = fails(capsys, command, "--out", str(out))
-    assert "expected a file, got a named pipe" in line
-
-
-def test_the_results_of_a_long_run_that_are_a_pipe_are_not_read(tmp_path, capsys):
-    out, text = tmp_path / "out", tmp_path / "a.txt"
-    text.write_text("words and words. " * 4000)
-    out.mkdir()
-    os.mkfifo(out / "records.jsonl")
-    assert "out: " in fails(capsys, "pretrain", "--data", str(text), "--vocab-size", "64", "--out", str(out))
+    assert "expected a file, got a pipe" in fails(capsys, command, "--out", str(out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import unicodedata
 from collections.abc import Iterable
@@ -29,8 +28,6 @@ class InputError(ValueError):
         return self.reason if self.field is None else f"{self.field}: {self.reason}"
 
 
-LONGEST_WORD = 400
-"""Longer words, such as a name that fills a screen, are cut in the middle."""
 LONGEST_NAME = 300
 """Longer paths are cut where an error quotes them."""
 LONGEST_LINE = 1000
@@ -44,15 +41,13 @@ def printable(text: str) -> str:
 
     Names in checkpoints, configurations, tables and folders are untrusted. Control characters, escape
     sequences, marks that reverse the direction of writing, and halves of surrogate pairs become escapes as in Python
-    (``\\x1b``, ``\\n``, ``\\u202e``). A word of more than LONGEST_WORD characters is cut in the middle.
+    (``\\x1b``, ``\\n``, ``\\u202e``).
     """
     if not text.isprintable():
         text = "".join(
             each if each.isprintable() or unicodedata.category(each) == "Zs" else each.encode("unicode_escape").decode()
             for each in text
         )
-    if len(text) > LONGEST_WORD:
-        text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:200]}...{word[0][-100:]}", text)
     return text
 
 
@@ -68,8 +63,7 @@ def shown(value: object, width: int = 60) -> str:
 def some_of(names: Iterable[object], width: int = 60) -> str:
     """Return names in a row, for an error: the first MOST_LISTED, each cut, and the number of the others."""
     every = [*map(str, names)] or ["none"]
-    half = width // 2
-    cut = [name if len(name) <= width else f"{name[:half]}...{name[-half:]}" for name in every[:MOST_LISTED]]
+    cut = [name if len(name) <= width else f"{name[:width]}..." for name in every[:MOST_LISTED]]
     more = [f"... ({len(every) - MOST_LISTED} more)"] if len(every) > MOST_LISTED else []
     return ", ".join([*cut, *more])
 

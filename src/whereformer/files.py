@@ -6,39 +6,26 @@ import errno
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import LONGEST_NAME, InputError, shown
 
-FULL = {errno.ENOSPC: "no space left on the disk", errno.EFBIG: "the file is larger than is permitted here"}
-"""What the system's errors about a full disk mean."""
-if hasattr(errno, "EDQUOT"):
-    FULL[errno.EDQUOT] = "the disk quota is used up"
-_RUST = re.compile(r"\(os error (\d+)\)")
-"""How safetensors and tokenizers tell the number of a system's error."""
-_ZIP_WRITER = ("inline_container", "PytorchStreamWriter", "iostream error")
-"""Parts of the errors of torch.save, which does not say why it cannot write."""
-_KINDS = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFREG: "a file",
-}
+FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""The system's errors about a full disk: of the disk, of a limit of a file's size, and of a quota."""
+_IN_WORDS = re.compile(
+    rf"\(os error ({'|'.join(map(str, FULL))})\)|inline_container|PytorchStreamWriter|iostream error"
+)
+"""How safetensors and tokenizers tell such an error, and torch.save that it cannot write."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write ``path`` so that it always holds either the old content or all of the new. Text is written as UTF-8.
 
     Raises:
-        InputError: if something else than a regular file is there, or the disk is full.
+        InputError: if the disk is full.
     """
-    check_file(None, path)
     partial = path.with_name(path.name + ".partial")
     _remove(partial)
     try:
@@ -84,16 +71,6 @@ def move_folder(source: Path, target: Path) -> None:
     _sync(target.parent)
 
 
-def check_file(field: str | None, path: Path) -> None:
-    """Check that an output file is new or a regular file: devices and links are not replaced.
-
-    Raises:
-        InputError: for ``field``, if it is something else.
-    """
-    if os.path.lexists(path) and (found := _kind(path.lstat().st_mode)) != "a file":
-        raise InputError(field, f"expected a file or a new name, got {found}: {str(path)!r}")
-
-
 def check_regular(field: str | None, *paths: Path) -> None:
     """Check that input files are regular files: a pipe, a socket or a device may keep its reader waiting or never end.
 
@@ -101,15 +78,16 @@ def check_regular(field: str | None, *paths: Path) -> None:
         InputError: for ``field``, if one is something else, is not there, or cannot be seen.
     """
     for path in paths:
+        named = shown(str(path), LONGEST_NAME)
         try:
-            found = _kind(path.stat().st_mode)
+            path.stat()
         except FileNotFoundError:
-            raise InputError(field, f"no such file: {shown(str(path), LONGEST_NAME)}") from None
+            raise InputError(field, f"no such file: {named}") from None
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(field, f"cannot read {shown(str(path), LONGEST_NAME)}: {reason}") from None
-        if found != "a file":
-            raise InputError(field, f"expected a file, got {found}: {shown(str(path), LONGEST_NAME)}")
+            raise InputError(field, f"cannot read {named}: {getattr(error, 'strerror', None) or error}") from None
+        if not path.is_file():
+            kind = "a folder" if path.is_dir() else "a pipe, socket or device"
+            raise InputError(field, f"expected a file, got {kind}: {named}")
 
 
 def check_regular_in(field: str | None, folder: str | Path) -> None:
@@ -120,10 +98,7 @@ def check_regular_in(field: str | None, folder: str | Path) -> None:
     Raises:
         InputError: as :func:`check_regular` does.
     """
-    try:
-        inside = [*Path(folder).iterdir()] if Path(folder).is_dir() else []
-    except OSError as error:
-        raise InputError(field, f"cannot read {shown(str(folder), LONGEST_NAME)}: {error.strerror or error}") from None
+    inside = Path(folder).iterdir() if Path(folder).is_dir() else ()
     check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
 
 
@@ -137,31 +112,21 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = full_disk(error)
-        if reason is None or isinstance(error, InputError):
+        if not full_disk(error):
             raise
-        raise InputError(None, no_room(path, reason)) from None
+        raise InputError(None, no_room(path)) from None
 
 
-def full_disk(error: BaseException) -> str | None:
-    """Return what is full if an error says that nothing more can be written, else None."""
+def full_disk(error: BaseException) -> bool:
+    """Return whether an error says that nothing more can be written."""
     if isinstance(error, OSError) and error.errno is not None:
-        return FULL.get(error.errno)
-    found = _RUST.search(str(error))
-    if found is not None:
-        return FULL.get(int(found[1]))
-    if isinstance(error, RuntimeError) and any(part in str(error) for part in _ZIP_WRITER):
-        return "the disk is full or cannot be written"
-    return None
+        return error.errno in FULL
+    return not isinstance(error, InputError) and _IN_WORDS.search(str(error)) is not None
 
 
-def no_room(path: Path | str, reason: str) -> str:
+def no_room(path: Path | str) -> str:
     """Return the line that tells a user about a full disk."""
-    return f"cannot write {path}: {reason}; make room, then run the same command again"
-
-
-def _kind(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "something else")
+    return f"cannot write {path}: no space left on the disk; make room, then run the same command again"
 
 
 def _sync(path: Path) -> None:

@@ -8,7 +8,6 @@ import whereformer
 from benchmarks.peak import peak_memory
 from whereformer import positions
 from whereformer.analysis import cost, count_parameters
-from whereformer.cli.main import main
 from whereformer.kernels import FactorPair, attention, blockwise
 from whereformer.kernels.call import make_call
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, layers, parse_blocks
@@ -302,35 +301,13 @@ def test_what_does_not_fit_is_named():
         cost(EncoderConfig(position="tupe"), 513)
 
 
-SIZES = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4}
-SMALL = ("--hidden-size", "32", "--num-heads", "4", "--vocab-size", "50", "--length", "16")
-
-
-@pytest.mark.parametrize(
-    ("words", "config", "batch"),
-    [
-        (
-            "--blocks 1x3 --position tisa --batch-size 2",
-            small_config(blocks="1x3", position="tisa", max_position_embeddings=512),
-            2,
-        ),
-        *(
-            (f"--preset {name} --blocks {blocks}", EncoderConfig.preset(name, blocks=blocks, **SIZES), 1)
-            for name, blocks in (("modernbert", "3"), ("funnel", "2-2"))
-        ),
-    ],
-)
-def test_the_command_prints_the_costs(words, config, batch, capsys):
-    """Options that differ from their defaults win over a preset's."""
-    main(["cost", *SMALL, *words.split()])
-    assert str(cost(config, 16, batch)) in capsys.readouterr().out
-
-
-def test_a_funnel_without_a_decoder_has_no_masked_lm_head(capsys):
-    main(["cost", *SMALL, "--blocks", "2-2", "--position", "transformer_xl"])
-    printed = capsys.readouterr().out
+def test_a_funnel_without_a_decoder_has_no_masked_lm_head():
+    printed = str(cost(small_config(blocks="2-2", position="transformer_xl"), 16))
     assert "1 x 16 tokens, blocks of 16, 8" in printed
     assert "no masked-LM head" in printed
+    config = small_config(blocks="1-1", decoder_layers="1")
+    with pytest.raises(ValueError, match="predictions: blocks that pool need a decoder to predict tokens, got 1"):
+        cost(config, 16, predictions=1, decoder=False)
 
 
 def test_windows_by_hand():
@@ -339,29 +316,3 @@ def test_windows_by_hand():
     # three layers have such a window, and scores and sums of values are two products of width 32.
     pairs = 16 * 5 - 2 * (2 + 1)
     assert everything.flops.layers - windowed.flops.layers == 2 * (2 * 2 * 32) * (256 - pairs)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 32"),
-        (["--windows", "2,-1"], "--windows: expected numbers as '128' or '128,128,0' (0: no window), got '2,-1'"),
-        (["--blocks", "3y4"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got '3y4'"),
-        (["--decoder-layers", "2"], "--decoder-layers: a single block is never pooled"),
-        (["--blocks", "99999999"], "--blocks: expected at most 1000 layers, got 99999999"),
-        (["--blocks", "2-2", "--decoder-layers", "1x9999999"], "--decoder-layers: expected at most 1000 layers, got 9"),
-        (
-            ["--blocks", "1-1", "--predictions", "1"],
-            "--predictions: blocks that pool need a decoder to predict tokens, got 1",
-        ),
-        (["--position", "tsia"], "--position: unknown position method 'tsia'; did you mean 'tisa'?"),
-        (["--predictions", "17"], "--predictions: expected 0 to length 16, got 17"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["cost", *SMALL, *arguments])
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert message in lines[0]

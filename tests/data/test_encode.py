@@ -19,7 +19,6 @@ from whereformer.data.streams import TokenFile, packed
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.lab.manifest import fingerprint
-from whereformer.lab.run import open_folder
 
 CHOICE = TokenizerChoice(None, 120)
 
@@ -66,14 +65,6 @@ def test_the_cache_holds_the_ids_that_encoding_in_memory_gives(file, tmp_path):
         assert torch.equal(stream.counts(encoded.vocabulary.size), expected.bincount(minlength=encoded.vocabulary.size))
     assert said == ["learning the vocabulary", "encoding the text"]
     assert (encoded.facts.documents, encoded.facts.characters) == (1, len(file.read_text()))
-
-
-def test_a_finished_cache_is_opened_without_reading_the_text(file, tmp_path):
-    first, _ = made(file, tmp_path / "cache")
-    again, said = made(file, tmp_path / "cache")
-    assert same(first, again)
-    assert first.facts == again.facts
-    assert said == []
 
 
 def test_an_interrupted_encoding_leaves_nothing_and_begins_again(file, tmp_path):
@@ -151,43 +142,11 @@ def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
     assert TokenizerChoice(tmp_path, 64).setting != before
 
 
-def test_another_process_is_not_disturbed(file, tmp_path):
-    made(file, tmp_path / "cache")
-    (only_folder(tmp_path / "cache") / "training.ids").unlink()
-    with open_folder(tmp_path / "cache"), pytest.raises(InputError, match=r"^cache: another command is writing"):
-        made(file, tmp_path / "cache")
-
-
-def test_two_commands_at_once_end_with_one_encoding(file, tmp_path, monkeypatch):
-    """The second one looked before the first had finished, and gets the lock afterwards."""
-    expected, _ = made(file, tmp_path / "whole")
-
-    def locked(*given):
-        monkeypatch.setattr(encode, "open_folder", open_folder)
-        made(file, tmp_path / "cache")
-        return open_folder(*given)
-
-    monkeypatch.setattr(encode, "open_folder", locked)
-    again, said = made(file, tmp_path / "cache")
-    assert same(expected, again)
-    assert said == []
-    assert only_folder(tmp_path / "cache").name == only_folder(tmp_path / "whole").name
-
-
 def test_a_text_that_is_too_short_to_hold_some_out(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("a short text")
     with pytest.raises(InputError, match="too little text to hold some out: 12 characters"):
         made(file, tmp_path / "cache")
-
-
-def test_what_other_formats_wrote_is_not_used(file, tmp_path, monkeypatch):
-    expected, _ = made(file, tmp_path / "cache")
-    monkeypatch.setattr(encode, "FORMAT", "9")
-    again, said = made(file, tmp_path / "cache")
-    assert said
-    assert same(expected, again)
-    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 2
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):

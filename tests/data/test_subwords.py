@@ -68,7 +68,3 @@ def test_the_vocabulary_is_the_same_in_every_process():
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     here = subwords.fit([line for side in pairs() for line in side], 400).backend_tokenizer.to_str()
     assert there == hashlib.sha256(here.encode()).hexdigest()
-
-
-def test_no_lines(loaded):
-    assert list(subwords.encode(loaded, [])) == []

@@ -70,7 +70,7 @@ def test_the_vocabulary_is_the_same_in_every_process():
 
 def roberta_like(folder):
     """A tokenizer whose special tokens have other names and numbers."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = sorted({word for text in TEXTS for word in text.split()})
@@ -123,12 +123,3 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, content, expected):
     with pytest.raises(InputError, match=r"^tokenizer") as error:
         load_tokenizer(tmp_path)
     assert expected in str(error.value)
-
-
-@pytest.mark.parametrize("kind", [models.WordPiece, models.WordLevel])
-def test_a_token_for_the_unknown_that_is_not_in_the_vocabulary_is_one_line(kind, tmp_path):
-    vocabulary = {name: number for number, name in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
-    file = tmp_path / "tokenizer.json"
-    Tokenizer(kind(vocabulary, unk_token="[UNK]")).save(str(file))
-    with pytest.raises(InputError, match=r"^tokenizer: no tokenizer can be read .*Word.* Missing \[UNK\]"):
-        load_tokenizer(file)

@@ -1,15 +1,12 @@
 """What optimizers and schedules compute, and which parameters decay or have a learning rate of their own."""
 
-import copy
-from functools import partial
-
 import pytest
 import torch
-from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from tests.models.test_encoder import small_config
-from whereformer import Encoder, EncoderForMaskedLM
-from whereformer.lab.optimizer import BETAS, SCHEDULES, build_optimizer, build_schedule
+from whereformer import Encoder
+from whereformer.lab.optimizer import SCHEDULES, build_optimizer, build_schedule
 
 
 def settings(model, **options):
@@ -37,61 +34,6 @@ def test_tisas_kernels_have_their_own_learning_rate(position):
         assert rate == (0.5 if name.rpartition(".")[2] in ("amplitude", "sharpness", "center") else 1e-3)
 
 
-def test_muon_decays_the_same_parameters():
-    model = Encoder(small_config(position="learned+tisa"))
-    assert settings(model, name="muon", kernel_learning_rate=0.5) == settings(model, kernel_learning_rate=0.5)
-
-
-@pytest.mark.parametrize("position", ["learned", "shaw", "tupe"])
-def test_muon_trains_the_matrices_of_layers_alone(position):
-    model = EncoderForMaskedLM(small_config(position=position))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    muon, *adamw = build_optimizer(model, 1e-3, name="muon").param_groups
-    matrices = {names[id(parameter)] for parameter in muon["params"]}
-    layer = ["attention.query", "attention.key", "attention.value", "attention.out", "up", "down"]
-    layers = len(model.encoder.layers)
-    assert matrices == {f"encoder.layers.{number}.{part}.weight" for number in range(layers) for part in layer}
-    assert {names[id(each)] for group in adamw for each in group["params"]} == set(names.values()) - matrices
-
-
-def trained(model, optimizer, steps, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def test_muon_and_adamw_in_one_are_what_they_are_apart():
-    torch.manual_seed(0)
-    model = Encoder(small_config(position="learned"))
-    apart = copy.deepcopy(model)
-    together = trained(model, build_optimizer(model, 1e-3, name="muon"), 3)
-    groups = build_optimizer(apart, 1e-3, name="muon").param_groups
-    muon = torch.optim.Muon(groups[0]["params"], lr=1e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    rest = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups[1:]]
-    trained(apart, muon, 3)
-    alone = trained(apart, torch.optim.AdamW(rest, lr=1e-3, betas=BETAS, fused=True), 3)
-    assert all(torch.equal(together[name], alone[name]) for name in together)
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_saved_state_continues_to_the_bit(name, tmp_path):
-    torch.manual_seed(0)
-    model = Encoder(small_config(position="learned+tisa"))
-    optimizer = build_optimizer(model, 1e-3, name=name)
-    trained(model, optimizer, 2)
-    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    resumed = copy.deepcopy(model)
-    other = build_optimizer(resumed, 1e-3, name=name)
-    other.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
-    for group in (*optimizer.param_groups, *other.param_groups):
-        group["lr"] = 5e-4  # as a schedule does
-    whole, again = trained(model, optimizer, 2, seed=1), trained(resumed, other, 2, seed=1)
-    assert all(torch.equal(whole[each], again[each]) for each in whole)
-
-
 def shares(name, warmup, steps):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     factor = build_schedule(optimizer, name, warmup, steps).lr_lambdas[0]
@@ -99,12 +41,7 @@ def shares(name, warmup, steps):
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"),
-    [
-        ("linear", get_linear_schedule_with_warmup),
-        ("cosine", get_cosine_schedule_with_warmup),
-        ("wsd", partial(get_wsd_schedule, num_decay_steps=20, decay_type="1-sqrt")),
-    ],
+    ("name", "theirs"), [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)]
 )
 def test_schedules_are_transformers_after_a_warm_up_that_starts_above_zero(name, theirs):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])

@@ -41,25 +41,6 @@ def test_the_commit_of_a_checkout_whatever_its_tags_and_whether_it_was_changed(c
     assert provenance.commit() == f"{commit}-dirty"
 
 
-def test_an_environment_inside_somebody_elses_checkout_has_no_commit(checkout, monkeypatch):
-    installed = checkout.parent / "installed.py"
-    installed.write_text("not tracked")
-    monkeypatch.setattr(provenance, "__file__", str(installed))
-    assert provenance.commit() is None
-
-
-def test_there_is_no_commit_outside_a_checkout_or_without_git(tmp_path, monkeypatch):
-    provenance.commit.cache_clear()
-    with monkeypatch.context() as changed:
-        changed.setattr(provenance, "__file__", str(tmp_path / "module.py"))
-        assert provenance.commit() is None
-    provenance.commit.cache_clear()
-    with monkeypatch.context() as changed:
-        changed.setenv("PATH", str(tmp_path))
-        assert provenance.commit() is None
-    provenance.commit.cache_clear()
-
-
 def test_results_say_where_they_come_from(tmp_path):
     path = tmp_path / "folder" / "results.json"
     provenance.write_results(path, {"rows": [1]})

@@ -59,10 +59,9 @@ class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("schedule", ["linear", "wsd"])
-def test_a_killed_training_continues_to_the_same_bits(optimizer, schedule, tmp_path):
-    training = plan(optimizer=optimizer, schedule=schedule, log_every=1)
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_killed_training_continues_to_the_same_bits(schedule, tmp_path):
+    training = plan(schedule=schedule, log_every=1)
     to = Checkpoints(tmp_path, 4, {"seed": 0})
 
     def scores(model):

@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar
 import torch
 
 from whereformer.lab.recipe import Free, ManyRuns, Names, Numbers, Range
-from whereformer.lab.report.figures import HUES
 from whereformer.lab.report.report import Figure, Report
 from whereformer.lab.run import Run
 from whereformer.lab.sheet import Sheet
@@ -66,7 +65,7 @@ class Toy(ManyRuns):
 
 
 def paint(canvas):
-    canvas.add_subplot().plot([1, 2], [3, 4], color=HUES[0])
+    canvas.add_subplot().plot([1, 2], [3, 4])
 
 
 FIGURE = Figure("A line", paint, "It rises.")

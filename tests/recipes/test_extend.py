@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, T5Config, T5EncoderModel
 
 import whereformer
@@ -71,20 +70,7 @@ def test_the_report_says_what_was_trained(finished):
     assert read_records(out / "records.jsonl")[1]['["train"]']["value"]["curve"] == report.values["curve"]
     page = (out / "report.html").read_text()
     assert "The model reads 48 tokens, the original 16." in page
-    assert report.command.startswith(f"whereformer extend {report.facts['Options']['model']} --length 48 --steps 4")
     assert not (out / "checkpoints").exists()
-
-
-def test_the_model_card_says_how_the_model_was_made(finished, model):
-    out, report = finished
-    card = ModelCard.load(out / "model" / "README.md")
-    assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
-    assert f"`{model}`, that was changed. The model reads 48 tokens, the original 16." in card.text
-    assert 'model = SentenceTransformer("path or id of this model")' in card.text
-    _, short, chunks, found, lead = report.values["curve"][-1]
-    assert f"| 4 | {short:.4f} | {chunks:.4f} | {found:.1%} | {lead:.4f} |" in card.text
-    assert "| length | `48` |" in card.text
-    assert f"torch {torch.__version__}" in card.text
 
 
 def test_short_texts_have_the_same_vectors(model):
@@ -263,7 +249,7 @@ def test_a_pipe_in_the_model_is_not_read(name, tmp_path, words, documents, capsy
     (tmp_path / "m" / name).unlink()
     os.mkfifo(tmp_path / "m" / name)
     said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
-    assert "expected a file, got a named pipe" in said
+    assert "expected a file, got a pipe, socket or device" in said
 
 
 def test_too_few_documents_to_hold_any_out(model, documents, capsys):

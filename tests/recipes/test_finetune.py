@@ -68,7 +68,7 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     table = (tmp_path / "report.md").read_text()
     assert "| task | metric | baseline | S = 2 | gain | error reduction |" in table
     page = (tmp_path / "report.html").read_text()
-    assert "whereformer finetune --task cola,mnli,stsb" in page
+    assert "whereformer finetune --" in page
 
 
 def test_the_function_does_what_the_command_does(model, data, tmp_path):
@@ -181,9 +181,9 @@ def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, mon
     assert "--learning-rate: learned predicts values that are not finite (NaN or inf)" in fails(capsys, *words)
 
 
-def test_another_optimizer_and_schedule_are_used(model, data, tmp_path):
+def test_another_schedule_is_used(model, data, tmp_path):
     usual = run(model, data, tmp_path / "usual", "--position=own", "--learning-rate=0.01")["cola", "own", 0]
-    more = ["--learning-rate=0.01", "--optimizer=muon", "--schedule=wsd"]
+    more = ["--learning-rate=0.01", "--schedule=inverse_sqrt"]
     found = run(model, data, tmp_path / "other", "--position=own", *more)["cola", "own", 0]
     assert found["losses"][0] == usual["losses"][0]
     assert found["losses"][-1] != usual["losses"][-1]
@@ -243,7 +243,7 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     arguments = ["finetune", "--data", data, "--task=cola", "--out", str(tmp_path / "out"), "--dry-run", *TINY]
     trained = save_model(tmp_path / "tisa", position="tisa")
     line = fails(capsys, *arguments, "--model", trained)
-    assert "--kernels: the model was pretrained with TISA, and its number of kernels can't change; use" in line
+    assert "--position: checkpoint: 'encoder.position.amplitude' has shape (2, 2, 5), this model (2, 2, 2)" in line
     main([*arguments, "--model", trained, "--position=own"])
     assert re.search(r"own +[0-9,]+ parameters", capsys.readouterr().out)
     main([*arguments, "--model", save_model(tmp_path / "learned")])
@@ -276,7 +276,8 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
         config.write_text(json.dumps({**json.loads(config.read_text()), "num_labels": count}))
         assert "num_labels: expected a" in says(model=str(config.parent))
     assert "--position: unknown position method 'tsia'; did you mean 'tisa'?" in says("--position=tsia")
-    assert "--kernels: expected numbers, got 'a'" in says("--kernels=a")
+    assert "--kernels: expected a whole number, got 'a'" in says("--kernels=a")
+    assert "--kernels: expected 0 to 1024, got 1025" in says("--kernels=3,1025")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
     bare = tmp_path / "bare"
     AutoTokenizer.from_pretrained(model).save_pretrained(bare)

@@ -130,8 +130,7 @@ def staged(text, out, *more):
     [
         (run, ["--dropout=0.2", "--accumulate=2", "--hide-masked"]),
         (run, [*ELECTRA, *FUNNEL]),
-        pytest.param(run, ["--optimizer=muon", "--schedule=wsd"], marks=pytest.mark.slow),
-        pytest.param(run, ["--optimizer=muon", "--schedule=cosine"], marks=pytest.mark.slow),
+        pytest.param(run, ["--schedule=cosine"], marks=pytest.mark.slow),
         (staged, ["--dropout=0.2", "--accumulate=2"]),
         pytest.param(staged, [*ELECTRA, *FUNNEL], marks=pytest.mark.slow),
     ],
@@ -262,7 +261,7 @@ def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finis
     before = (finished / "records.jsonl").read_bytes()
     common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
     assert "holds results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
-    assert "holds results with optimizer 'adamw', not 'muon'" in fails(capsys, *common, "--optimizer=muon")
+    assert "holds results with schedule 'linear', not 'cosine'" in fails(capsys, *common, "--schedule=cosine")
     (tmp_path / "other.txt").write_text(Path(text).read_text() + " more")
     common[2] = str(tmp_path / "other.txt")
     line = fails(capsys, *common)
@@ -314,7 +313,6 @@ def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(t
     assert (config.embedding_size, config.windows) == (4, "2,0")
     assert (config.sparse_prediction, config.label_share) == (False, None)
     assert results["embedding_parameters"] == 64 * 4
-    assert "| windows | `2,0` |" in (tmp_path / "model" / "README.md").read_text()
     saved = weights(tmp_path)
     assert saved["encoder.embeddings.projection.weight"].shape == (16, 4)
     assert results["parameters"] == sum(weight.numel() for weight in saved.values())
@@ -404,13 +402,10 @@ def test_a_tracker_gets_the_losses_of_each_training_under_the_folders_name(
     assert sum("eval/loss" in logs for logs in tracker.logs["mine"]) == len(results["scores"])
     assert not (tmp_path / "mine" / "tensorboard").exists()
     assert same(weights(tmp_path / "mine"), weights(finished))
-    tracker.init = lambda **_: 1 / 0
-    command = ["pretrain", "--data", text, "--out", str(tmp_path / "third"), *TINY]
-    assert "--report-to: trackio does not begin: division by zero" in fails(capsys, *command, "--report-to=trackio")
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    assert "--report-to: wandb is not installed; try `pip install wandb`" in fails(
-        capsys, *command, "--report-to=wandb"
-    )
+    message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), "--report-to=wandb")
+    assert "--report-to: wandb is not installed; try `pip install wandb`" in message
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("blocks", "padding"), [("4", 0), ("2x3-2-2", 3), ("1-1", 1)])

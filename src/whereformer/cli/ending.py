@@ -33,9 +33,7 @@ def ending(command: Any = None) -> Iterator[None]:
             has closed it.
     """
     for name in ("stdout", "stderr"):
-        if (stream := getattr(sys, name)) is None:  # it was closed before the command began
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open as long as the process
-        elif isinstance(stream, TextIOWrapper):
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # its encoding may lack characters
     try:
         yield
@@ -65,12 +63,10 @@ def _line(error: Exception, command: Any) -> str | None:
         return str(error) if command is None else in_flags(error, command)
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # a recipe or a plugin
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    if full := full_disk(error):
-        return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output", full)
+    if full_disk(error):
+        return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output")
     if isinstance(error, OSError):
         return str(error)
-    if ranks.lost_another(error):
-        return "another process of this run ended; the same command continues"
     if isinstance(error, MemoryError) or any(part in str(error) for part in NO_MEMORY):
         return f"not enough memory for these sizes ({str(error) or type(error).__name__})"
     return None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +20,12 @@ from ..files import check_regular
 from ..lab.recipe import Recipe
 from ..recipes import RECIPES
 from .ending import ending
-from .flags import HELP, parse
+from .flags import parse
 
 COMMANDS = {
     **{"translate train" if name == "translate" else name: f"recipes.{place}" for name, place in RECIPES.items()},
     "translate run": "cli.translate:TranslateRun",
     "run": "cli.main:RunFile",
-    "cost": "cli.cost:Cost",
     "positions": "cli.positions:ListPositions",
 }
 """Where the dataclass of each command's options is in this package."""
@@ -50,7 +48,7 @@ class RunFile:
         """Import a file, and return its recipe.
 
         Raises:
-            InputError: if it is no Python file, has none or several, or it lacks a name or its options.
+            InputError: if it is no Python file, or has none or several.
         """
         path = Path(file)
         check_regular("file", path)
@@ -69,12 +67,7 @@ class RunFile:
         ]
         if len(found) != 1:
             raise InputError("file", f"expected one recipe in {file}, got {len(found)}")
-        (kind,) = found
-        if "__dataclass_fields__" not in vars(kind):
-            raise InputError("file", f"{kind.__name__} needs @dataclass(frozen=True, kw_only=True)")
-        if not hasattr(kind, "NAME"):
-            raise InputError("file", f"{kind.__name__} needs a NAME, such as NAME = {path.stem!r}")
-        return kind
+        return found[0]
 
     def run(self, console: Any) -> None:
         """Refuse what comes before the file; the command line does the rest."""
@@ -91,33 +84,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kind, name, words = _command(given)
     with ending(kind):
         command = kind(**parse(kind, words, f"whereformer {name}"))
-    execute(command)
+    execute(command, given)
 
 
 def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     """Return the class of the command that is named, its name, and the words that follow it."""
-    for before, word in itertools.pairwise(["", *given]):
-        if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # an empty path would be the current folder
-            raise InputError(None, f"{word.strip().rstrip('=') or before}: got an empty word".lstrip(": "))
-    name, *words = given or [""]
-    group = [each for each in COMMANDS if each.startswith(f"{name} ")]
-    if name in HELP or (group and words[:1] and words[0] in HELP):
+    if given[:1] in (["-h"], ["--help"]):
         usage = "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them"
-        print(usage, *map(_summary, group or COMMANDS), sep="\n", flush=True)
+        print(usage, *map(_summary, COMMANDS), sep="\n")
         raise SystemExit(0)
-    if group:
-        name, words = " ".join([name, *words[:1]]), words[1:]
+    words = 2 if " ".join(given[:2]) in COMMANDS else 1  # of the name
+    name, rest = " ".join(given[:words]), given[words:]
     if name not in COMMANDS:
         close = get_close_matches(name.lower(), COMMANDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint} known: {', '.join(COMMANDS)}")
     kind = command_class(name)
-    file = next((word for word in words if word not in HELP), "-")
-    if name == "run" and not file.startswith("-"):
-        words.remove(file)
-        return kind.recipe(file), f"run {file}", words
-    return kind, name, words
+    if name == "run" and rest and not rest[0].startswith("-"):
+        return kind.recipe(rest[0]), f"run {rest[0]}", rest[1:]
+    return kind, name, rest
 
 
 def _summary(name: str) -> str:
@@ -132,16 +118,14 @@ def command_class(name: str) -> type[Any]:
     return found
 
 
-def execute(command: Any) -> None:
-    """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
+def execute(command: Any, words: Sequence[str] = ()) -> None:
+    """Run a command of some words. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
         from ..lab import ranks
         from ..lab.terminal import output, say
 
         if ranks.size() > 1 and not getattr(command, "MANY", False):
-            spread = "; `jobs` spreads its runs over processes" if hasattr(command, "jobs") else ""
-            problem = f"this command runs in one process, got {ranks.size()}; start it without a launcher{spread}"
-            raise InputError(None, problem)
+            raise InputError(None, f"this command runs in one process, got {ranks.size()}; start it without a launcher")
         console = output(quiet=not ranks.is_main())
         if not isinstance(command, Recipe):
             if getattr(command, "plugin", None) is not None:  # whatever else waits for torch
@@ -150,7 +134,7 @@ def execute(command: Any) -> None:
                 load_plugin(command.plugin)
             command.run(console)
             return
-        report = command.start()
+        report = command.start(command=shlex.join(["whereformer", *words]))
         console.print(report, highlight=False)
         if not getattr(command, "dry_run", False):
             place = command.out / "report"

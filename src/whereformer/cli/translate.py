@@ -13,8 +13,8 @@ from rich.console import Console
 
 from ..errors import InputError, printable
 from ..files import check_regular
-from ..lab.options import MOST_THREADS, find_device
-from ..lab.recipe import Range, WithPlugin, check_markers
+from ..lab.options import find_device
+from ..lab.recipe import Range, WithPlugin
 
 WINDOW = 1024
 """Lines that are read before any is translated, so that a batch has lines of similar length."""
@@ -47,14 +47,9 @@ class TranslateRun(WithPlugin):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
-    threads: Annotated[int | None, Range(1, MOST_THREADS)] = None
-    """Threads on the CPU. Default: torch's."""
-
     def run(self, console: Console) -> None:
         """Translate the lines."""
-        check_markers(self)
         from ..data.read import lines_of, read_lines
-        from ..lab.run import threads
         from ..recipes.translating import load, scores, translate_lines
 
         references = None
@@ -67,11 +62,10 @@ class TranslateRun(WithPlugin):
         lines = lines_of(None, "the standard input", sys.stdin.buffer)
         window = 1 if sys.stdin.isatty() else WINDOW
         written: list[str] = []
-        with threads(self.threads):
-            while some := list(islice(lines, window)):
-                found = translate_lines(model, tokenizer, some, beams=self.beams, length_penalty=self.length_penalty)
-                print("\n".join(map(printable, found) if sys.stdout.isatty() else found), flush=True)
-                written += found
+        while some := list(islice(lines, window)):
+            found = translate_lines(model, tokenizer, some, beams=self.beams, length_penalty=self.length_penalty)
+            print("\n".join(map(printable, found) if sys.stdout.isatty() else found), flush=True)
+            written += found
         if references is not None:
             if len(references) != len(written):
                 raise InputError(

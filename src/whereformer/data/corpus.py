@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import glob
 import os
-import re
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
@@ -26,8 +25,6 @@ HELD_OUT = 10
 """One piece in this number is held out."""
 SEARCHED = (".txt", ".text", ".md", ".rst", *JSON, ".parquet", ".arrow")
 """Folders are searched for files of these suffixes."""
-TO_JUDGE = {"test", "validation", "valid", "dev"}
-"""Files and folders of these names seem to hold text to judge models by. They are read only if they are named."""
 
 
 def default_documents() -> list[str]:
@@ -89,8 +86,6 @@ class Text:
 
     files: list[Path]
     """The files, in the order in which they are read."""
-    left_out: list[Path]
-    """The files in folders and patterns that are not read, because they seem to be :data:`TO_JUDGE` by."""
 
     def __init__(
         self,
@@ -103,18 +98,14 @@ class Text:
         self.column = column
         self.source = source or source_of(self.paths)
         self.characters = characters
-        found = [_files(path) for path in self.paths]
-        self.files = [file for files, _ in found for file in files]
-        read = set(self.files)
-        self.left_out = [file for _, left in found for file in left if file not in read]
+        self.files = [file for path in self.paths for file in _files(path)]
         if column is not None and not any(file.suffix.lower() in TABLES for file in self.files):
             raise InputError("column", f"only for {', '.join(TABLES)} files; there is none in {self.source}")
 
     @property
     def about_files(self) -> str:
-        """Which files are read and which are left out, in a line for people to read."""
-        left = f"; left out unless named: {some_of(self.left_out, LONGEST_NAME)}" if self.left_out else ""
-        return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}{left}"
+        """Which files are read, in a line for people to read."""
+        return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -183,36 +174,24 @@ class Pages:
         return (page for index, page in enumerate(self.text.pages()) if is_held_out(index) == self.held_out)
 
 
-def _files(given: str) -> tuple[list[Path], list[Path]]:
-    """Return the files that a path or a pattern means: those to read, and those to leave out."""
+def _files(given: str) -> list[Path]:
+    """Return the files that a path or a pattern means, in an order that does not depend on the file system."""
     path = Path(given)
     with reading("data", path):
         if given and path.is_dir():
             found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SEARCHED)
-            fixed, none = path.parts, f"{path} holds no {', '.join(SEARCHED)} file"
+            none = f"{path} holds no {', '.join(SEARCHED)} file"
         elif given and path.exists():
             check_regular("data", path)
-            return [path], []
+            return [path]
         elif glob.has_magic(given):
-            # Sorted as text, so that the order does not depend on the file system.
             found = [match for match in map(Path, sorted(glob.glob(given, recursive=True))) if match.is_file()]
-            fixed = tuple(takewhile(lambda part: not glob.has_magic(part), path.parts))
             none = f"no file matches {shown(given, LONGEST_NAME)}"
         else:
-            raise InputError("data", f"no such file or folder: {shown(given, LONGEST_NAME)}")
-    asked = set(re.findall("[a-z]+", "/".join(path.parts[len(fixed) :]).lower()))
-    left = [file for file in found if _names(file.parts[len(fixed) :]) & TO_JUDGE - asked]
-    if len(left) == len(found):
-        besides = f" besides {some_of(left, LONGEST_NAME)}, which may be to judge by; name such files" if left else ""
-        raise InputError("data", none + besides)
-    out = set(left)
-    return [file for file in found if file not in out], left
-
-
-def _names(parts: Sequence[str]) -> set[str]:
-    """Return the names of a file and its folders, without the suffix and the number of a part (-00000-of-00001)."""
-    *folders, name = (part.lower() for part in parts)
-    return {*folders, re.sub(r"-\d+-of-\d+$", "", Path(name).stem)}
+            none, found = f"no such file or folder: {shown(given, LONGEST_NAME)}", []
+    if not found:
+        raise InputError("data", none)
+    return found
 
 
 def source_of(paths: Sequence[str]) -> str:

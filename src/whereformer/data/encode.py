@@ -26,8 +26,6 @@ from .tokenizers import Vocabulary, fit_tokenizer, load_tokenizer, vocabulary_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FORMAT = "6"
-"""Format version of a folder. Another version's is left as it is."""
 LOT = 128
 """Number of pages that are encoded at a time, by all processors. Encoded pages take a hundred bytes per token."""
 STREAMS = ("training.ids", "held_out.ids")
@@ -53,7 +51,7 @@ def cached(
     Raises:
         InputError: if another command is writing to the cache; and what ``fill`` raises.
     """
-    folder = cache / f"{kind}-{fingerprint([FORMAT, *key])}"
+    folder = cache / f"{kind}-{fingerprint(key)}"
     if (problem := manifest.problem(folder)) is not None:
         if folder.exists():
             say(f"{folder} is damaged ({problem}); encoding it again")

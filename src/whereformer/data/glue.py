@@ -173,10 +173,7 @@ def load_own(
     task = Task(train.stem, texts, None, ("pearson", "spearman"), label)
     splits = {split: _read(table, task) for split, table in tables.items()}
     if not regression:
-        names = {_name(label) for label in splits["train"].labels} - {None}
-        # Numbers are sorted by their value, so that 10 comes after 9.
-        ranked = sorted((value if (value := _number(name)) is not None else math.inf, str(name)) for name in names)
-        classes = tuple(name for _, name in ranked)
+        classes = tuple(sorted({name for name in map(_name, splits["train"].labels) if name is not None}))
         if len(classes) < 2:
             raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
         task = replace(task, classes=classes, metrics=("accuracy", "matthews"))
@@ -201,8 +198,7 @@ def _number(label: Any) -> float | None:
 def _read(table: Table, task: Task) -> Split:
     """Read the texts and labels of all rows, and check that there are rows and that texts are texts."""
     found = Split([], [])
-    rows = list(table.rows((*task.texts, task.label)))  # some columns are known to be missing only at the end
-    for number, (*texts, label) in enumerate(rows, 1):
+    for number, (*texts, label) in enumerate(table.rows((*task.texts, task.label)), 1):
         if not all(isinstance(text, str) for text in texts):
             expected = f"expected text in {' and '.join(task.texts)}, got {shown(tuple(texts))}"
             raise InputError(table.field, f"{table.file}, row {number}: {expected}")
@@ -216,21 +212,14 @@ def _read(table: Table, task: Task) -> Split:
 def _numbered(split: Split, task: Task, table: Table, *, named: bool) -> Split:
     """Check the labels of a table, and return them as numbers; those of classes are ``named`` or the numbers."""
     classes = task.classes or ()
-    places = {name: place for place, name in enumerate(classes)}
-    if not classes:
-        expected = f"a number of at most {LARGEST:g} in {task.label!r}"
-    elif named:
-        expected = f"one of the training rows' classes, {some_of(classes)}"
-    else:
-        expected = f"a label of {some_of(f'{place} ({name})' for name, place in places.items())}"
+    places: dict[Any, int] = {name if named else place: place for place, name in enumerate(classes)}
     labels: list[float] = []
     for number, label in enumerate(split.labels, 1):
         if not classes:
-            found = _number(label)
-        elif named:
-            found = places.get(_name(label) or "")
+            found, expected = _number(label), f"a number of at most {LARGEST:g} in {task.label!r}"
         else:
-            found = label if type(label) is int and 0 <= label < len(classes) else None
+            found = places.get(_name(label) if named else label if isinstance(label, int) else None)
+            expected = "a class of the training rows" if named else f"a label from 0 to {len(classes) - 1}"
         if found is None:
             got = "none" if label is None else shown(label)
             raise InputError(table.field, f"{table.file}, row {number}: expected {expected}, got {got}")

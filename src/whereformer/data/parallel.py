@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, starmap, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PARTS = ("training", "held_out")
-HELD_OUT = 2000
-"""The most pairs that are held out if there is no validation text; of a small text, one pair in twenty is held out."""
+EVERY, HELD_OUT = 20, 2000
+"""One pair in so many is held out if there is no validation text, and the most pairs that are."""
 
 Pair = tuple[str, str]
 """A line and its translation."""
@@ -62,17 +62,11 @@ class PairFiles:
     validation: bool = False
 
     def __post_init__(self) -> None:
-        data, source, target = map(self._option, ("data", "source", "target"))
-        given = self.source is not None, self.target is not None
-        if self.data and any(given):
-            raise InputError(data, f"either tables or `{source}` and `{target}`, got both")
-        if not self.data and not any(given):
-            raise InputError(data, f"expected tables, or `{source}` and `{target}`, got none")
-        if not self.data and not all(given):
-            missing, other = (target, source) if given[0] else (source, target)
-            raise InputError(missing, f"expected a file to go with `{other}`, got none")
-        named = self._named
-        if self.columns is not None and not (len(named) == 2 and named[0] != named[1] and all(named)):
+        files = self.source is not None, self.target is not None
+        if bool(self.data) == any(files) or any(files) != all(files):
+            data, source, target = map(self._option, ("data", "source", "target"))
+            raise InputError(data, f"expected either tables, or both `{source}` and `{target}`")
+        if self.columns is not None and not (len(self._named) == len(set(self._named)) == 2 and all(self._named)):
             raise InputError("columns", f"expected two columns, such as en,de, got {self.columns!r}")
         for option, file in self.files:
             if self.data:
@@ -109,8 +103,7 @@ class PairFiles:
     def __iter__(self) -> Iterator[Pair]:
         pairs: Iterator[Pair] = chain.from_iterable(map(self._table, self.data))
         if self.source is not None and self.target is not None:
-            source, target = (read_lines(*each) for each in self.files)
-            pairs = aligned(self.field, self.source, source, self.target, target)
+            pairs = _aligned(*self.files)
         seen = [False, False]  # text in each language
         for pair in pairs:
             seen = [before or bool(line.strip()) for before, line in zip(seen, pair, strict=True)]
@@ -143,61 +136,35 @@ def has_text(source: str, target: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Without:
-    """Pairs without those in some rows."""
-
-    pairs: Iterable[Pair]
-    rows: frozenset[int]
-
-    def __iter__(self) -> Iterator[Pair]:
-        return (pair for row, pair in enumerate(self.pairs) if row not in self.rows)
-
-
-def hold_out(field: str, pairs: Iterable[Pair]) -> tuple[Without, list[Pair]]:
-    """Split pairs into those to train on and those to judge by, the same way in every run. They are read twice.
+class Part:
+    """The pairs that are held out to judge by, or the others, the same in every run: only their place decides.
 
     No pair with an empty line is held out.
-
-    Args:
-        field: the argument that an error names.
-        pairs: all pairs.
-
-    Raises:
-        InputError: if fewer than two pairs have text on both sides.
     """
-    full = sum(starmap(has_text, pairs))
-    if full < 2:
-        raise InputError(field, f"expected at least 2 pairs of lines with text on both sides, got {full}")
-    count = min(HELD_OUT, max(1, full // 20))
-    order = torch.randperm(full, generator=torch.Generator().manual_seed(0))
-    places = {*order[:count].tolist()}
-    with_text = ((row, pair) for row, pair in enumerate(pairs) if has_text(*pair))
-    found = dict(each for place, each in enumerate(with_text) if place in places)
-    return Without(pairs, frozenset(found)), [*found.values()]
+
+    pairs: Iterable[Pair]
+    held_out: bool
+
+    def __iter__(self) -> Iterator[Pair]:
+        full = 0
+        for pair in self.pairs:
+            full += has_text(*pair)
+            held_out = has_text(*pair) and full % EVERY == 1 and full <= EVERY * HELD_OUT
+            if held_out == self.held_out:
+                yield pair
 
 
-def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targets: Iterable[str]) -> Iterator[Pair]:
+def _aligned(source: tuple[str, Path], target: tuple[str, Path]) -> Iterator[Pair]:
     """Yield the lines of two files in pairs.
 
     Raises:
-        InputError: at the end, if one has more lines; it says where the shorter one ends and which line may be the
-            first out of step.
+        InputError: at the end, if one has more lines.
     """
-    hint, lines = "", (iter(sources), iter(targets))
-    for number, (one, other) in enumerate(zip_longest(*lines), 1):
-        if one is None or other is None:
-            more = number + sum(1 for _ in lines[one is None])
-            counts = (number - 1, more) if one is None else (more, number - 1)
-            shorter, longer, first = (source, target, other) if one is None else (target, source, one)
-            raise InputError(
-                field,
-                f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: {shorter} ends where line "
-                f"{number:,} of {longer} is {first[:40]!r}{hint}",
-            )
-        if not hint and bool(one.strip()) != bool(other.strip()):
-            empty = target if one.strip() else source
-            hint = f"; line {number} is the first that is empty in {empty} alone"
-        yield one, other
+    for number, pair in enumerate(zip_longest(read_lines(*source), read_lines(*target))):
+        if None in pair:
+            file = (source, target)[pair.index(None)][1]
+            raise InputError(source[0], f"expected as many lines as translations, but {file} ends after {number:,}")
+        yield pair
 
 
 @dataclass(frozen=True)
@@ -231,7 +198,9 @@ class ParallelText:
     @cached_property
     def parts(self) -> tuple[Iterable[Pair], Iterable[Pair]]:
         """The :data:`PARTS`: the pairs to train on and those to judge by."""
-        return (self.pairs, self.validation) if self.validation else hold_out(self.pairs.field, self.pairs)
+        if self.validation:
+            return self.pairs, self.validation
+        return Part(self.pairs, held_out=False), Part(self.pairs, held_out=True)
 
 
 def open_or_encode(

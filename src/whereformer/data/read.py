@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +34,8 @@ MOST_CELL = 1 << 24
 MOST_LINE = 1 << 27
 """The most characters of a line; a file without line ends could be larger than memory."""
 
-HUB = ("hub:", "hf://")
-"""How paths of data sets on the Hugging Face Hub begin."""
+HUB = "hub:"
+"""How names of data sets on the Hugging Face Hub begin."""
 
 Document = Iterable[str]
 """A document as parts of its text, in order. The parts are read before the next document is asked for."""
@@ -50,15 +48,9 @@ def reading(field: str, file: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except UnicodeDecodeError as error:
-        if file.suffix.lower() not in (".parquet", ".arrow"):
-            deque(read_lines(field, file), maxlen=0)  # which names the line
-        raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
     except (pa.ArrowException, csv.Error, OSError, ValueError, OverflowError, RecursionError) as error:
         # Dates and durations that Python cannot express are ValueErrors. Some errors of pyarrow quote whole rows.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or "damaged"
-        if "field limit" in reason:
-            reason = f"a cell has more than {csv.field_size_limit():,} characters; use a .jsonl or .parquet file"
         raise InputError(field, f"cannot read {shown(str(file), LONGEST_NAME)}: {reason}") from None
 
 
@@ -80,10 +72,7 @@ def lines_of(field: str | None, name: str, data: IO[bytes]) -> Iterator[str]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            # The decoder does not count a byte order mark at the beginning.
-            mark = 3 if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
-            place = f"byte {error.start + mark + 1} of the line: {error.reason}"
-            raise InputError(field, f"{name}, line {number}: not UTF-8 text ({place})") from None
+            raise InputError(field, f"{name}, line {number}: not UTF-8 text ({error.reason})") from None
         if text:  # not a mark alone
             yield text.removesuffix("\n").removesuffix("\r")
 
@@ -125,21 +114,20 @@ class Table:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of its columns; of JSON Lines, those of the first row that has any.
+        """The names of its columns; of JSON Lines, those of the first row.
 
         Raises:
             InputError: if the file can't be read, or two columns have the same name.
         """
         if self._kind in JSON:
-            return list(next(filter(None, self._objects()), {}))
+            return list(next(self._objects(), {}))
         if self._kind in (".csv", ".tsv"):
             first = next(self._cells(), [])
             names = first if self.header else [str(place) for place in range(1, len(first) + 1)]
         else:
             names = self._arrow_schema.names
-        [(name, count), *_] = Counter(names).most_common(1) or [("", 0)]
-        if count > 1:
-            raise InputError(self.field, f"{self.file} has more than one column {shown(name)}")
+        if len(set(names)) < len(names):
+            raise InputError(self.field, f"{self.file} has columns of the same name: {some_of(sorted(names))}")
         return list(names)
 
     def text_column(self, asked: str | None) -> str | None:
@@ -152,11 +140,7 @@ class Table:
         if not texts:
             return None
         if self._kind in JSON:
-            texts = []
-            for row in self._objects():
-                texts += [name for name, cell in row.items() if isinstance(cell, str) and name not in texts]
-                if wanted in texts:
-                    break
+            texts = [name for name, cell in next(self._objects()).items() if isinstance(cell, str)]
         elif self._kind in (".parquet", ".arrow"):
             texts = [column.name for column in self._arrow_schema if _is_text(column.type)]
         if wanted in texts:
@@ -176,17 +160,16 @@ class Table:
             InputError: if the file can't be read, lacks a column, or has too much text in a cell.
         """
         missing = [name for name in names if name not in self.names]
-        if self._kind not in JSON:
-            self._check_there(missing)
+        if missing and self.names:  # without names, there are no rows either
+            told = f"{self.file} has no column {shown(missing[0])}; it has {some_of(self.names)}"
+            raise InputError(self.field, told)
         for number, row in enumerate(self._rows(names), 1):
-            missing = [name for name in missing if name not in row]
             cells = tuple(row.get(name) for name in names)
             for name, cell in zip(names, cells, strict=True):
                 if isinstance(cell, str) and len(cell) > MOST_CELL:
                     told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
                     raise InputError(self.field, f"{self.file}, row {number}, {shown(name)}: {told}")
             yield cells
-        self._check_there(missing)
 
     def _rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield rows by the names of their columns, these or all."""
@@ -201,11 +184,6 @@ class Table:
                     # One at a time, so that one that is too long is not converted with many others.
                     columns = ((cell.as_py() for cell in batch[name]) for name in names)
                     yield from (dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True))
-
-    def _check_there(self, missing: Sequence[str]) -> None:
-        if missing and self.names:  # without names, there are no rows either
-            told = f"{self.file} has no column {shown(missing[0])}; it has {some_of(self.names)}"
-            raise InputError(self.field, told)
 
     def _objects(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of JSON Lines, an object per line. A string is a row's "text"."""
@@ -307,8 +285,8 @@ def fetched(paths: Sequence[str], say: Callable[[str], object] = lambda line: No
     """Replace data sets on the Hub by the Arrow files in which the library ``datasets`` keeps them.
 
     Args:
-        paths: ``hub:NAME``, ``hub:NAME:CONFIG`` or ``hub:NAME:CONFIG:SPLIT`` is a data set (by default, the split is
-            "train"), and ``hf://datasets/NAME/*.parquet`` means files in one. Other paths stay as they are.
+        paths: ``hub:NAME``, ``hub:NAME:CONFIG`` or ``hub:NAME:CONFIG:SPLIT`` is a data set; by default, the split is
+            "train". Other paths stay as they are.
         say: is told what happens.
 
     Raises:
@@ -318,22 +296,14 @@ def fetched(paths: Sequence[str], say: Callable[[str], object] = lambda line: No
 
 
 def _on_hub(name: str, say: Callable[[str], object]) -> list[str]:
-    if name.startswith("hf://"):
-        kinds = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
-        kind = kinds.get(Path(name).suffix.lower(), "text")
-        options: dict[str, Any] = {"path": kind, "data_files": name, "split": "train"}
-        if kind == "text":
-            options["sample_by"] = "document"
-    else:
-        given, config, split, *more = [*name.removeprefix("hub:").split(":"), "", ""]
-        if not given or len(more) > 2 or any(more):
-            raise InputError("data", f"expected hub:NAME, hub:NAME:CONFIG or hub:NAME:CONFIG:SPLIT, got {name!r}")
-        options = {"path": given, "name": config or None, "split": split or "train"}
+    given, config, split, *more = [*name.removeprefix(HUB).split(":"), "", ""]
+    if not given or len(more) > 2 or any(more):
+        raise InputError("data", f"expected hub:NAME, hub:NAME:CONFIG or hub:NAME:CONFIG:SPLIT, got {name!r}")
     from datasets import load_dataset  # which takes two seconds to import
 
     say(f"getting {name}")
     try:
-        return [file["filename"] for file in load_dataset(**options).cache_files]
+        return [file["filename"] for file in load_dataset(given, config or None, split=split or "train").cache_files]
     except Exception as error:  # of all kinds, and those of the network
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError("data", f"cannot read {name} from the Hugging Face Hub ({reason})") from None

@@ -123,10 +123,6 @@ def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> l
     return sorted(common)
 
 
-RARE = "\u0436 \ua66e \u4e2d \U00012000 \U0001fae8"
-"""Letters of several scripts. A tokenizer that lacks them needs a token for unknown ones, or fails at the first."""
-
-
 def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
     """Read a tokenizer from a folder that ``save_pretrained`` wrote, a tokenizer.json or a folder with one, or the Hub.
 
@@ -146,7 +142,6 @@ def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
             tokenizer = _described(Tokenizer.from_file(str(file)))
         else:
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        tokenizer(RARE)
     except InputError:
         raise
     except Exception as error:

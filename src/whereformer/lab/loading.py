@@ -18,7 +18,6 @@ from ..data.tokenizers import read_tokenizer
 from ..errors import InputError
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
 from ..models.layers import position_parameters
-from ..positions import method_names
 from .methods import about_method
 
 if TYPE_CHECKING:
@@ -87,13 +86,7 @@ def load_classifier(
         if isinstance(error, OSError) or position is None:
             raise InputError("model", str(error).removeprefix("path_or_id: ")) from None
         # If the model itself is at fault, loading it without the method fails too.
-        own = load_classifier(model, None, None, classes)
-        if kernels is not None and "tisa" in method_names(own.config.position):
-            raise InputError(
-                "kernels",
-                "the model was pretrained with TISA, and its number of kernels can't change; use `position` own "
-                "to fine-tune it as it is",
-            ) from None
+        load_classifier(model, None, None, classes)
         raise about_method(error, "position") from None
     assert isinstance(found, EncoderForSequenceClassification)
     return found

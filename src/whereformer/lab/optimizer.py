@@ -1,4 +1,4 @@
-"""The optimizers and learning rate schedules of all trainings, and means of weights."""
+"""The optimizer and the learning rate schedules of all trainings, and means of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..positions import Position
@@ -22,11 +22,10 @@ def build_optimizer(
     learning_rate: float,
     kernel_learning_rate: float | None = None,
     *,
-    name: str = "adamw",
     weight_decay: float = 0.01,
     eps: float = 1e-8,
-) -> Optimizer:
-    """Build an optimizer with decay of the backbone's matrices.
+) -> AdamW:
+    """Build AdamW with decay of the backbone's matrices.
 
     Position methods have none: it pulls parameters towards zero, where some methods add nothing and others still do.
 
@@ -35,49 +34,20 @@ def build_optimizer(
         learning_rate: the learning rate.
         kernel_learning_rate: a learning rate for ``kernel_parameters`` of position methods (such as TISA's kernels);
             None uses ``learning_rate``.
-        name: "adamw", or "muon", which trains the matrices of layers with Muon and the rest with AdamW.
         weight_decay: the decay of the parameters with weight decay.
         eps: Adam's epsilon.
     """
     positions = [module for module in model.modules() if isinstance(module, Position)]
     positional = {id(parameter) for position in positions for parameter in position.parameters()}
-    backbone = {
-        key: parameter
-        for key, parameter in model.named_parameters()
-        if parameter.dim() > 1 and id(parameter) not in positional
-    }
-    hidden = {key: backbone.pop(key) for key in list(backbone) if name == "muon" and ".layers." in f".{key}"}
-    groups: list[dict[str, Any]] = [{"params": [*backbone.values()], "weight_decay": weight_decay}]
+    matrices = [each for each in model.parameters() if each.dim() > 1 and id(each) not in positional]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": weight_decay}]
     if kernel_learning_rate is not None:
         kernels = [parameter for position in positions for parameter in position.kernel_parameters()]
         groups.append({"params": kernels, "weight_decay": 0.0, "lr": kernel_learning_rate})
-    chosen = {id(parameter) for group in groups for parameter in group["params"]} | set(map(id, hidden.values()))
+    chosen = {id(parameter) for group in groups for parameter in group["params"]}
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     groups.append({"params": others, "weight_decay": 0.0})
-    adamw = AdamW(groups, lr=learning_rate, betas=BETAS, eps=eps, fused=True)
-    if name == "adamw":
-        return adamw
-    # Updates as large as AdamW's, so that its learning rates and decay serve here (Liu et al., 2025).
-    adjust = "match_rms_adamw"
-    muon = Muon(hidden.values(), lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn=adjust)
-    return MuonWithAdamW(muon, adamw)
-
-
-class MuonWithAdamW(Optimizer):
-    """Muon and AdamW, each for its parameters, as one optimizer: one list of groups and one state, Muon's first."""
-
-    def __init__(self, *parts: Optimizer) -> None:
-        self.parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step. There is no ``closure``."""
-        groups = iter(self.param_groups)
-        for part in self.parts:
-            # A state that was loaded comes in new groups.
-            part.state, part.param_groups = self.state, [next(groups) for _ in part.param_groups]
-            part.step()
+    return AdamW(groups, lr=learning_rate, betas=BETAS, eps=eps, fused=True)
 
 
 def build_schedule(optimizer: Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:
@@ -93,32 +63,15 @@ def build_schedule(optimizer: Optimizer, name: str, warmup: int, steps: int) -> 
     return LambdaLR(optimizer, lambda step: min((step + 1) / warmup, after(step, warmup, steps)))
 
 
-def _linear(step: int, warmup: int, steps: int) -> float:
-    """Fall to zero in a line."""
-    return (steps - step) / max(1, steps - warmup)
-
-
 def _cosine(step: int, warmup: int, steps: int) -> float:
     """Fall to zero along half a cosine."""
     return 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
 
 
-def _wsd(step: int, warmup: int, steps: int) -> float:
-    """Stay at the peak, then fall to zero with the root of the step in the last fifth (Hägele et al., 2024)."""
-    decay = max(1, steps // 5)
-    return 1 - math.sqrt(max(0, step - (steps - decay)) / decay)
-
-
-def _inverse_sqrt(step: int, warmup: int, steps: int) -> float:
-    """Fall with the inverse root of the step (Vaswani et al., 2017, section 5.3)."""
-    return (warmup / (step + 1)) ** 0.5
-
-
 SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
-    "linear": _linear,
+    "linear": lambda step, warmup, steps: (steps - step) / max(1, steps - warmup),
     "cosine": _cosine,
-    "wsd": _wsd,
-    "inverse_sqrt": _inverse_sqrt,
+    "inverse_sqrt": lambda step, warmup, steps: (warmup / (step + 1)) ** 0.5,  # Vaswani et al. (2017), section 5.3
 }
 """The share of the peak at a step after the warm-up. Arguments: step, steps of the warm-up, steps in all."""
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import InputError, shown
+from ..errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -27,40 +27,19 @@ ends the others."""
 ARRIVAL = timedelta(seconds=50)
 """How long processes wait for one another at the start. A launcher starts them all at once."""
 
-MOST_PROCESSES = 2**16
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
-
-LOST = (
-    "gloo/transport",
-    "remote process exited",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection was likely closed",
-)
-"""Parts of the errors of torch.distributed about processes that are gone."""
 _joined: dict[str, Any] = {}
 """The "group" of the processes that have joined; None where it is torch's own."""
 
 
 def size() -> int:
-    """Return the number of processes.
-
-    Raises:
-        InputError: if the launcher's variables make no sense, as those that an earlier launch left may not.
-    """
-    return _variable("WORLD_SIZE", 1, MOST_PROCESSES) if "RANK" in os.environ else 1
+    """Return the number of processes, which a launcher tells by variables of the environment."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def rank() -> int:
-    """Return the number of this process; 0 is the main process. Errors are those of :func:`size`."""
-    return _variable("RANK", 0, size() - 1) if size() > 1 else 0
-
-
-def _variable(name: str, low: int, high: int) -> int:
-    text = os.environ.get(name, "1")
-    if not (text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
-        raise InputError(None, f"expected {name} from {low} to {high}, got {shown(text)}; {LAUNCHER}")
-    return int(text)
+    """Return the number of this process; 0 is the main process."""
+    return int(os.environ["RANK"]) if size() > 1 else 0
 
 
 def is_main() -> bool:
@@ -140,8 +119,3 @@ def gather(value: Value) -> list[Value]:
 def tells() -> bool:
     """Return whether this process says why it fails. Before they join, those of a machine fail alike."""
     return bool(_joined) or os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def lost_another(error: Exception) -> bool:
-    """Return whether an error is that of a connection to a process which has ended without a word, as if killed."""
-    return bool(_joined) and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)

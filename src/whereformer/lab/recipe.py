@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import os.path
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
-from difflib import get_close_matches
 from functools import partial
 from importlib.util import resolve_name as absolute_name
 from pathlib import Path
@@ -102,14 +99,7 @@ class Range:
 
 Between = partial(Range, ends=False)
 
-TAKEN = {
-    **dict.fromkeys(("recipe", "code"), "records have this word for what their results are of"),
-    "help": "--help shows the options",
-    "quiet": "the Python function has such an argument",
-}
-"""Names that no option of a recipe has, and why."""
-
-Schedule = Literal["linear", "cosine", "wsd", "inverse_sqrt"]
+Schedule = Literal["linear", "cosine", "inverse_sqrt"]
 Names = Annotated[tuple[str, ...], Listed]
 Counts = Annotated[tuple[int, ...], Listed]
 Numbers = Annotated[tuple[float, ...], Listed]
@@ -117,10 +107,22 @@ Numbers = Annotated[tuple[float, ...], Listed]
 
 @dataclass(frozen=True, kw_only=True)
 class WithPlugin:
-    """Base class of what names position methods, perhaps those of a plugin."""
+    """Base class of options, of which one names a plugin. They have the declared types, and what markers ask for.
+
+    Raises:
+        InputError: if one has another value.
+    """
 
     plugin: Annotated[Path | None, Free] = None
     """Your own Python file that registers position methods, which options and models can then name."""
+
+    def __post_init__(self) -> None:
+        defaults = {field.name: default(field) for field in fields(self)}
+        for name, hint in hints(type(self)).items():
+            value = _as_declared(name, hint, getattr(self, name))
+            if value == () != defaults[name]:
+                raise InputError(name, "expected at least one, got none")
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +138,6 @@ class Recipe(WithPlugin):
     """Whether several processes of a launcher, such as torchrun, can do it together."""
     MAKES_FILES: ClassVar[bool] = False
     """Whether its files are what it is for, such as a model, so that the Python function needs the argument ``out``."""
-    VERSION: ClassVar[str] = ""
-    """What results of a recipe of one's own are of; by default the content of its file and of those beside it that this
-    imports. A folder with results of another version is refused."""
     PLUGIN_IN_KEYS: ClassVar[bool] = False
     """Whether its keys tell versions of a plugin apart, so that a folder with results of several is fine."""
 
@@ -147,19 +146,8 @@ class Recipe(WithPlugin):
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
-    def __init_subclass__(cls) -> None:
-        for name in (name for kind in cls.__mro__ for name in getattr(kind, "__annotations__", ())):
-            if name in TAKEN:
-                raise InputError(name, f"an option of {cls.__name__} needs another name; {TAKEN[name]}")
-
     def __post_init__(self) -> None:
-        defaults = {field.name: default(field) for field in fields(self)}
-        for name, hint in hints(type(self)).items():
-            value = _as_declared(name, hint, getattr(self, name))
-            if value == () != defaults[name]:
-                raise InputError(name, "expected at least one, got none")
-            object.__setattr__(self, name, value)
-        check_markers(self)
+        super().__post_init__()
         self.check()
 
     @classmethod
@@ -197,36 +185,13 @@ class Recipe(WithPlugin):
         options = {name: value for name, value in asdict(self).items() if Free not in get_args(kinds[name])}
         return {name: _in_json(value) for name, value in options.items()}
 
-    def command(self) -> str:
-        """Return the command line that gives this recipe, in another folder."""
-        usual = self.usual({field.name: getattr(self, field.name) for field in fields(self)})
-        own = own_file(type(self))
-        words = ["whereformer", *(self.NAME.split() if own is None else ["run", os.path.relpath(own)])]
-        flags = flags_of(type(self))
-        for field in own_first(type(self)):
-            value = getattr(self, field.name)
-            if field.name == "out" or value is None or value == usual.get(field.name, default(field)):
-                continue
-            parts = value if isinstance(value, tuple) else (value,)
-            texts = [in_words(part) for part in parts]
-            commas = isinstance(value, tuple) and is_listed(hints(type(self))[field.name])
-            name = flags[field.name]
-            texts = [] if isinstance(value, bool) else [",".join(texts)] if commas else texts
-            if name.startswith("-") and len(texts) == 1 and texts[0].startswith("-"):  # it would pass for a flag
-                texts = [f"{name}={texts[0]}"]
-            elif name.startswith("-"):
-                words.append(name)
-            words += texts
-        return shlex.join(words)
-
-    def start(self, *, quiet: bool = False) -> Report:
-        """Run the recipe in its folder, and write the report there.
+    def start(self, *, quiet: bool = False, command: str = "") -> Report:
+        """Run the recipe in its folder, and write the report there, with the command that gave its options.
 
         Raises:
             InputError: if an option is bad, or the folder holds something else.
         """
         from .methods import load_plugin
-        from .report.report import Report
         from .run import Run
 
         load_plugin(self.plugin)
@@ -235,10 +200,7 @@ class Recipe(WithPlugin):
         more: dict[str, Any] = {"jobs": getattr(recipe, "jobs", None), "small": recipe.small, "plugin": self.plugin}
         with Run(recipe.out, options, device=recipe.device, quiet=quiet, **more) as run:
             facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
-            found = recipe.run(run)
-            if not isinstance(found, Report):
-                raise InputError(None, f"{type(self).__name__}.run: expected a Report, got {shown(found)}")
-            report = replace(found, command=recipe.command(), facts=facts)
+            report = replace(recipe.run(run), command=command, facts=facts)
             if run.is_main:
                 report.write(recipe.out)
         return report
@@ -249,7 +211,7 @@ class Recipe(WithPlugin):
 
         found, own = {}, own_file(type(self))
         if own is not None:
-            found["code"] = f"version {self.VERSION or fingerprint_of_code(own)}"
+            found["code"] = f"version {fingerprint_of_code(own)}"
         if self.plugin is not None and not self.PLUGIN_IN_KEYS:
             found["plugin"] = f"version {fingerprint_of_code(self.plugin)}"
         return found
@@ -277,12 +239,9 @@ class Trains(Recipe):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
     float32. "auto" is bfloat16 on a GPU."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """How weights are updated. muon: Muon for the matrices of layers, and AdamW for the rest, at AdamW's rates."""
     schedule: Schedule = "linear"
-    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; wsd (warm-up,
-    stable, decay): it stays at the peak and falls in the last fifth of the steps; inverse_sqrt: it falls with the
-    inverse square root of the step."""
+    """How the learning rate goes on after the warm-up. It falls to zero in a line or along a cosine; inverse_sqrt: it
+    falls with the inverse square root of the step."""
 
     def bfloat16(self, device: str) -> bool:
         """Return whether to compute in bfloat16."""
@@ -293,11 +252,11 @@ class Trains(Recipe):
 
         return {**super().record(), "dtype": "bfloat16" if self.bfloat16(find_device(self.device).type) else "float32"}
 
-    def start(self, *, quiet: bool = False) -> Report:
+    def start(self, *, quiet: bool = False, command: str = "") -> Report:
         if not self.dry_run:
-            return super().start(quiet=quiet)
+            return super().start(quiet=quiet, command=command)
         with TemporaryDirectory() as scratch:
-            return Recipe.start(replace(self, out=Path(scratch)), quiet=quiet)
+            return Recipe.start(replace(self, out=Path(scratch)), quiet=quiet, command=command)
 
 
 def function(kind: type[Recipe]) -> Callable[..., Report]:
@@ -306,24 +265,11 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
     Without ``out``, nothing is kept but the report. ``quiet=True`` shows no progress.
     """
 
-    def call(*values: Any, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
-        known = hints(kind)
-        if values:
-            first = own_first(kind)[0].name
-            raise TypeError(f"{kind.NAME}: expected options by name, such as {first}=..., got {shown(values[0])}")
-        for name in options:
-            if name not in known:
-                close = get_close_matches(name, known, 1)
-                hint = f"; did you mean {close[0]!r}?" if close else f"; expected some of {', '.join(known)}"
-                raise InputError(name, f"{kind.NAME} has no such option{hint}")
-        for field in fields(kind):
-            if field.name not in ("out", *options) and default(field) is MISSING:
-                raise InputError(field.name, f"{kind.NAME} needs it, got none")
+    def call(*, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
         if out is None and kind.MAKES_FILES:
             raise InputError("out", "expected a folder for the model, got None")
-        usual = kind.usual(options)
         with TemporaryDirectory() as scratch:
-            return kind(**{**usual, **options, "out": scratch if out is None else out}).start(quiet=quiet)
+            return kind(**{**kind.usual(options), **options, "out": scratch if out is None else out}).start(quiet=quiet)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
@@ -347,19 +293,6 @@ def own_file(kind: type[Recipe]) -> Path | None:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
     return None if ours or file is None else Path(file)
-
-
-def check_markers(options: Any) -> None:
-    """Check the options of a dataclass by the markers in their annotations; None is always fine.
-
-    Raises:
-        InputError: if one has another value.
-    """
-    for name, hint in hints(type(options)).items():
-        value = getattr(options, name)
-        for marker in get_args(hint)[1:] if get_origin(hint) is Annotated and value is not None else ():
-            if hasattr(marker, "check"):
-                marker.check(name, value)
 
 
 def hints(kind: type[Any]) -> dict[str, Any]:
@@ -388,11 +321,6 @@ def flags_of(kind: Any) -> dict[str, str]:
     return usual | getattr(kind, "FLAGS", {})
 
 
-def in_words(value: Any) -> str:
-    """Return a value as a command has it: 0.1 and 1e-05, and all digits of what has many."""
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
 def default(field: Field[Any], without: Any = MISSING) -> Any:
     """Return a field's default, or ``without`` if it has none."""
     if field.default_factory is not MISSING:
@@ -414,25 +342,38 @@ def _in_json(value: Any) -> Any:
 
 
 def _as_declared(name: str, hint: Any, value: Any) -> Any:
-    """Return a value of the declared type, for which text, a list or a whole number may stand."""
-    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    """Return a value of the declared type, for which text, a list or a whole number may stand, checked by its markers.
+
+    None is always fine where it is declared.
+    """
+    kind, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and NoneType in options:
         return None
-    kind = options[0]
-    if get_origin(kind) is tuple:
-        return _several(name, get_args(kind)[0], value, commas=is_listed(hint))
+    if get_origin(options[0]) is tuple:
+        value = _several(name, get_args(options[0])[0], value, commas=Listed in markers)
+    else:
+        value = _one(name, options[0], value)
+    for marker in markers:
+        if hasattr(marker, "check"):
+            marker.check(name, value)
+    return value
+
+
+def _one(name: str, kind: Any, value: Any) -> Any:
+    """Return a value of a type that is no tuple."""
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
-        raise InputError(name, f"expected {', '.join(map(str, get_args(kind)))}, got {shown(value)}")
-    if kind in (Path, str) and isinstance(value, str | Path):
-        return kind(value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is kind:
-        return value
-    raise InputError(name, f"expected {kind.__name__}, got {shown(value)}")
+        raise InputError(name, f"expected {', '.join(get_args(kind))}, got {shown(value)}")
+    allowed = {int: (int, str), float: (float, int, str), str: (str, Path), Path: (str, Path)}.get(kind, (kind,))
+    if isinstance(value, allowed) and isinstance(value, bool) == (kind is bool):
+        try:
+            return kind(value)
+        except (ValueError, OverflowError):
+            pass
+    expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+    raise InputError(name, f"expected {expected}, got {shown(value)}")
 
 
 def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, ...]:
@@ -440,13 +381,6 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
-    allowed = {int: (int,), float: (int, float)}.get(kind, ())
-    if not all(isinstance(word, str | Path) or type(word) in allowed for word in words):
-        raise InputError(name, f"expected {kind.__name__} or several, got {shown(value)}")
     if "" in words and any(words):
         raise InputError(name, f"expected something between commas, got {shown(value)}")
-    try:
-        found = tuple(dict.fromkeys(kind(word) for word in words if word != ""))
-    except ValueError:
-        raise InputError(name, f"expected numbers, got {shown(value)}") from None
-    return found
+    return tuple(dict.fromkeys(_one(name, kind, word) for word in words if word != ""))

@@ -211,11 +211,8 @@ class Run:
             problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
-        for key in keys:
-            if not isinstance(key, tuple):
-                raise InputError(None, f"run.each: expected keys that are tuples, such as {(key,)}, got {shown(key)}")
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
-        missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
+        missing = [key for key in keys if not self._has(names[key], partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
         new = sum(sizes[key] for key in missing)
         if any(sizes.values()) and len(missing) < len(keys):
@@ -233,16 +230,11 @@ class Run:
         self.order += [name for name in names.values() if name not in self.order]
         return {key: _typed(kind, self.records[name]["value"]) for key, name in names.items()}
 
-    def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
-        """Return whether the record has a value of a kind that counts."""
+    def _has(self, name: str, problem: Callable[[], str | None]) -> bool:
+        """Return whether the record has a value that counts."""
         if name not in self.records:
             return False
-        try:
-            _typed(kind, self.records[name]["value"])
-            why = problem()
-        except TypeError as error:
-            why = f"its record is not of this version ({error})"
-        if why is not None:
+        if (why := problem()) is not None:
             function, *key = json.loads(name)
             self.say(f"doing {' '.join(map(str, [function, *key]))} again: {why}")
         return why is None
@@ -281,12 +273,7 @@ class Run:
         """Add a value to the record."""
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         record = {"key": name, "value": plain, "seconds": round(seconds, 2)}
-        try:
-            self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
-        except (TypeError, ValueError) as error:  # such as a tensor or NaN
-            function, *key = json.loads(name)
-            what = "finite numbers, texts, lists and dictionaries, or a dataclass of them"
-            raise InputError(None, f"{function} of {key}: expected {what}, got {shown(value)} ({error})") from None
+        self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
         if not self.is_main:
             return
         path = self.folder / RECORDS

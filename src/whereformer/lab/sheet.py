@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
-    from rich.table import Table
 
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-MOST_WIDTH = 10_000
-"""Characters of the widest table that is measured."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,8 @@ class Column:
         name: its header.
         detail: a smaller line below the header.
         left: whether its text begins at the left, as words do and numbers do not.
-        wraps: whether long text may take several lines.
+        wraps: whether long text may take several lines on a page.
+        page: whether it is on pages only, which have more room than a terminal.
     """
 
     name: str
@@ -45,7 +43,6 @@ class Cell:
         order: the value to sort by. Cells without one stay last in both directions.
         title: what a pointer shows on a page.
         style: its colors on a page, as CSS.
-        swatch: on a page, the look of the method's lines in figures.
     """
 
     text: str
@@ -53,7 +50,6 @@ class Cell:
     order: float | str | None = None
     title: str = ""
     style: str = ""
-    swatch: Any = None
 
     @classmethod
     def of_seeds(
@@ -104,42 +100,25 @@ class Sheet:
         return any(column.name for column in self.columns)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        """Draw the sheet, with the columns that the terminal has no room for in more tables below."""
+        """Draw the sheet. Cells take several lines where the terminal has no room for them."""
+        from rich import box
         from rich.styled import Styled
+        from rich.table import Table
 
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
         yield Styled(self.title, "bold")
-        columns = range(len(self.columns))
-        names = [index for index in columns if index <= self.named]
-        # Where text may take several lines, a table fits by itself.
-        wraps, parts = any(self.columns[index].wraps for index in columns), [list[int]()]
-        unlimited = options.update(width=MOST_WIDTH)
-        for index in columns[len(names) :]:
-            wider = [*parts[-1], index]
-            width = console.measure(self._table([*names, *wider]), options=unlimited).maximum
-            if parts[-1] and not wraps and width > options.max_width:
-                parts.append([index])
-            else:
-                parts[-1] = wider
-        yield from (self._table([*names, *part]) for part in parts)
-        yield from (Styled(note, "dim") for note in self.notes)
-
-    def _table(self, shown: Sequence[int]) -> Table:
-        """Return the table of some columns, by their indices."""
-        from rich import box
-        from rich.table import Table
-
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=self.has_header)
+        shown = [index for index, column in enumerate(self.columns) if not column.page]
         for index in shown:
             column = self.columns[index]
             left = column.left or index == self.named
-            table.add_column(
-                _lines(column.name, column.detail), justify="left" if left else "right", no_wrap=not column.wraps
-            )
+            name = _lines(column.name, column.detail)
+            table.add_column(name, justify="left" if left else "right", overflow="fold")
         for number, row in enumerate(self.rows):
             texts = (_lines(row[index].text, row[index].detail) for index in shown)
             table.add_row(*texts, style="dim" if self.looks.get(number) == "dim" else None)
-        return table
+        yield table
+        yield from (Styled(note, "dim") for note in self.notes)
 
     def markdown(self) -> list[str]:
         """Return the table's lines in Markdown. Details stand in parentheses."""

@@ -25,45 +25,25 @@ def check_installed(tracker: str) -> None:
 
 
 @contextmanager
-def reporting(tracker: str, folder: Path) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+def reporting(tracker: str, folder: Path) -> Iterator[Callable[[int, Mapping[str, float]], Any]]:
     """Yield what is told numbers by name, and after which step. Of several processes, the main one reports.
 
     Args:
         tracker: "tensorboard", which writes files; "trackio" or "wandb", whose functions are the same; or "none".
         folder: the folder of the results, after which a run is named.
-
-    Raises:
-        InputError: for ``report_to``, if trackio or wandb does not begin.
     """
     if tracker == "none" or not ranks.is_main():
         yield lambda step, values: None
-        return
-    if tracker == "tensorboard":
-        writer: Any = None
+    elif tracker == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
 
-        def told(step: int, values: Mapping[str, float]) -> None:
-            nonlocal writer
-            if writer is None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                # What an earlier run reported of later steps is hidden.
-                writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
-            for key, value in values.items():
-                writer.add_scalar(key, value, step)
-
-        try:
-            yield told
-        finally:
-            if writer is not None:
-                writer.close()
-        return
-    module = import_module(tracker)
-    project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
-    try:
+        with SummaryWriter(str(folder / "tensorboard")) as writer:
+            yield lambda step, values: [writer.add_scalar(name, value, step) for name, value in values.items()]
+    else:
+        module = import_module(tracker)
+        project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
         module.init(project=project, name=folder.resolve().name)
-    except Exception as error:  # it has errors of its own, as of a login that is missing
-        raise InputError("report_to", f"{tracker} does not begin: {error}") from error
-    try:
-        yield lambda step, values: module.log({**values, "step": step})
-    finally:
-        module.finish()
+        try:
+            yield lambda step, values: module.log({**values, "step": step})
+        finally:
+            module.finish()

@@ -42,7 +42,7 @@ class Training:
         steps: the number of steps.
         rate: the peak of the learning rate.
         kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
-        optimizer: "adamw" or "muon"; or what builds one for a model, with its schedule.
+        optimizer: builds an optimizer for a model, with its schedule; None is AdamW with ``schedule``.
         schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
         warmup: steps in which the rate rises to its peak; None is a tenth of all.
         accumulate: parts of a batch that are computed one after another, in less memory.
@@ -55,7 +55,7 @@ class Training:
     steps: int
     rate: float
     kernel_rate: float | None = None
-    optimizer: str | Callable[[nn.Module], tuple[Optimizer, LambdaLR]] = "adamw"
+    optimizer: Callable[[nn.Module], tuple[Optimizer, LambdaLR]] | None = None
     schedule: str = "linear"
     warmup: int | None = None
     accumulate: int = 1
@@ -64,9 +64,10 @@ class Training:
     compiled: bool = False
 
     def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
-        """Return the optimizer of a name, and its schedule."""
-        assert isinstance(self.optimizer, str)
-        optimizer = build_optimizer(model, self.rate, self.kernel_rate, name=self.optimizer)
+        """Return the optimizer and its schedule."""
+        if self.optimizer is not None:
+            return self.optimizer(model)
+        optimizer = build_optimizer(model, self.rate, self.kernel_rate)
         warmup = self.steps // 10 if self.warmup is None else self.warmup
         return optimizer, build_schedule(optimizer, self.schedule, warmup, self.steps)
 
@@ -199,7 +200,7 @@ class _State:
     def of(cls, model: nn.Module, training: Training, name: str) -> _State:
         device = torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
         model.to(device)
-        optimizer, scheduler = (training.optimizer if callable(training.optimizer) else training.build)(model)
+        optimizer, scheduler = training.build(model)
         wrapped = model
         if training.compiled:
             graphs = "reduce-overhead" if device.type == "cuda" else None

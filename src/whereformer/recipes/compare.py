@@ -24,7 +24,7 @@ with lazily(__name__):
     from ..lab import held_out as scoring
     from ..lab import run as running
     from ..lab import train as training
-    from ..lab.report import figures, report
+    from ..lab.report import report
     from ..lab.run import Run
     from ..models import presets
     from . import budget
@@ -154,7 +154,7 @@ class Compare(ManyRuns):
         """Return the defaults of the size, over which those of a preset win, over which those of ``quick`` win."""
         size, data, quick = str(options.get("size", "auto")), options.get("data", ()), super().usual(options)
         chosen = {}
-        if size == "auto" and "help" not in options:  # help need not wait for torch
+        if size == "auto":
             on_gpu = str(options.get("device")) != "cpu" and find_device("auto").type == "cuda"
             chosen["size"] = size = "medium" if on_gpu and data not in ((), None) else "small"
         preset = {"blocks": None} if options.get("preset") is not None else {}  # its own layers
@@ -370,13 +370,9 @@ class Compare(ManyRuns):
             f"Each method was trained for {self.steps:,} steps of {self.batch_size} x {self.length} tokens, "
             f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}, to {goal} of {material.source}."
         )
-        # Looks follow the order in which the methods were given, so a method looks the same whatever its rank.
-        names = list(self.positions)
-        plain = names.index(encoders.BASELINE) if encoders.BASELINE in names else None
-        looks = dict(zip(names, figures.series(len(names), plain), strict=True))
         parts: list[Any] = [
-            drawing.table(ranking, runs, looks, lengths=self.judged, causal=self.causal, guessing=material.guessing),
-            *drawing.curves(ranking, runs, looks, lengths=self.judged, guessing=material.guessing),
+            drawing.table(ranking, runs, lengths=self.judged, causal=self.causal, guessing=material.guessing),
+            *drawing.curves(ranking, runs, lengths=self.judged, guessing=material.guessing),
         ]
         return report.Report(title, told, parts, outcomes, problem=problem)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..analysis.ranking import Ranking
 from ..lab.report import losses
-from ..lab.report.figures import Series
 from ..lab.report.report import Figure
 from ..lab.sheet import DASH, Cell, Column, Sheet
 
@@ -44,7 +43,6 @@ class Outcome:
 def table(
     ranking: Ranking,
     runs: Mapping[str, Mapping[int, Outcome]],
-    looks: Mapping[str, Series],
     *,
     lengths: Sequence[int],
     causal: bool,
@@ -62,9 +60,7 @@ def table(
     rows = []
     for row in ranking.rows:
         every = list(runs[row.position].values())
-        name = Cell(
-            row.position, "not learning" if row.rank is None else "", order=row.position, swatch=looks[row.position]
-        )
+        name = Cell(row.position, "not learning" if row.rank is None else "", order=row.position)
         cells = [
             Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank),
             name,
@@ -93,7 +89,6 @@ def table(
 def curves(
     ranking: Ranking,
     runs: Mapping[str, Mapping[int, Outcome]],
-    looks: Mapping[str, Series],
     *,
     lengths: Sequence[int],
     guessing: float,
@@ -112,12 +107,12 @@ def curves(
         ranges[row.position] = {n: (min(each), statistics.median(each), max(each)) for n, each in found.items()}
     yield Figure(
         "Training loss over steps",
-        losses.over_steps(training, looks, guessing),
+        losses.over_steps(training, guessing),
         "Moving averages, and means over seeds.",
     )
     yield Figure(
         "Held-out loss over length",
-        losses.over_length(ranges, looks),
+        losses.over_length(ranges),
         f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
     )
 

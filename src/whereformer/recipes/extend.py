@@ -22,7 +22,7 @@ with lazily(__name__):
     from torch.nn import functional
 
     from ..data import corpus
-    from ..lab import card, loading, manifest
+    from ..lab import loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
     from ..lab.report.report import Figure, Report
@@ -185,8 +185,6 @@ class Extend(Recipe):
         outcome = Outcome(*counts, teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
-            report = self.report(outcome)
-            card.write_card(partial, student.model, about, run.provenance, original=self.model, report=report)
             manifest.write(partial, about)
         return outcome
 

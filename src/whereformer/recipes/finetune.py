@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from ..errors import InputError
 from ..files import check_regular_in
@@ -123,7 +123,6 @@ class Finetune(ManyRuns, Trains):
     """
 
     NAME = "finetune"
-    METAVARS: ClassVar = {"position": "A,B+C"}
 
     task: Annotated[Names, Free] = ()
     """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""
@@ -261,7 +260,6 @@ class Finetune(ManyRuns, Trains):
             steps=steps,
             rate=self.learning_rate,
             kernel_rate=self.kernel_learning_rate,
-            optimizer=self.optimizer,
             schedule=self.schedule,
             bfloat16=self.bfloat16(run.device),
         )

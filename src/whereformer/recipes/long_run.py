@@ -17,7 +17,7 @@ from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
     from ..kernels import torch_private
-    from ..lab import card, loading, manifest
+    from ..lab import loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
     from ..lab.report.report import Report
@@ -160,17 +160,12 @@ class LongRun(Trains):
                 tell=tell,
             )
 
-    def save(self, run: Run, model: Any, tokenizer: Any, facts: Mapping[str, Any], **about: Any) -> None:
-        """Save the trained model as transformers reads it, with its tokenizer, its manifest of ``facts`` and its card.
-
-        ``about`` is what the card tells: the number of ``parameters``, facts about the ``text``, and the last
-        ``scores``.
-        """
+    def save(self, run: Run, model: Any, tokenizer: Any, facts: Mapping[str, Any]) -> None:
+        """Save the trained model as transformers reads it, with its tokenizer and its manifest of ``facts``."""
         if run.is_main:
             with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
                 model.save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                card.write_card(partial, model, self.record(), run.provenance, command=self.command(), **about)
                 manifest.write(partial, facts)
         ranks.wait()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -54,7 +54,7 @@ class Pretrain(long_run.LongRun):
 
     data: Annotated[tuple[str, ...], Free] = ()
     """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
-    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME, hub:NAME:CONFIG or hf://datasets/NAME/*.parquet.
+    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME or hub:NAME:CONFIG.
     Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
     """The column of tables that holds the text. Default: "text", or the only column of text."""
@@ -266,7 +266,6 @@ class Pretrain(long_run.LongRun):
         plan = training.Training(
             steps=self.steps,
             rate=self.learning_rate,
-            optimizer=self.optimizer,
             schedule=self.schedule,
             warmup=self.warmup,
             accumulate=self.accumulate,
@@ -283,8 +282,7 @@ class Pretrain(long_run.LongRun):
         trained, tokenizer = model if self.objective == "mlm" else model.discriminator, work.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
         tokenizer.model_max_length = work.config.max_position_embeddings
-        about = {"parameters": sizes["parameters"], "text": asdict(work.text.facts), "scores": last}
-        self.save(run, trained, tokenizer, facts, **about)
+        self.save(run, trained, tokenizer, facts)
         tokens = {"tokens": work.windows.tokens}
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, last, {**tokens, **sizes})
 

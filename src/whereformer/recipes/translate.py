@@ -38,7 +38,6 @@ class Work(long_run.Work):
     ``pairs`` has the counts of each part of the text: those of its pairs, of what was left out, and of tokens.
     """
 
-    source: str
     rows: dict[str, RowFile]
     pairs: dict[str, dict[str, int]]
     tokenizer: Any
@@ -212,7 +211,7 @@ class Translate(long_run.LongRun):
         drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True)
         steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
         config = self.config(len(tokenizer))
-        return Work({"text": text.fingerprint}, steps, text.sources[0], rows, pairs, tokenizer, config, drawn)
+        return Work({"text": text.fingerprint}, steps, rows, pairs, tokenizer, config, drawn)
 
     def plan(self, work: Work) -> list[tuple[str, str]]:
         rows = []
@@ -252,8 +251,7 @@ class Translate(long_run.LongRun):
 
         def optimizer(model: Any) -> Any:
             # No decay, and Adam's epsilon, as in Vaswani et al.
-            kind, rate = self.optimizer, self.learning_rate
-            built = optimizers.build_optimizer(model, rate, name=kind, weight_decay=0.0, eps=1e-9)
+            built = optimizers.build_optimizer(model, self.learning_rate, weight_decay=0.0, eps=1e-9)
             return built, optimizers.build_schedule(built, self.schedule, self.warmup, work.steps)
 
         plan = training.Training(
@@ -271,8 +269,7 @@ class Translate(long_run.LongRun):
         trained.take_mean()
         sizes, saved = sizes_of(work.config), score(0)
         model.generation_config = translating.generation_config(work.config, self.max_length)
-        text = {"source": work.source, **work.pairs, "vocabulary": len(work.tokenizer)}
-        self.save(run, model, work.tokenizer, facts, parameters=sizes["parameters"], text=text, scores=saved)
+        self.save(run, model, work.tokenizer, facts)
         about = {"averaged_steps": last, "epochs": work.steps / work.drawn.per_epoch, **work.pairs, **sizes}
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, saved, about)
 

@@ -6,9 +6,7 @@ import io
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 from matplotlib import style
@@ -32,44 +30,6 @@ PRINTED = {
     **dict(zip(HUES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), strict=True)),
 }
 """The page's light colors, for figures that are saved as files."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """The look of one method or other series in all figures and legends of a page."""
-
-    color: str
-    dash: tuple[float, ...]
-    marker: str
-
-    @property
-    def css(self) -> str:
-        """The color as CSS."""
-        return _CSS[self.color]
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """Keyword arguments for ``Axes.plot``."""
-        dashes = (0, self.dash) if self.dash else "solid"
-        return {"color": self.color, "linestyle": dashes}
-
-
-def series(count: int, plain: int | None = None) -> list[Series]:
-    """Return ``count`` looks: six hues of Okabe and Ito, then the same hues dashed, then dotted.
-
-    The look at index ``plain`` has the color of text. Markers differ too, so that nothing depends on hue alone.
-    """
-    dashes: list[tuple[float, ...]] = [(), (4, 2), (1, 1.5)]
-    looks = []
-    hue = 0
-    for index in range(count):
-        marker = "os^DvPX*"[index % 8]
-        if index == plain:
-            looks.append(Series(INK, (), marker))
-        else:
-            looks.append(Series(HUES[hue % len(HUES)], dashes[hue // len(HUES) % len(dashes)], marker))
-            hue += 1
-    return looks
 
 
 def legend(figure: Figure) -> None:
@@ -115,15 +75,7 @@ def inline(svg: str, name: str, label: str) -> Markup:
         ("xlink:href", "href"),
         ('font-family: [^;"]*;? ?', ""),
         (r"#0000\w\w", lambda color: _CSS.get(color[0], color[0])),
-        (r' (d|x|y|width|height|transform)="[^"]*"', lambda numbers: _rounded(numbers[0])),
-        (r">\s+<", "><"),
     ):
         inside = re.sub(pattern, new, inside, flags=re.DOTALL)
     frame = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" style="--width: {:g}px">'
     return Markup(frame).format(width, height, label, float(width)) + Markup(inside.strip())
-
-
-def _rounded(numbers: str) -> str:
-    """Round the numbers of an attribute, and write its lines as one; the space before it stays."""
-    short = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), numbers)
-    return re.sub(r"\s+", " ", short)

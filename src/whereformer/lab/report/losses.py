@@ -10,7 +10,6 @@ from matplotlib.figure import Figure as Canvas
 
 from ..sheet import Sheet
 from . import figures
-from .figures import Series
 from .report import Figure
 
 Paint = Callable[[Canvas], None]
@@ -55,24 +54,18 @@ def course(
     return [Sheet.of("Held-out scores", ["step", *names], rows), Figure("Loss over steps", paint, caption)]
 
 
-def over_steps(
-    curves: Mapping[str, Curve],
-    looks: Mapping[str, Series] | None = None,
-    guessing: float | None = None,
-) -> Paint:
+def over_steps(curves: Mapping[str, Curve], guessing: float | None = None) -> Paint:
     """Return what paints losses over steps.
 
     Args:
         curves: the losses by name.
-        looks: the look of each.
         guessing: the loss of guessing by token frequency, as a line, if it is shown.
     """
-    looks = looks or dict(zip(curves, figures.series(len(curves)), strict=True))
 
     def paint(canvas: Canvas) -> None:
         axes = canvas.add_subplot(xlabel="training step", ylabel="loss")
         for name, curve in curves.items():
-            axes.plot(*zip(*curve, strict=True), label=name, marker="o" if len(curve) == 1 else "", **looks[name].line)
+            axes.plot(*zip(*curve, strict=True), label=name, marker="o" if len(curve) == 1 else "")
         if guessing is not None:
             axes.axhline(guessing, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2)), label="guessing")
         if len(axes.lines) > 1:
@@ -87,12 +80,11 @@ def over_steps(
     return paint
 
 
-def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], looks: Mapping[str, Series]) -> Paint:
+def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]]) -> Paint:
     """Return what paints the held-out loss of each method at each length.
 
     Args:
         losses: for each method and length the (lowest, median, highest) loss over seeds; lengths may be missing.
-        looks: the look of each method.
     """
     gap = min(0.05, 0.5 / len(losses))
     lengths = sorted({length for values in losses.values() for length in values})
@@ -103,10 +95,9 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]], 
             # Side by side, so that equal losses don't hide each other.
             places = [lengths.index(length) + gap * (number - (len(losses) - 1) / 2) for length in values]
             low, median, high = zip(*values.values(), strict=True)
-            look = looks[name]
-            axes.plot(places, median, label=name, marker=look.marker, markersize=5, **look.line)
+            (line,) = axes.plot(places, median, label=name, marker="o", markersize=5)
             if high != low:
-                axes.vlines(places, low, high, color=look.color, linewidth=1.2)
+                axes.vlines(places, low, high, color=line.get_color(), linewidth=1.2)
         figures.legend(canvas)
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...errors import InputError, shown
 from ...files import write_atomically
 from ..sheet import Sheet
 
@@ -77,20 +76,14 @@ class Report:
     problem: str = ""
     numbers: str = "records.jsonl"
 
-    def __post_init__(self) -> None:
-        if isinstance(self.sentences, str) or not self.sentences:
-            raise InputError(None, f"Report: expected a list of sentences, at least one, got {shown(self.sentences)}")
-
     @property
     def files(self) -> dict[str, Figure]:
         """The figures by the names of their files."""
         found: dict[str, Figure] = {}
         for part in self.parts:
             if isinstance(part, Figure):
-                name = part.file
-                while name in found:  # titles may differ in marks alone
-                    name = f"again-{name}"
-                found[name] = part
+                # Titles may differ in marks alone.
+                found[part.file if part.file not in found else f"{len(found)}-{part.file}"] = part
         return found
 
     @property
