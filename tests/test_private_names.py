@@ -38,14 +38,11 @@ USED_OF_OBJECTS = {
 """Of its tensors, modules and operators."""
 
 USED_OF_MODELS = {
-    "_apply_chunk_attention",
     "_apply_rotary_embedding",
     "_attn_implementation",
     "_buffers",
     "_from_config",
-    "_get_output_attention_mask",
     "_relative_position_bucket",
-    "_relative_positions_bucket",
 }
 """Of other people's models, whose insides are the business of what attaches position methods to them."""
 

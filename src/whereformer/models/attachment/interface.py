@@ -81,7 +81,7 @@ def attend(
     layer: LayerInput | None = options.get("whereformer")
     site = asked.site(query, scaling)
     if layer is not None:
-        layer.check(asked, query.shape[2], asked.n_k)
+        layer.check(asked, query.shape[2])
         position = layer.forward.position
         with fetched(position):
             own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
@@ -125,9 +125,9 @@ def requested(
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
-        asked = RequestedMask(n_k, first=None, real=mask[:, 0, 0])
+        asked = RequestedMask(n_k, real=mask[:, 0, 0])
     else:
-        asked = RequestedMask(n_k, first=None, matrix=mask)
+        asked = RequestedMask(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
     documents = (layer.forward if layer else packed).packed_texts(options, query, query.shape[2], n_k)
     return asked if documents is None else asked._replace(documents=documents)
