@@ -11,7 +11,6 @@ from whereformer import (
     Encoder,
     EncoderConfig,
     EncoderForMaskedLM,
-    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
     load_pretrained,
@@ -302,6 +301,3 @@ def test_classifiers_with_a_norm_and_a_mean():
     tokens = build(EncoderForTokenClassification, **options)
     states = transformed(tokens.transform, tokens.encoder(**inputs).last_hidden_state)
     torch.testing.assert_close(tokens(**inputs).logits, tokens.token_classifier(states), rtol=0, atol=1e-10)
-    spans = build(EncoderForQuestionAnswering, **options)
-    states = transformed(spans.transform, spans.encoder(**inputs).last_hidden_state)
-    torch.testing.assert_close(spans(**inputs).start_logits, spans.span(states)[..., 0], rtol=0, atol=1e-10)

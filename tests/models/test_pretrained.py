@@ -18,8 +18,8 @@ from whereformer import (
 from whereformer.errors import InputError
 
 MODELS = ["Model", "BaseModel", *(f"For{task}" for task in ("MaskedLM", "PreTraining", "SequenceClassification"))]
-MODELS += ["ForTokenClassification", "ForQuestionAnswering"]
-OUTPUTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
+MODELS += ["ForTokenClassification"]
+OUTPUTS = ("last_hidden_state", "logits")
 
 
 def theirs(name, **options):

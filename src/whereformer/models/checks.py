@@ -19,55 +19,22 @@ from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
 from ..kernels.choose import BACKENDS
-from ..kernels.tracing import can_look
 from ..positions import check_name
 
 
-def check_tensor(name: str, value: object) -> None:
-    """Raise an InputError that names the argument unless it is a tensor."""
-    if not isinstance(value, Tensor):
-        raise InputError(name, f"expected a tensor, got {type(value).__name__}")
-
-
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise an InputError that names the argument unless it is a tensor of the expected shape."""
-    check_tensor(name, tensor)
+    """Raise an InputError that names the argument unless the tensor has the expected shape."""
     if tensor.shape != expected:
         raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 def check_positions(name: str, positions: Tensor, batch: int, length: int) -> None:
-    """Raise an InputError that names the argument unless every token has a position, of at most MOST_IDS on each axis.
-
-    Numbers are looked at on the CPU only; elsewhere, and in compiled code, that would stall the device.
-    """
-    check_tensor(name, positions)
+    """Raise an InputError that names the argument unless every token has a position."""
     shape = positions.shape
     # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
     rows = shape[0] == batch or shape[0] == 1 if positions.dim() in (2, 3) else positions.dim() == 1
     if not rows or shape[min(positions.dim(), 2) - 1] != length:
         raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
-    if positions.is_complex() or not can_look(positions) or not positions.numel():
-        return
-    # torch cannot compare the wider unsigned numbers.
-    for value in torch.stack(positions.double().aminmax()).tolist():
-        if not abs(value) <= MOST_IDS:  # NaN too
-            raise InputError(name, f"expected numbers from -{MOST_IDS} to {MOST_IDS}, got {value:g}")
-
-
-def check_classes(name: str, labels: Tensor, classes: int) -> Tensor:
-    """Return labels as int64.
-
-    Raises:
-        InputError: that names the argument, unless they are whole numbers, each the number of one of the classes, or
-            -100. Numbers are looked at on the CPU only.
-    """
-    labels = whole_numbers(name, labels)
-    if can_look(labels):
-        strange = labels[((labels < 0) | (labels >= classes)) & (labels != -100)]
-        if len(strange):
-            raise InputError(name, f"expected numbers from 0 to {classes - 1}, or -100, got {int(strange[0])}")
-    return labels
 
 
 def whole_numbers(name: str, numbers: Tensor) -> Tensor:
@@ -90,39 +57,19 @@ def embedded_tokens(
         embedded: (batch, n, width), in place of the ids.
 
     Raises:
-        ValueError: unless exactly one is given, of this shape. Other errors are those of :func:`looked_up`.
+        ValueError: unless exactly one is given, of this shape.
     """
     other = name.replace("input_ids", "inputs_embeds")
     if (ids is None) == (embedded is None):
         raise ValueError(f"{name} and {other}: give exactly one of them")
     if embedded is not None:
-        check_tensor(other, embedded)
         if embedded.dim() != 3 or embedded.shape[-1] != width:
             raise InputError(other, f"expected shape (batch, n, {width}), got {tuple(embedded.shape)}")
-        if not embedded.is_floating_point():
-            raise InputError(other, f"expected floating-point numbers, got {embedded.dtype}")
         return embedded
     assert ids is not None
-    check_tensor(name, ids)
     if ids.dim() != 2:
         raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
-    return looked_up(name, embeddings, ids)
-
-
-def looked_up(name: str, embeddings: nn.Module, ids: Tensor) -> Tensor:
-    """Return the embeddings of ids, with one more dimension.
-
-    Raises:
-        InputError: that names the argument, unless the ids are of a type that torch looks up. The CPU also refuses ids
-            that are not in the table.
-    """
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise InputError(name, f"expected int64 or int32, got {ids.dtype}")
-    try:
-        found: Tensor = embeddings(ids)
-    except IndexError:
-        least, most = (int(number) for number in ids.aminmax())
-        raise InputError(name, f"expected numbers that the model has embeddings for, got {least} to {most}") from None
+    found: Tensor = embeddings(ids)
     return found
 
 

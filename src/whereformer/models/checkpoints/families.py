@@ -14,7 +14,6 @@ from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import (
     EncoderForMaskedLM,
     EncoderForPreTraining,
-    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
@@ -49,7 +48,6 @@ _LAYER = {
 }
 TASKS = {
     "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
-    "ForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
 }
 
 
@@ -338,10 +336,6 @@ FAMILIES = {
             "ForTokenClassification": (
                 EncoderForTokenClassification,
                 both({**_MODERNBERT_TRANSFORM, "token_classifier": "classifier"}),
-            ),
-            "ForQuestionAnswering": (
-                EncoderForQuestionAnswering,
-                both({**_MODERNBERT_TRANSFORM, "span": "classifier"}),
             ),
         },
         tied={"decoder.weight": "embeddings.tok_embeddings.weight"},
