@@ -46,7 +46,7 @@ USED_OF_MODELS = {
 }
 """Of other people's models, whose insides are the business of what attaches position methods to them."""
 
-USED_OF_OTHERS = {"_hf_hook", "_infer_flatten_position_offset"}
+USED_OF_OTHERS = {"_infer_flatten_position_offset"}
 """Of modules whose weights accelerate keeps elsewhere, and of sentence-transformers; one module has each."""
 
 
@@ -147,7 +147,7 @@ def test_private_attributes_are_those_listed():
     found = {module for module in modules() if private_attributes(module) & USED_OF_MODELS}
     assert all(module.startswith(f"{NAME}.models.attachment") for module in found), found
     found = {module for module in modules() if private_attributes(module) & USED_OF_OTHERS}
-    assert found == {f"{NAME}.models.devices", f"{NAME}.models.unpadding"}
+    assert found == {f"{NAME}.models.unpadding"}
 
 
 def test_private_names_of_torch_stand_in_one_file():

@@ -683,7 +683,7 @@ def test_loading_what_was_not_attached(tmp_path):
         load_attached(tmp_path / "plain", transformers.AutoModel)
     model.config.whereformer = {"position": "tisa", "keep_absolute": True, "options": {}}
     model.save_pretrained(tmp_path / "lost")
-    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has no 'whereformer.amplitude' of"):
+    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has 0 numbers of 'tisa', expected 90$"):
         load_attached(tmp_path / "lost", transformers.AutoModel)
     for kind in (transformers.RobertaModel, transformers.GPT2Model, nn.Linear):
         with pytest.raises(InputError, match=rf"^model_class: expected a class .* for 'bert', got {kind.__name__}$"):
@@ -691,14 +691,13 @@ def test_loading_what_was_not_attached(tmp_path):
     attach(model, "tisa", share_layers=True)
     model.config.whereformer["options"] = {}
     model.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"has no 'whereformer.amplitude' of shape \(3, 2, 5\)$"):
+    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has 30 numbers of 'tisa', expected 90$"):
         load_attached(tmp_path / "other", transformers.AutoModel)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "roberta"}, "model_type: expected 'bert' of a BertModel, got 'roberta'"),
         ({"num_labels": 10**9}, "num_labels: expected a number from 0 to 65536, got 1000000000"),
         ({"hidden_size": 16.0}, "path_or_id: its config.json describes no model (StrictDataclass"),
         ({"hidden_size": [[[]]]}, "path_or_id: its config.json describes no model (StrictDataclass"),
@@ -708,7 +707,7 @@ def test_loading_what_was_not_attached(tmp_path):
         ),
         (
             {"whereformer": {"position": "tupe", "keep_absolute": True, "options": {"max_length": 2**31 - 1}}},
-            "path_or_id: the checkpoint has 90 numbers of 'tupe', and what its config.json says of the method makes 34",
+            "path_or_id: the checkpoint has 90 numbers of 'tupe', expected 34",
         ),
     ],
 )
@@ -719,18 +718,6 @@ def test_a_configuration_of_other_hands_is_refused(fields, message, tmp_path):
     with pytest.raises(InputError) as caught:
         load_attached(tmp_path, transformers.AutoModel)
     assert str(caught.value).startswith(message)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
-@pytest.mark.parametrize("name", ["whereformer.amplitude", "encoder.layer.0.attention.self.query.weight"])
-def test_weights_in_other_numbers_are_refused(name, dtype, tmp_path):
-    attach(make("bert"), "tisa").save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    weights = load_file(file)
-    weights[name] = weights[name].to(dtype)
-    save_file(weights, file, {"format": "pt"})
-    with pytest.raises(InputError, match=rf"^checkpoint: '{name}' is {dtype}, expected floating-point numbers of 16"):
-        load_attached(tmp_path, transformers.AutoModel)
 
 
 def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):

@@ -20,7 +20,7 @@ from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape, embedded_tokens, whole_numbers
 from .config import EncoderConfig
-from .devices import OneDeviceModel, fetched
+from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
 from .packed import offsets_suffice, packed_texts
@@ -198,11 +198,6 @@ class Encoder(EncoderPreTrainedModel):
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
         whole, texts = self._site(words, input_ids, attention_mask, inputs)
-        with fetched(self.position):
-            return self._run(words, whole, texts, inputs)
-
-    def _run(self, words: Tensor, whole: Site, texts: Texts | None, inputs: EncoderInputs) -> BaseModelOutput:
-        """Run all layers on embedded tokens (batch, n, embedding_size), which attend to one another in ``whole``."""
         places = whole.queries
         if whole.end is not None and texts is None and offsets_suffice(self.position):
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.

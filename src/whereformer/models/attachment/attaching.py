@@ -27,8 +27,6 @@ from .trial import parts_of
 from .undo import Undo
 
 _UNDO = "_whereformer_undo"
-HARMLESS = 2**20
-"""Numbers of a method that may be made before the checkpoint is read, which then says what it lacks."""
 
 
 def attach(
@@ -82,7 +80,7 @@ def attach_sized(
     position_options: dict[str, Any],
     most: int | None = None,
 ) -> PreTrainedModel:
-    """Do what :func:`attach` does, with a method of at most about so many numbers, however many are asked for.
+    """Do what :func:`attach` does, with a method of at most so many numbers, however many are asked for.
 
     Raises:
         InputError: for ``path_or_id``, before memory is taken, if it has more.
@@ -260,9 +258,8 @@ class Stack:
                     count = sum(tensor.numel() for tensor in build().state_dict().values())
             except RuntimeError as error:  # torch cannot count so far
                 raise InputError("path_or_id", f"its config.json asks for too much: {error}") from None
-            if count > most + HARMLESS:
-                has = f"the checkpoint has {most:,} numbers of {name!r}"
-                raise InputError("path_or_id", f"{has}, and what its config.json says of the method makes {count:,}")
+            if count > most:
+                raise InputError("path_or_id", f"the checkpoint has {most:,} numbers of {name!r}, expected {count:,}")
         self.position = build()
         if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
             isinstance(method, NoPosition) for method in self.position.methods()

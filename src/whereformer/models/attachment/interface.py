@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from .. import packed
-from ..devices import fetched
 from .hooks import LayerInput
 from .implementations import NAME, register
 from .masks import RequestedMask, mask
@@ -83,9 +82,8 @@ def attend(
     if layer is not None:
         layer.check(asked, query.shape[2])
         position = layer.forward.position
-        with fetched(position):
-            own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
-            hooked = position.apply_hooks(layer.hidden, query, key, value, own)
+        own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
+        hooked = position.apply_hooks(layer.hidden, query, key, value, own)
         query, key, value, terms = hooked  # type: ignore[assignment]  # attached methods keep query . key
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
