@@ -272,7 +272,7 @@ def test_only_electra_has_its_options(tmp_path):
         build(generator_size=0)
     for name in ("generator_size", "discriminator_weight"):
         for bad in (-0.5, float("nan")):
-            with pytest.raises(ValueError, match=f"^{name}: expected at least 0, got {bad}$"):
+            with pytest.raises(ValueError, match=f"^{name}: expected at least 0.0, got {bad}$"):
                 build(**{name: bad})
 
 

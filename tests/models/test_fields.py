@@ -24,7 +24,6 @@ def test_misspelt_fields_are_refused_with_the_right_name(config_class, field, me
 def test_other_errors_of_fields():
     for changes, message in [
         ({"zzz": 1}, r"zzz: EncoderConfig has no such field$"),
-        ({"shares": ["x"]}, r"shares: EncoderConfig has no such field"),
         ({"max_length": 512}, r"max_length: EncoderConfig has no such field"),
         ({"num_hidden_layers": 3}, r"num_hidden_layers: say blocks='3' instead"),
         ({"position": "tisa", "num_kernels": 3}, r"num_kernels: EncoderConfig has no such field"),
@@ -33,7 +32,7 @@ def test_other_errors_of_fields():
         ({"num_labels": -1}, r"num_labels: expected a number from 0 to 65536, got -1$"),
         ({"num_labels": 10**9}, r"num_labels: expected a number from 0 to 65536, got 1000000000$"),
         ({"num_labels": "3"}, r"num_labels: expected a whole number, got '3'$"),
-        ({"pad_token_id": -5}, r"pad_token_id: expected a token of the 30522, got -5$"),
+        ({"pad_token_id": -5}, r"pad_token_id: expected at least 0, got -5$"),
         ({"blocks": "4 - 4"}, r"blocks: expected layers as .*, got '4 - 4'$"),
         ({"position": "tsia"}, r"position: unknown position method 'tsia'; did you mean 'tisa'"),
     ]:
@@ -87,18 +86,13 @@ def test_files_of_other_hands_are_read(tmp_path):
     path.write_text(json.dumps(entries), encoding="utf-8")
     for config in (
         EncoderConfig.from_pretrained(tmp_path),
-        EncoderConfig.from_json_file(path),
         EncoderConfig.from_dict(entries),
         transformers.AutoConfig.from_pretrained(tmp_path),
         Encoder.from_pretrained(tmp_path).config,
     ):
         assert config.num_attention_heads == 2
-        assert config.some_tool == {"version": 1}
         assert EncoderConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
-        assert "_loaded" not in config.to_dict()
-    entries["save_pretrained"] = 1
-    with pytest.raises(ValueError, match=r"^config: it has no field 'save_pretrained'"):
-        EncoderConfig.from_dict(entries)
+        assert not hasattr(config, "some_tool")
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ class ElectraPretrainingConfig(EncoderConfig):
     model_type = "whereformer_electra"
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
         **EncoderConfig.bounds,
-        "generator_size": (0, 1e3),
-        "discriminator_weight": (0, 1e9),
+        "generator_size": (0.0, 1e3),
+        "discriminator_weight": (0.0, 1e9),
     }
 
     generator_size: float = 0.25
