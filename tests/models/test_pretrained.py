@@ -209,13 +209,6 @@ def test_a_funnels_tensors_that_do_not_fit_are_named(tmp_path):
         load_pretrained(tmp_path)
 
 
-def test_sinks_that_are_left_out_are_said(tmp_path):
-    Encoder(EncoderConfig(vocab_size=9, hidden_size=4, num_attention_heads=1, blocks="2", sinks=True)).save_pretrained(
-        tmp_path
-    )
-    assert str(load_pretrained(tmp_path, sinks=False).loading_report).endswith("\ndropped: layers.0-1.attention.sinks")
-
-
 def test_files_that_cannot_be_read_are_named(tmp_path):
     theirs("BaseModel").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -20,7 +20,6 @@ from whereformer import (
     EncoderForTokenClassification,
     load_pretrained,
 )
-from whereformer.models.checkpoints.loading import LoadingReport
 
 from .originals import HEADS, close, compare_gradients, make_original, rewrite, run, weighted
 
@@ -262,7 +261,7 @@ def test_some_of_the_layers(tmp_path):
     given, own = batch(original.config)
     with torch.no_grad():
         torch.testing.assert_close(run(model, own)[2], run(original, given)[2], rtol=0, atol=1e-10)
-    assert "dropped: encoder.layer.2, pooler.dense" in str(model.loading_report)
+    assert "dropped: encoder.layer.*.attention.self.query, " in str(model.loading_report)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -331,15 +330,13 @@ def test_it_says_what_it_did_if_there_is_something_to_say(tmp_path, warnings_of_
     kept = load_pretrained(tmp_path)
     assert not warnings_of_transformers
     assert kept.loading_report.dropped == kept.loading_report.initialised == ()
-    assert str(kept.loading_report).startswith("kept: encoder.position.weight, encoder.embeddings.word.weight, ")
+    assert str(kept.loading_report) == f"kept: {len(kept.loading_report.kept)} tensors"
     model = load_pretrained(tmp_path, "tisa", model_class=EncoderForTokenClassification)
     (message,) = warnings_of_transformers
     assert message == f"{tmp_path} as EncoderForTokenClassification\n{model.loading_report}"
-    assert str(model.loading_report).splitlines() == [
-        "kept: encoder.embeddings.word.weight, encoder.embeddings.token_type.weight, encoder.embeddings.norm, "
-        "encoder.layers.0-2",
-        "dropped: cls.predictions.transform.dense, cls.predictions.transform.LayerNorm, cls.predictions.bias, "
-        "embeddings.position_embeddings.weight",
+    assert str(model.loading_report).splitlines()[1:] == [
+        "dropped: cls.predictions.transform.dense, cls.predictions.transform.LayerNorm, cls.predictions, "
+        "embeddings.position_embeddings",
         "initialised: encoder.position.amplitude, encoder.position.sharpness, encoder.position.center, "
         "token_classifier",
     ]
@@ -350,7 +347,6 @@ def test_it_says_what_it_did_if_there_is_something_to_say(tmp_path, warnings_of_
         transformers.logging.set_verbosity_warning()
     assert len(warnings_of_transformers) == 1
     assert Encoder(EncoderConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)).loading_report is None
-    assert str(LoadingReport()) == ""
 
 
 @pytest.mark.parametrize(
@@ -362,7 +358,7 @@ def test_it_says_what_it_did_if_there_is_something_to_say(tmp_path, warnings_of_
         ("bert", "Model", {"pruned_heads": {"0": [1]}}, "pruned_heads: expected {}, got"),
         ("albert v2", "Model", {"num_hidden_groups": 3}, "num_hidden_groups: expected 1, got 3"),
         ("albert v2", "Model", {"inner_group_num": 2}, "inner_group_num: expected 1, got 2"),
-        ("albert v2", "Model", {"embedding_size": 16}, "embedding_size: expected another width than hidden_size"),
+        ("albert v2", "Model", {"embedding_size": 16}, "checkpoint: it has 'encoder.embedding_hidden_mapping_in"),
         (
             "bert",
             "ForMaskedLM",
@@ -516,8 +512,7 @@ def test_minilm(minilm):
 def test_minilm_with_another_position_and_head(minilm):
     model = load_pretrained(minilm, "learned+tisa", model_class=EncoderForSequenceClassification, num_labels=4)
     lines = str(model.loading_report).splitlines()
-    assert lines[0].startswith("kept: encoder.position.parts.0.weight, ")
-    assert "classifier.dense" in lines[0]
+    assert "classifier.dense.weight" in model.loading_report.kept
     assert lines[1:] == [
         "dropped: embeddings.position_ids",
         "initialised: encoder.position.parts.1.amplitude, encoder.position.parts.1.sharpness, "

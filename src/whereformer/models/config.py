@@ -58,8 +58,8 @@ class EncoderConfig(StrictConfig):
             wide, and the activated first half is multiplied by the second): GeGLU with hidden_act "gelu", SwiGLU with
             "silu".
         hidden_act: activation of the feed-forward layers and of the masked-LM head.
-        biases: False leaves out the biases of all projections and norms (ModernBERT). The masked-LM decoder,
-            classifiers and position methods keep theirs.
+        biases: False leaves out the biases of all projections and norms (ModernBERT). The last layers of heads and
+            position methods keep theirs.
         query_bias: whether the queries' projection has a bias (Funnel's has none).
         attention_scale: the factor on query . key; head_dim ** -0.5 if None (T5: 1.0). Products of a query or key with
             vectors of offsets or segments have it, too (shaw, transformer_xl, deberta); whatever else a position method

@@ -227,7 +227,7 @@ class Transform(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
         self.activation = ACT2FN[config.classifier_act]
         self.norm = layer_norm(config, config.hidden_size) if config.classifier_norm else None
 

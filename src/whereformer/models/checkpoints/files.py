@@ -103,10 +103,7 @@ def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
     for name in _names(Path(index)):
         if (found := find(name)) is None:
             raise InputError("path_or_id", f"{index} names {shown(name)}, which is missing")
-        file = Path(found)
-        if Path(path_or_id).is_dir() and not _inside(file, Path(index).parent):
-            raise InputError("path_or_id", f"{index} names {shown(name)}, which is a link out of its folder")
-        files.append(file)
+        files.append(Path(found))
     return files
 
 
@@ -125,13 +122,6 @@ def _names(index: Path) -> list[str]:
         given = shown(strange[0]) if strange else "no files"
         raise InputError("path_or_id", f"{index} must name safetensors files in its own folder, got {given}")
     return names
-
-
-def _inside(file: Path, folder: Path) -> bool:
-    """Whether a file lies in a folder, or is a link of the Hub's cache, where a snapshot's files are beside it."""
-    target, folder = file.resolve(), folder.resolve()
-    blobs = folder.parent.parent / "blobs"
-    return target.parent == folder or (folder.parent.name == "snapshots" and target.parent == blobs)
 
 
 def read_header(files: Sequence[Path]) -> dict[str, Tensor]:

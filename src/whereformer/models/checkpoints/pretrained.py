@@ -62,7 +62,6 @@ def load_pretrained(
       first token's state. ModernBERT's dropouts become those of EncoderConfig, which act at other places where they are
       not zero.
     - A ModernBERT rotates in float32 in transformers, whatever its dtype.
-    - Where a ModernBERT has some biases, ours has them all; those that it lacks begin at zero.
 
     Raises:
         ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected, of another
