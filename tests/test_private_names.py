@@ -41,13 +41,14 @@ USED_OF_MODELS = {
     "_apply_rotary_embedding",
     "_attn_implementation",
     "_buffers",
+    "_can_set_attn_implementation",
     "_from_config",
     "_relative_position_bucket",
 }
 """Of other people's models, whose insides are the business of what attaches position methods to them."""
 
 USED_OF_OTHERS = {"_infer_flatten_position_offset"}
-"""Of modules whose weights accelerate keeps elsewhere, and of sentence-transformers; one module has each."""
+"""Of sentence-transformers; one module has it."""
 
 
 def is_private(name: str) -> bool:

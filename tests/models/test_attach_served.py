@@ -200,17 +200,6 @@ def test_own_positions_that_cannot_be_switched_off_are_refused(name):
         attach(model, "none", keep_absolute=False)
 
 
-def test_positions_that_are_a_parameter_go_and_come_back():
-    kind = KINDS["AST"]
-    model = kind.make()
-    inputs = kind.inputs(model, 13, padded=False)
-    expected = run(model, inputs)[0]
-    attach(model, "none", keep_absolute=False)
-    assert not any("position_embeddings" in name for name in model.state_dict())
-    assert (run(model, inputs)[0] - expected).abs().max() > 1e-3
-    assert torch.equal(run(detach(model), inputs)[0], expected)
-
-
 def test_distances_of_another_kind_are_refused():
     model = attach(SERVED["DebertaV2"].make(), "none")
     hidden, mask = torch.randn(1, 4, 16).double(), torch.ones(1, 4)

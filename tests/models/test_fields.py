@@ -4,7 +4,6 @@ import json
 
 import pytest
 import transformers
-from transformers import AutoModel
 
 from whereformer import Encoder, EncoderConfig, Seq2SeqConfig
 from whereformer.errors import InputError
@@ -28,7 +27,6 @@ def test_other_errors_of_fields():
         ({"num_hidden_layers": 3}, r"num_hidden_layers: say blocks='3' instead"),
         ({"position": "tisa", "num_kernels": 3}, r"num_kernels: EncoderConfig has no such field"),
         ({"attention_backend": "bogus"}, r"attention_backend: expected 'auto' or .*, got 'bogus'$"),
-        ({"attn_implementation": "sdpa"}, r"attn_implementation: .*, got 'sdpa'; say attention_backend= with one of"),
         ({"num_labels": -1}, r"num_labels: expected a number from 0 to 65536, got -1$"),
         ({"num_labels": 10**9}, r"num_labels: expected a number from 0 to 65536, got 1000000000$"),
         ({"num_labels": "3"}, r"num_labels: expected a whole number, got '3'$"),
@@ -93,17 +91,3 @@ def test_files_of_other_hands_are_read(tmp_path):
         assert config.num_attention_heads == 2
         assert EncoderConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
         assert not hasattr(config, "some_tool")
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda config: AutoModel.from_config(config, attn_implementation="sdpa"),
-        lambda config: AutoModel.from_config(config).set_attn_implementation("sdpa"),
-    ],
-)
-def test_transformers_attention_functions_are_refused(ask):
-    config = EncoderConfig(vocab_size=9, hidden_size=4, num_attention_heads=1, intermediate_size=4, blocks="1")
-    with pytest.raises(InputError, match=r"^attn_implementation: .*, got 'sdpa'; say attention_backend= with one of"):
-        ask(config)
-    AutoModel.from_config(config, attn_implementation="eager").set_attn_implementation({"": "eager"})

@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
-from ..kernels.choose import BACKENDS
 from ..positions import check_name
 
 
@@ -122,7 +121,6 @@ class StrictConfig(PreTrainedConfig):
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise InputError(name, f"{type(self).__name__} has no such field{hint}")
         check_labels(extra)
-        check_attention(extra.get("attn_implementation"))
         for field in fields(type(self)):
             name, value, usual = field.name, getattr(self, field.name), field.default
             if name in self.bounds and (value is not None or not (usual is None or name.endswith("_token_id"))):
@@ -181,18 +179,3 @@ def check_labels(entries: Mapping[str, Any]) -> None:
         raise InputError("num_labels", f"expected a whole number, got {shown(count)}")
     if count is not None and not 0 <= count <= MOST_LABELS:
         raise InputError("num_labels", f"expected a number from 0 to {MOST_LABELS}, got {shown(count)}")
-
-
-def check_attention(asked: object) -> None:
-    """Raise an InputError if one of transformers' attention functions is asked for, which our models do not call.
-
-    A dictionary has the choice for each part of a model, and for the model itself under "".
-    """
-    if isinstance(asked, dict):
-        asked = asked.get("")
-    if asked not in (None, "eager"):
-        raise InputError(
-            "attn_implementation",
-            f"these models compute attention themselves, got {shown(asked)}; "
-            f"say attention_backend= with one of {', '.join(BACKENDS)}",
-        )

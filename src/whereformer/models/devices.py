@@ -1,4 +1,4 @@
-"""The base class of all models: where their parts may lie, and whose attention they do not use."""
+"""The base class of all models, which lie on one device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import InputError
-from .checks import check_attention
 
 
 class OneDeviceModel(PreTrainedModel):
@@ -19,20 +18,6 @@ class OneDeviceModel(PreTrainedModel):
         loaded = super().from_pretrained(*args, **kwargs)
         check_devices(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
-
-    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
-        """Raise an InputError for anything but "eager", transformers' name for a model's own attention."""
-        check_attention(attn_implementation)
-
-    # Private in transformers, which would guess from the source that it may, and ask to request support for others.
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        return False
-
-    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        """Refuse transformers' attention functions when the model is built."""
-        check_attention(attn_implementation)
-        return "eager"
 
 
 def check_devices(model: PreTrainedModel) -> None:

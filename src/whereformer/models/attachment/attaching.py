@@ -267,12 +267,6 @@ class Stack:
             raise InputError(
                 "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
             )
-        if stack.main_input_name == "pixel_values" and any(
-            (method.axes or 1) > 1 for method in self.position.methods()
-        ):
-            raise InputError(
-                "position", "patches of an image get one number each, and it takes positions of several axes"
-            )
         for part in self.position.methods():
             if type(part).embed is not Position.embed:
                 raise InputError(

@@ -93,15 +93,13 @@ def attend(
         **site.options(query),
         "softcap": options.get("softcap"),
         "sinks": _sinks(options),
-        "dropout_p": dropout % 1,
+        "dropout_p": dropout,
     }
     weights = None
     if options.get("output_attentions", None if layer is None else layer.with_weights):
         out, weights = attention_and_weights(query, key, value, terms, **call)
     else:
         out = attention(query, key, value, terms, **call)
-    if dropout == 1:  # every weight is dropped, which our attention refuses
-        out, weights = out * 0, None if weights is None else weights * 0
     return out.transpose(1, 2).contiguous(), weights
 
 
