@@ -1,7 +1,6 @@
 """Position methods in transformers' own models: outputs, gradients, files, and the model afterwards as before."""
 
 import copy
-import gc
 import json
 import logging
 import pickle
@@ -302,13 +301,6 @@ def test_without_absolute_positions_no_length_is_too_long(name):
     assert torch.isfinite(states(model, batch(model, length=60))).all()
 
 
-def test_parameters_follow_the_model():
-    model = make("bert").to(torch.bfloat16)
-    attach(model, "tisa")
-    assert model.whereformer.amplitude.dtype == torch.bfloat16
-    assert states(model).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("length", [12, pytest.param(130, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["bert", "t5", "modernbert"])
 def test_half_precision(name, length):
@@ -390,15 +382,6 @@ def test_masks_of_pairs(additive):
     packed = model(ids, attention_mask=mask, position_ids=torch.cat((torch.arange(7), torch.arange(5)))[None])
     alone = [model(ids[:, :7]).last_hidden_state, model(ids[:, 7:]).last_hidden_state]
     close(packed.last_hidden_state, torch.cat(alone, 1))
-
-
-def test_padding_is_not_looked_at():
-    """Without a mask function of its own an attention function never sees the padding."""
-    model = attach(make("bert"), "tisa")
-    inputs = batch(model)
-    before = states(model, inputs)
-    inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 7)
-    torch.testing.assert_close(states(model, inputs), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("position", ["tisa", "tupe", "floater", "t5+fire", "logn"])
@@ -588,29 +571,6 @@ def test_trains_with_the_trainer(tmp_path):
     torch.testing.assert_close(model.eval()(ids).logits, reloaded(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["distilbert", "modernbert", "t5"])
-def test_trains_data_parallel(name, tmp_path):
-    """A second step fails if the first left a parameter without a gradient."""
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    parallel = None
-    try:
-        model = attach(make(name), "tisa", keep_absolute=False)
-        _, expected = train_step(model)
-        expected = {key: gradient.clone() for key, gradient in expected.items()}
-        parallel = nn.parallel.DistributedDataParallel(model)
-        for _ in range(2):
-            model.zero_grad()
-            states(model, run=parallel).pow(2).sum().backward()
-        for key, parameter in model.named_parameters():
-            close(parameter.grad, expected[key])
-    finally:
-        # If it outlived the group, it would wait for the group's threads, which may wait for it.
-        parallel = None
-        gc.collect()
-        torch.distributed.destroy_process_group()
-
-
 # Files and copies
 
 
@@ -664,12 +624,6 @@ def test_heads_change_and_files_are_split(tmp_path, caplog):
     own.save_pretrained(tmp_path / "base")
     again = load_attached(tmp_path / "base", transformers.AutoModelForMaskedLM, dtype=torch.float32)
     torch.testing.assert_close(again.bert.whereformer.center, model.bert.whereformer.center)
-
-
-def test_a_plain_load_says_what_it_leaves_out(tmp_path):
-    attach(make("bert"), "tisa").save_pretrained(tmp_path)
-    _, found = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert {f"whereformer.{part}" for part in ("amplitude", "sharpness", "center")} <= set(found["unexpected_keys"])
 
 
 def test_loading_what_was_not_attached(tmp_path):

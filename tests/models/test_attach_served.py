@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whereformer import attach, detach, load_attached
+from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.positions.tisa import Tisa
 
@@ -135,17 +135,6 @@ def test_a_method_is_added_to_the_models_own_positions(name):
         for part in parts:
             part.amplitude.zero_()
     assert_same([run(model, inputs)[0]], [expected], kind.tolerance)
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_it_saves_and_loads(name, tmp_path):
-    kind = SERVED[name]
-    model = attach(kind.make(), "tisa")
-    inputs = kind.inputs(model, 13, padded=kind.masked)
-    model.save_pretrained(tmp_path)
-    loaded = load_attached(tmp_path, type(model), dtype=torch.float64)
-    # Some models have parts that they do not save, or always in float32.
-    assert_same([run(loaded, inputs)[0]], [run(model, inputs)[0]], 1e-5)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -146,25 +146,6 @@ def test_returned_weights_have_gradients(name, training):
     assert all(each.grad.abs().max() > 0 for each in weights)
 
 
-def test_gradients_of_weights_are_right():
-    """The output changes with the weights as the gradients say, and it is the output without weights."""
-    torch.manual_seed(0)
-    model = Encoder(EncoderConfig(**OURS | {"blocks": "1"}, position="tisa")).double().eval()
-    ids = torch.randint(4, len(WORDS), (2, 7))
-    outputs = model(ids, output_attentions=True)
-    torch.testing.assert_close(outputs.last_hidden_state, model(ids).last_hidden_state)
-    (weights,) = outputs.attentions
-    values = model.layers[0].attention.value(model(ids, output_hidden_states=True).hidden_states[0])
-    (gradient,) = torch.autograd.grad(outputs.last_hidden_state[0, 3, 5], weights)
-    # The same layer by hand, from the weights on.
-    free = weights.detach().clone().requires_grad_()
-    layer, hidden = model.layers[0], model(ids, output_hidden_states=True).hidden_states[0]
-    out = layer.attention.out((free @ values.unflatten(-1, (2, 8)).transpose(1, 2)).transpose(1, 2).flatten(-2))
-    by_hand = layer._feed(layer.attention_norm(hidden + out))
-    torch.testing.assert_close(by_hand, outputs.last_hidden_state)
-    torch.testing.assert_close(torch.autograd.grad(by_hand[0, 3, 5], free)[0], gradient)
-
-
 def make_opt():
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "ffn_dim": 32}
     config = transformers.OPTConfig(**sizes, max_position_embeddings=40, word_embed_proj_dim=16)
@@ -231,70 +212,6 @@ def test_lightning_trains():
     before = dict(classifier().named_parameters())
     changed = {name for name, each in module.model.named_parameters() if not torch.equal(each, before[name])}
     assert {"encoder.position.amplitude", "classifier.out.weight"} <= changed
-
-
-@pytest.mark.slow
-def test_captum_s_attributions_add_up():
-    attr = pytest.importorskip("captum.attr", reason="captum is not installed")
-    model, (ids, _) = classifier().eval().double(), labeled()
-
-    def logit(tokens):
-        return model(tokens).logits[:, 1]
-
-    method = attr.LayerIntegratedGradients(logit, model.encoder.embeddings.word)
-    found = method.attribute(ids, torch.zeros_like(ids), n_steps=60)
-    expected = logit(ids) - logit(torch.zeros_like(ids))
-    torch.testing.assert_close(found.sum((1, 2)), expected, atol=1e-8, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the program's own
-def test_bertviz_shows_the_weights():
-    bertviz = pytest.importorskip("bertviz", reason="bertviz is not installed")
-    model, (ids, _) = Encoder(EncoderConfig(**OURS, position="tisa")).eval(), labeled()
-    tokens = [WORDS[token] for token in ids[0]]
-    page = bertviz.head_view(model(ids[:1], output_attentions=True).attentions, tokens, html_action="return")
-    assert all(token in page.data for token in tokens)
-
-
-@pytest.mark.slow
-def test_optuna_studies_methods():
-    optuna = pytest.importorskip("optuna", reason="optuna is not installed")
-    ids, labels = labeled()
-    names = ["tisa", "alibi", "none"]
-
-    def loss(trial):
-        return float(classifier(trial.suggest_categorical("position", names)).eval()(ids, labels=labels).loss.detach())
-
-    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"position": names}))
-    study.optimize(loss)
-    assert {trial.params["position"] for trial in study.trials} == set(names)
-    assert study.best_value == min(trial.value for trial in study.trials)
-
-
-def words_model(position):
-    return EncoderForMaskedLM(EncoderConfig(**OURS, position=position))
-
-
-@pytest.mark.slow
-def test_torchinfo_counts_tied_embeddings_twice():
-    torchinfo = pytest.importorskip("torchinfo", reason="torchinfo is not installed")
-    model = words_model("tisa")
-    tied = model.get_input_embeddings().weight
-    assert model.get_output_embeddings().weight is tied
-    assert torchinfo.summary(model, verbose=0).total_params == model.num_parameters() + tied.numel()
-
-
-@pytest.mark.slow
-def test_torchinfo_is_not_given_inputs():
-    torchinfo = pytest.importorskip("torchinfo", reason="torchinfo is not installed")
-    inputs = {"input_ids": labeled()[0]}
-    model = words_model("tisa")
-    tied = model.get_input_embeddings().weight.numel()
-    assert torchinfo.summary(model, input_data=inputs, verbose=0).total_params > model.num_parameters() + tied
-    for position in ("learned", "t5", "tupe", "transformer_xl", "fox"):
-        with pytest.raises(RuntimeError, match="Failed to run torchinfo"):
-            torchinfo.summary(words_model(position), input_data=inputs, verbose=0)
 
 
 def test_sentence_transformers_without_padding(tmp_path):

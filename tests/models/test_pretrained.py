@@ -12,7 +12,6 @@ from transformers.models.funnel import modeling_funnel
 from whereformer import (
     Encoder,
     EncoderConfig,
-    EncoderForSequenceClassification,
     load_pretrained,
 )
 from whereformer.errors import InputError
@@ -90,26 +89,6 @@ def test_without_padding_masks_make_no_difference(tmp_path):
     first = {name: tensor[:1] for name, tensor in batch().items()}
     found = outputs(load_pretrained(tmp_path), first)
     torch.testing.assert_close(found, outputs(original, first), rtol=2e-5, atol=2e-5)
-
-
-def test_another_head_starts_fresh_and_another_position_too(tmp_path):
-    theirs("Model").save_pretrained(tmp_path)
-    model = load_pretrained(tmp_path, model_class=EncoderForSequenceClassification, num_labels=5)
-    assert outputs(model, batch())[0].shape == (2, 5)
-    assert not model.encoder.has_decoder
-    model = load_pretrained(tmp_path, "tisa", num_kernels=3)
-    assert isinstance(model, Encoder)
-    assert model.position.amplitude.shape[-1] == 3
-    expected = theirs("Model").state_dict()["decoder.layers.0.ffn.linear_1.weight"]
-    assert torch.equal(model.layers[4].up.weight, expected)
-
-
-def test_labels_survive(tmp_path):
-    original = theirs("ForSequenceClassification")
-    original.config.id2label = {0: "bad", 1: "so-so", 2: "good"}
-    original.config.label2id = {"bad": 0, "so-so": 1, "good": 2}
-    original.save_pretrained(tmp_path)
-    assert load_pretrained(tmp_path).config.id2label == original.config.id2label
 
 
 def test_types_that_have_no_score_are_refused():

@@ -98,25 +98,6 @@ def test_the_same_states_logits_and_gradients(family, head, position_ids, tmp_pa
     compare_gradients(ours, original, tmp_path / "gradients")
 
 
-@pytest.mark.parametrize(
-    ("family", "head"),
-    [case if case[1] == "ForMaskedLM" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
-)
-def test_a_loaded_model_survives_saving(family, head, tmp_path):
-    original = theirs(family, head)
-    original.save_pretrained(tmp_path / "theirs")
-    ours = load_pretrained(tmp_path / "theirs")
-    ours.save_pretrained(tmp_path / "ours")
-    _, inputs = batch(original.config)
-    with torch.no_grad():
-        expected = run(ours, inputs)
-        for again in (load_pretrained(tmp_path / "ours"), type(ours).from_pretrained(tmp_path / "ours")):
-            assert type(again) is type(ours)
-            assert again.dtype == torch.float32
-            torch.testing.assert_close(run(again, inputs), expected, rtol=0, atol=0)
-    assert load_pretrained(tmp_path / "ours").loading_report.kept == ours.loading_report.kept
-
-
 @pytest.mark.parametrize("family", ["bert", "albert v1", "roberta", "electra"])
 def test_a_masked_lm_decoder_of_its_own(family, tmp_path):
     original = theirs(family, "ForMaskedLM", tie_word_embeddings=False)
@@ -376,16 +357,6 @@ def test_what_has_no_counterpart_is_named(family, head, fields, message, tmp_pat
     with pytest.raises(ValueError, match=f"^{re.escape(message)}.*$") as caught:
         load_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_an_encoder_is_loaded_without_the_head_that_has_no_counterpart(tmp_path):
-    original = theirs(head="ForMaskedLM", tie_word_embeddings=False)
-    original.save_pretrained(tmp_path)
-    model = load_pretrained(tmp_path, model_class=Encoder, dtype=torch.float64)
-    given, own = batch(original.config)
-    with torch.no_grad():
-        torch.testing.assert_close(run(model, own)[3], run(original, given)[3], rtol=0, atol=1e-10)
-    assert "cls.predictions.decoder.weight" in model.loading_report.dropped
 
 
 @pytest.mark.parametrize(
