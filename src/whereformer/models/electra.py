@@ -191,8 +191,6 @@ class Electra(EncoderPreTrainedModel):
         check_shape("labels", labels, input_ids.shape)
         if sampled_ids is not None:
             check_shape("sampled_ids", sampled_ids, input_ids.shape)
-        if uniforms is not None:
-            check_shape("uniforms", uniforms, input_ids.shape)
         targets = labels != -100
         generated = self.generator(input_ids, attention_mask, labels=labels, **inputs, return_dict=True)
         if len(generated.logits) == 0:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import (
-    CausalLMOutput,
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
 from .checks import check_shape, whole_numbers
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
-from .inputs import EncoderInputs, returns, takes
+from .inputs import EncoderInputs, takes
 from .layers import layer_norm
+
+
+@dataclass
+class HeadOutput(ModelOutput):
+    """What a model with a head returns: its class says what its ``loss`` and ``logits`` are.
+
+    ``hidden_states`` and ``attentions`` are those of :class:`Encoder`, if they are asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -36,13 +44,6 @@ class EncoderWithHead(EncoderPreTrainedModel):
     Raises:
         ValueError: if every token needs a prediction but ``config.blocks`` pool and no decoder undoes it.
     """
-
-    output_class: ClassVar[type[ModelOutput]]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "output_class" in vars(cls):
-            cls.forward = returns(cls.output_class, cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
         config = config if per_token else config.without_decoder()
@@ -80,7 +81,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         *,
         labels: Tensor | None = None,
         **inputs: Unpack[EncoderInputs],
-    ) -> ModelOutput:
+    ) -> HeadOutput:
         """Predict and, with labels, compute the loss, as the class describes; see also :meth:`Encoder.forward`."""
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
         states = encoded.last_hidden_state
@@ -92,7 +93,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
         others = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
-        return self.output_class(loss=loss, logits=logits, **others)
+        return HeadOutput(loss=loss, logits=logits, **others)
 
 
 class MaskedLMHead(nn.Module):
@@ -163,8 +164,6 @@ class EncoderForMaskedLM(EncoderWithLMHead):
     with labels and ``config.sparse_prediction`` (:func:`label_places`, vocab_size).
     """
 
-    output_class = MaskedLMOutput
-
 
 class EncoderForCausalLM(EncoderWithLMHead):
     """An :class:`Encoder` that predicts the next token, with the head of :class:`EncoderForMaskedLM`.
@@ -177,8 +176,6 @@ class EncoderForCausalLM(EncoderWithLMHead):
     Raises:
         ValueError: unless ``config.causal``.
     """
-
-    output_class = CausalLMOutput
 
     def __init__(self, config: EncoderConfig) -> None:
         if not config.causal:
@@ -312,8 +309,6 @@ class EncoderForSequenceClassification(EncoderWithHead):
     so are the labels.
     """
 
-    output_class = SequenceClassifierOutput
-
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, per_token=False)
         if config.causal and config.classifier_pooling == "cls":
@@ -359,8 +354,6 @@ class EncoderForTokenClassification(EncoderWithHead):
     those that a funnel's truncation drops: they skip its pooled blocks but not its decoder.
     """
 
-    output_class = TokenClassifierOutput
-
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         self.transform = Transform(config) if config.classifier_norm else nn.Identity()
@@ -400,8 +393,6 @@ class EncoderForPreTraining(EncoderWithHead):
 
     Source: Clark et al. (2020), arXiv 2003.10555; laiguokun/Funnel-Transformer ``pretrain.py``, ``modeling.py``.
     """
-
-    output_class = TokenClassifierOutput
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)

@@ -67,22 +67,6 @@ def asks_for(output: Literal["output_hidden_states", "output_attentions"], input
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
-def returns(output: type, forward: Forward) -> Forward:
-    """Return the same ``forward`` with ``output`` as the annotation of what it returns.
-
-    Programs such as sentence-transformers read this annotation, so a base class's ``forward`` has to name the output of
-    each class.
-    """
-
-    @wraps(forward)
-    def annotated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward(self, *args, **kwargs)
-
-    annotated.__annotations__ = {**forward.__annotations__, "return": output}
-    annotated.__signature__ = inspect.signature(forward).replace(return_annotation=output)  # type: ignore[attr-defined]
-    return cast(Forward, annotated)
-
-
 def takes(inputs: type) -> Callable[[Forward], Forward]:
     """Decorate a ``forward`` that collects the arguments of the TypedDict ``inputs`` in ``**inputs``.
 
