@@ -35,7 +35,7 @@ CHECKED_FOR_RELEASES := tests/kernels tests/positions tests/test_shapes.py \
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-newest test-wheel format test-tritons \
-	native sanitize sanitize-threads test-emulated test-transformers test-clients
+	native sanitize sanitize-threads test-emulated test-clients
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -114,12 +114,6 @@ test-tritons: $(VENV)/.dev  ## The tests of what GPU kernels compile to, with se
 		test -d $$folder || $(VENV)/bin/pip install --quiet --no-deps --target $$folder triton==$$version || exit 1; \
 		echo "== triton $$version"; PYTHONPATH=$$folder $(PYTEST) $(or $(ARGS),tests/kernels/test_compiled.py) || exit 1; \
 	done
-
-# They are in transformers' source distribution, for its folder's name: pip download --no-binary :all: --no-deps transformers
-test-transformers: $(VENV)/.dev  ## Hugging Face's common tests of models; SOURCE is the folder of transformers' sources
-	$(VENV)/bin/pip install --quiet --no-deps parameterized
-	WHEREFORMER_TRANSFORMERS_TESTS=$(abspath $(SOURCE))/tests $(VENV)/bin/python -m pytest -o addopts= \
-		tests/models/test_modeling_common.py $(ARGS)
 
 test-lowest: $(LOWEST)/.dev $(BUILT)  ## The quick tests with the oldest versions of what is needed; options: ARGS
 	$(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)

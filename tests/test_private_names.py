@@ -72,10 +72,3 @@ def private_names(module: str) -> set[str]:
     return set(filter(is_private, found)) - own_names()
 
 
-def test_private_names_are_those_listed_and_stand_where_they_belong():
-    found: dict[str, set[str]] = defaultdict(set)
-    for module in modules():
-        if names := private_names(module):
-            owner = next((each for each in USED if module == each or module.startswith(f"{each}.")), module)
-            found[owner] |= names
-    assert found == USED

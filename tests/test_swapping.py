@@ -6,7 +6,6 @@ import re
 import warnings
 from pathlib import Path
 
-import accelerate
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
@@ -187,21 +186,6 @@ def test_signatures_show_every_option():
     of_site |= {"query_documents", "key_documents"}
     attend = set(inspect.signature(whereformer.positions.Position.attend).parameters)
     assert attend == (shown - of_site) | {"self", "hidden", "site"}
-
-
-@pytest.mark.parametrize("name", [*METHODS, "learned+rope+tisa", "fox+logn", "tisa/shaw"])
-def test_accelerate_moves_a_methods_parameters_in_and_out(name):
-    """Between calls they are on the meta device."""
-    config = whereformer.EncoderConfig(
-        vocab_size=10, hidden_size=16, num_attention_heads=2, intermediate_size=8, blocks="2", position=name
-    )
-    model = whereformer.EncoderForMaskedLM(config).eval()
-    ids = torch.randint(10, (1, 9))
-    with torch.no_grad():
-        wanted = model(ids).logits
-        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-        assert all(each.device.type == "meta" for each in model.encoder.position.parameters())
-        torch.testing.assert_close(model(ids).logits, wanted)
 
 
 def page_values(section):

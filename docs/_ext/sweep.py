@@ -32,7 +32,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from whereformer import attach, detach
 from whereformer.errors import InputError, one_line
-from whereformer.models.attachment import proof
+from whereformer.models.attachment import found, proof
 from whereformer.models.attachment.implementations import NAME
 
 SECONDS = 30
@@ -275,36 +275,29 @@ class Logged(logging.Handler):
 @contextlib.contextmanager
 def attending(attend: Callable[..., Any]) -> Iterator[None]:
     """Let the proof call another function in place of our attention, which is that function's first argument."""
-    right = vars(proof)["attend"]
-    vars(proof)["attend"] = functools.partial(attend, right)
+    right = vars(found)["attend"]
+    vars(found)["attend"] = functools.partial(attend, right)
     try:
         yield
     finally:
-        vars(proof)["attend"] = right
+        vars(found)["attend"] = right
 
 
 def judge(model: PreTrainedModel) -> dict[str, Any]:
     """What ``attach`` makes of a model."""
-    layers: list[Any] = []
-
-    def note(right: Callable[..., Any], module: Any, *given: Any, **options: Any) -> Any:
-        layers.append(module)
-        return right(module, *given, **options)
-
     logger, logged = logging.getLogger(proof.__name__), Logged()
     logger.addHandler(logged)
     try:
         begun = time.perf_counter()
-        with attending(note):
-            attach(model, "none")
+        attach(model, "none")
         row: dict[str, Any] = {"outcome": "right", "seconds": round(time.perf_counter() - begun, 3)}
         stacks = {name: part for name, part in model.named_modules() if hasattr(part, NAME)}
         row["parts"] = list(stacks)
-        row["masks"] = next(iter(stacks.values())).config._attn_implementation
         detach(model)
         if logged.lines:
             return {**row, "outcome": "not proven", "why": logged.lines[0]}
         # In a decoder of objects the first layer sees zeros only, whose scores do not matter.
+        layers = [call.module for call in found.find_calls(model)]
         return {**row, "caught": is_caught(model, layers[0]) or is_caught(model, layers[-1])}
     except InputError as error:
         return {"outcome": "refused", "why": one_line(str(error))}
@@ -322,13 +315,16 @@ def is_caught(model: PreTrainedModel, layer: Any) -> bool:
     """Whether ``attach`` refuses a model in which the scores of a layer are multiplied by 1.01."""
 
     def multiply(right: Callable[..., Any], module: Any, query: torch.Tensor, *given: Any, **options: Any) -> Any:
-        return right(module, query * 1.01 if module is layer else query, *given, **options)
+        return right(module, query * 1.01 if hasattr(module, "is_wrong") else query, *given, **options)
 
+    layer.is_wrong = True  # the copies that the proof runs have it, too
     try:
         with attending(multiply):
             attach(model, "none")
     except InputError:
         return True
+    finally:
+        del layer.is_wrong
     detach(model)
     return False
 
@@ -448,11 +444,10 @@ EmbeddingGemma 2, Gemma 4 and Gemma 4 Unified they differ, so `attach(model, "ti
 
 {whole}.
 
-Of these, only some parts get a method, or the model computes with its masks: then it gets transformers' own masks,
-which are matrices.
+Of these, only some parts get a method:
 
-| Configuration | What gets a method | Masks |
-| --- | --- | --- |
+| Configuration | What gets a method |
+| --- | --- |
 {parts}
 
 ## Refused
@@ -510,9 +505,7 @@ def page(found: dict[str, list[dict[str, Any]]]) -> str:
         row = next(row for row in rows if row["outcome"] == kind)
         if kind == "right":
             parts = ", ".join(f"`{part}`" for part in row["parts"] if part)
-            masks = row["masks"].removeprefix(NAME).removeprefix("_")
-            in_parts = f"| `{config}` | {parts or 'all of it'} | {masks} |"
-            lists["parts" if parts or masks else "whole"].append(in_parts if parts or masks else f"`{config}`")
+            lists["parts" if parts else "whole"].append(f"| `{config}` | {parts} |" if parts else f"`{config}`")
         elif "does not dispatch attention" in row["why"]:
             lists["undispatched"].append(f"`{config}`")
         else:

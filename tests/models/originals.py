@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from whereformer import (
     Encoder,
     EncoderForMaskedLM,
-    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
     load_pretrained,
@@ -20,14 +19,11 @@ HEADS = {
     "ForMaskedLM": EncoderForMaskedLM,
     "ForSequenceClassification": EncoderForSequenceClassification,
     "ForTokenClassification": EncoderForTokenClassification,
-    "ForQuestionAnswering": EncoderForQuestionAnswering,
 }
 
 
 def make_original(name, options, head="Model"):
     """A model of transformers in float64, with parameters so large that each one matters."""
-    if head == "ForQuestionAnswering":
-        options = {**options, "num_labels": 2}
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options)).double().eval()
     with torch.no_grad():
@@ -41,7 +37,7 @@ def run(model, inputs):
     out = model(**inputs, output_hidden_states=True)
     real = inputs["attention_mask"].bool()
     found = [*out.hidden_states]
-    for name in ("last_hidden_state", "logits", "prediction_logits", "start_logits", "end_logits"):
+    for name in ("last_hidden_state", "logits", "prediction_logits"):
         found += [out[name]] if name in out else []
     return [tensor[real] if tensor.shape[:2] == real.shape else tensor for tensor in found]
 

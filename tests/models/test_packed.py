@@ -14,13 +14,11 @@ from whereformer import (
     EncoderConfig,
     EncoderForCausalLM,
     EncoderForMaskedLM,
-    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
     attach,
     position_names,
 )
-from whereformer.errors import InputError
 from whereformer.models import packed as packed_module
 from whereformer.positions import counting
 
@@ -241,12 +239,3 @@ def test_what_does_not_fit_is_refused(given, message):
     model = randomized(Encoder, position="tisa", **FUNNEL)
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
         model(**{"input_ids": IDS, **given})
-
-
-def test_answers_of_packed_texts_are_refused():
-    model, place = randomized(EncoderForQuestionAnswering, position="tisa", causal=True), torch.tensor([0])
-    whole = torch.arange(IDS.shape[1])
-    assert model(IDS, position_ids=whole, start_positions=place, end_positions=place).loss.isfinite()
-    for packed in ({"seq_idx": SEQ}, {"document_ids": SEQ}, {"position_ids": whole % 5}):
-        with pytest.raises(InputError, match=r"^start_positions: a packed row has an answer in each text"):
-            model(IDS, **packed, start_positions=place, end_positions=place)

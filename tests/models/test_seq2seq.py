@@ -222,17 +222,6 @@ def test_padding_changes_nothing(position):
 
 
 @pytest.mark.parametrize("position", METHODS)
-def test_nothing_looks_ahead(position):
-    model = build(position)
-    source, target = tokens(2, 5), tokens(2, 6)
-    changed = target.clone()
-    changed[:, 4:] = tokens(2, 2)
-    with torch.no_grad():
-        first, second = (model(source, None, each, use_cache=False).logits for each in (target, changed))
-    torch.testing.assert_close(first[:, :4], second[:, :4], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("position", METHODS)
 def test_gradients_reach_the_positions_of_both_parts(position):
     model = build(position)
     model(tokens(2, 8), labels=tokens(2, 8)).loss.backward()
@@ -318,16 +307,6 @@ def test_a_larger_vocabulary_stays_shared():
     assert model(tokens(1, 3), labels=torch.full((1, 2), VOCABULARY + 2)).logits.shape[-1] == VOCABULARY + 3
 
 
-def test_half_precision_stays_near():
-    model = build("shaw", dtype=torch.float32)
-    source, target = tokens(2, 5), tokens(2, 6)
-    with torch.no_grad():
-        expected = model(source, None, target).logits
-        found = model.to(torch.bfloat16)(source, None, target).logits
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
-
-
 def test_weights_are_returned_for_all_three_attentions():
     output = build("shaw")(tokens(2, 5), decoder_input_ids=tokens(2, 6), output_attentions=True)
     shapes = [tuple(weights[0].shape) for weights in (output.encoder_attentions, output.decoder_attentions)]
@@ -349,10 +328,10 @@ def test_writing_beyond_a_table_of_positions_says_so():
         ({"norm": "both"}, r"norm: expected 'post' or 'pre', got 'both'"),
         ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
         ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
-        ({"label_smoothing": 1.0}, r"label_smoothing: expected a number in \[0, 1\), got 1.0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing: expected at most 0.99, got 1.0"),
         (
             {"attention_probs_dropout_prob": 1.0},
-            r"attention_probs_dropout_prob: expected a number in \[0, 1\), got 1.0",
+            r"attention_probs_dropout_prob: expected at most 0.99, got 1.0",
         ),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
         ({"pad_token_id": 99}, r"pad_token_id: expected a token of the \d+, got 99"),

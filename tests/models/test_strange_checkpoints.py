@@ -57,8 +57,7 @@ def nothing_is_built(monkeypatch):
         ({"position": "synthesizer", "max_position_embeddings": 2**31 - 1}, "config: no model has these sizes"),
         ({"blocks": "900"}, "checkpoint: it has no 'encoder.layers.2.attention.query.weight', which this model needs"),
         ({"vocab_size": math.nan}, "vocab_size: expected a whole number, got nan"),
-        ({"id2label": 5}, "id2label: expected a name for each of 0, 1, 2..., got 5"),
-        ({"make_pooling": 5}, "config: it has no field 'make_pooling'"),
+        ({"id2label": 5}, "path_or_id: its config.json describes no model"),
         ({"position": "t5", "position_options": {"max_distance": 10**9}}, "max_distance: expected at most 1048576"),
     ],
 )
@@ -107,22 +106,6 @@ def test_a_damaged_config_is_one_line(folder, content):
     with pytest.raises(InputError, match=r"^path_or_id: .*config\.json") as caught:
         load_pretrained(folder)
     assert str(caught.value).isprintable()
-
-
-def test_a_link_out_of_the_folder_is_refused_and_the_hub_s_own_are_not(folder):
-    shard = folder.parent / "blobs" / "x"
-    shard.parent.mkdir()
-    (folder / "model.safetensors").rename(shard)
-    snapshot = folder.parent / "snapshots" / "main"
-    snapshot.parent.mkdir()
-    folder.rename(snapshot)
-    link = snapshot / "a.safetensors"
-    link.symlink_to(shard)
-    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
-    assert "embeddings.word.weight" in read_header(find_weights(snapshot))
-    snapshot.rename(folder)
-    with pytest.raises(InputError, match=r"'a\.safetensors', which is a link out of its folder"):
-        find_weights(folder)
 
 
 def test_the_header_takes_no_memory(folder):

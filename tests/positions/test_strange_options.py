@@ -64,8 +64,3 @@ def test_numbers_may_be_numpys():
     found = build_position("tisa", hidden_size=np.int64(16), num_heads=np.int32(2), num_kernels=np.uint8(3))
     assert found.amplitude.shape == (1, 2, 3)
     assert build_position("rope", **SIZES, base=np.float32(100)).bases == (100,)
-
-
-def test_options_have_names():
-    with pytest.raises(InputError, match=r"^position_options: expected text as keys, got \{1: 2\}"):
-        EncoderConfig(position_options={1: 2})

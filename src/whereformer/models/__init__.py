@@ -12,7 +12,6 @@ from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -29,7 +28,6 @@ from .heads import (  # noqa: E402
     EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForPreTraining,
-    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
@@ -46,7 +44,6 @@ __all__ = [
     "EncoderForCausalLM",
     "EncoderForMaskedLM",
     "EncoderForPreTraining",
-    "EncoderForQuestionAnswering",
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
     "Seq2SeqConfig",
@@ -66,7 +63,6 @@ AutoModelForCausalLM.register(EncoderConfig, EncoderForCausalLM)
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[EncoderConfig.model_type] = EncoderForCausalLM.__name__
 AutoModelForMaskedLM.register(EncoderConfig, EncoderForMaskedLM)
 AutoModelForPreTraining.register(EncoderConfig, EncoderForPreTraining)
-AutoModelForQuestionAnswering.register(EncoderConfig, EncoderForQuestionAnswering)
 AutoModelForSequenceClassification.register(EncoderConfig, EncoderForSequenceClassification)
 AutoModelForTokenClassification.register(EncoderConfig, EncoderForTokenClassification)
 AutoConfig.register(ElectraPretrainingConfig.model_type, ElectraPretrainingConfig)

@@ -2,72 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache
-from inspect import get_annotations
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, get_args, get_origin
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
-from ..kernels.choose import BACKENDS
-from ..kernels.tracing import can_look
 from ..positions import check_name
 
 
-def check_tensor(name: str, value: object) -> None:
-    """Raise an InputError that names the argument unless it is a tensor."""
-    if not isinstance(value, Tensor):
-        raise InputError(name, f"expected a tensor, got {type(value).__name__}")
-
-
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise an InputError that names the argument unless it is a tensor of the expected shape."""
-    check_tensor(name, tensor)
+    """Raise an InputError that names the argument unless the tensor has the expected shape."""
     if tensor.shape != expected:
         raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 def check_positions(name: str, positions: Tensor, batch: int, length: int) -> None:
-    """Raise an InputError that names the argument unless every token has a position, of at most MOST_IDS on each axis.
-
-    Numbers are looked at on the CPU only; elsewhere, and in compiled code, that would stall the device.
-    """
-    check_tensor(name, positions)
+    """Raise an InputError that names the argument unless every token has a position."""
     shape = positions.shape
     # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
     rows = shape[0] == batch or shape[0] == 1 if positions.dim() in (2, 3) else positions.dim() == 1
     if not rows or shape[min(positions.dim(), 2) - 1] != length:
         raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
-    if positions.is_complex() or not can_look(positions) or not positions.numel():
-        return
-    # torch cannot compare the wider unsigned numbers.
-    for value in torch.stack(positions.double().aminmax()).tolist():
-        if not abs(value) <= MOST_IDS:  # NaN too
-            raise InputError(name, f"expected numbers from -{MOST_IDS} to {MOST_IDS}, got {value:g}")
-
-
-def check_classes(name: str, labels: Tensor, classes: int) -> Tensor:
-    """Return labels as int64.
-
-    Raises:
-        InputError: that names the argument, unless they are whole numbers, each the number of one of the classes, or
-            -100. Numbers are looked at on the CPU only.
-    """
-    labels = whole_numbers(name, labels)
-    if can_look(labels):
-        strange = labels[((labels < 0) | (labels >= classes)) & (labels != -100)]
-        if len(strange):
-            raise InputError(name, f"expected numbers from 0 to {classes - 1}, or -100, got {int(strange[0])}")
-    return labels
 
 
 def whole_numbers(name: str, numbers: Tensor) -> Tensor:
@@ -90,39 +51,19 @@ def embedded_tokens(
         embedded: (batch, n, width), in place of the ids.
 
     Raises:
-        ValueError: unless exactly one is given, of this shape. Other errors are those of :func:`looked_up`.
+        ValueError: unless exactly one is given, of this shape.
     """
     other = name.replace("input_ids", "inputs_embeds")
     if (ids is None) == (embedded is None):
         raise ValueError(f"{name} and {other}: give exactly one of them")
     if embedded is not None:
-        check_tensor(other, embedded)
         if embedded.dim() != 3 or embedded.shape[-1] != width:
             raise InputError(other, f"expected shape (batch, n, {width}), got {tuple(embedded.shape)}")
-        if not embedded.is_floating_point():
-            raise InputError(other, f"expected floating-point numbers, got {embedded.dtype}")
         return embedded
     assert ids is not None
-    check_tensor(name, ids)
     if ids.dim() != 2:
         raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
-    return looked_up(name, embeddings, ids)
-
-
-def looked_up(name: str, embeddings: nn.Module, ids: Tensor) -> Tensor:
-    """Return the embeddings of ids, with one more dimension.
-
-    Raises:
-        InputError: that names the argument, unless the ids are of a type that torch looks up. The CPU also refuses ids
-            that are not in the table.
-    """
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise InputError(name, f"expected int64 or int32, got {ids.dtype}")
-    try:
-        found: Tensor = embeddings(ids)
-    except IndexError:
-        least, most = (int(number) for number in ids.aminmax())
-        raise InputError(name, f"expected numbers that the model has embeddings for, got {least} to {most}") from None
+    found: Tensor = embeddings(ids)
     return found
 
 
@@ -134,40 +75,7 @@ MOST_IDS = 2**31 - 1
 MOST_LABELS = 2**16
 """The most labels of a classifier. transformers gives each a name, so a file could take any amount of memory."""
 
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", dict: "a dictionary"}
-
-
-def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
-    """Raise an InputError for a field of one of our configurations whose value is of another kind than declared.
-
-    A configuration may come from an untrusted config.json, where anything can stand anywhere.
-
-    Args:
-        config: the configuration. A field that may be None, or is by default, passes.
-        extra: entries that are no fields. transformers makes them attributes, so they must not hide a method.
-    """
-    own = [each for each in type(config).__mro__ if each.__module__.partition(".")[0] == __name__.partition(".")[0]]
-    for base in own:
-        for name, hint in get_annotations(base, eval_str=True).items():
-            declared = get_args(hint)[0] if isinstance(hint, UnionType) else hint
-            kind = get_origin(declared) or declared
-            value = getattr(config, name)
-            if kind not in _KINDS or (value is None and (vars(base)[name] is None or NoneType in get_args(hint))):
-                continue
-            if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (
-                kind is bool
-            ):
-                raise InputError(name, f"expected {_KINDS[kind]}, got {shown(value)}")
-            if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-                raise InputError(name, f"expected text as keys, got {shown(value)}")
-    for name in extra:
-        hides = name == "attribute_map" or callable(getattr(type(config), name, None))
-        if hides or not name.isidentifier():
-            raise InputError("config", f"it has no field {shown(name)}")
-
-
-LOADED = "_loaded"
-"""The argument by which :class:`StrictConfig` hands its constructor the entries of a file that are no fields."""
+_KINDS = {bool: "True or False", str: "text"}
 
 _OF_TRANSFORMERS = {
     *("num_labels", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "per_layer_config"),
@@ -177,27 +85,18 @@ _OF_TRANSFORMERS = {
 """What transformers takes besides fields, or reads from any configuration. ``num_hidden_layers`` has its own error."""
 
 
-@cache
-def _of_generation() -> frozenset[str]:
-    """The fields of generation, which any file of transformers may have, but for one that may be meant for ours."""
-    return frozenset(GenerationConfig().to_dict().keys() - {"max_length"})
-
-
 def _known(config_class: Any) -> set[str]:
-    own = {*(field.name for field in fields(config_class)), *config_class.attribute_map, *_OF_TRANSFORMERS, LOADED}
-    return own | _of_generation()
+    return {*(field.name for field in fields(config_class)), *config_class.attribute_map, *_OF_TRANSFORMERS}
 
 
 class StrictConfig(PreTrainedConfig):
-    """A configuration whose constructor refuses what is no field, where entries of a file become attributes.
+    """A configuration whose constructor refuses what is no field, and leaves it out where it stands in a file.
 
-    A config.json of other hands may say more than a model needs. The tables below say what values fields may have.
+    The tables below say what values fields may have.
     """
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """The least and the greatest value of numeric fields that are not None."""
-    shares: ClassVar[tuple[str, ...]] = ("attention_probs_dropout_prob",)
-    """The fields that are at least 0 and below 1."""
+    """The least and the greatest value of numeric fields. Where both are whole numbers, so is the value."""
     choices: ClassVar[Mapping[str, Collection[str]]] = {}
     """The allowed values of fields that take one of a few."""
     activations: ClassVar[tuple[str, ...]] = ("hidden_act",)
@@ -206,41 +105,28 @@ class StrictConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         known = _known(cls)
-        unknown = {name: value for name, value in config_dict.items() if name not in known}
-        own = {name: value for name, value in config_dict.items() if name in known}
-        return super().from_dict(own | ({LOADED: unknown} if unknown else {}), **kwargs)
+        return super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
 
-    @classmethod
-    def from_json_file(cls, json_file: Any) -> Any:
-        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
-
-    def checked(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Check each field by itself, and other entries, which are returned; fill in the width of a head.
+    def checked(self, extra: dict[str, Any]) -> None:
+        """Check each field by itself, and other entries; fill in the width of a head.
 
         Raises:
             InputError: for a value that a field may not have, heads that do not divide ``hidden_size``, or an entry
                 that is no field.
         """
-        loaded = extra.pop(LOADED, {})
         for name in extra:
             if name not in _known(type(self)):
                 names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]
                 close = get_close_matches(name, names, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise InputError(name, f"{type(self).__name__} has no such field{hint}")
-        extra |= loaded
-        check_kinds(self, extra)
-        check_inherited(self, extra)
-        for name, (least, most) in self.bounds.items():
-            value = getattr(self, name)
-            # "value < least" would let NaN pass.
-            if value is not None and not value >= least:
-                raise InputError(name, f"expected at least {least}, got {shown(value)}")
-            if value is not None and not value <= most:
-                raise InputError(name, f"expected at most {most}, got {shown(value)}")
-        for name in self.shares:
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(name, f"expected a number in [0, 1), got {shown(getattr(self, name))}")
+        check_labels(extra)
+        for field in fields(type(self)):
+            name, value, usual = field.name, getattr(self, field.name), field.default
+            if name in self.bounds and (value is not None or not (usual is None or name.endswith("_token_id"))):
+                _check_number(name, value, *self.bounds[name])
+            if type(usual) in _KINDS and type(value) is not type(usual):
+                raise InputError(name, f"expected {_KINDS[type(usual)]}, got {shown(value)}")
         for name, known in self.choices.items():
             if getattr(self, name) not in known:
                 expected = " or ".join(repr(choice) for choice in known)
@@ -254,7 +140,17 @@ class StrictConfig(PreTrainedConfig):
             if width % heads:
                 raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {width}")
             own.head_dim = width // heads
-        return extra
+
+
+def _check_number(name: str, value: object, least: float, most: float) -> None:
+    whole = isinstance(least, int) and isinstance(most, int)
+    if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
+        raise InputError(name, f"expected {'a whole number' if whole else 'a number'}, got {shown(value)}")
+    # "value < least" would let NaN pass.
+    if not value >= least:
+        raise InputError(name, f"expected at least {least}, got {shown(value)}")
+    if not value <= most:
+        raise InputError(name, f"expected at most {most}, got {shown(value)}")
 
 
 def check_position(config: Any, *layers: int) -> None:
@@ -262,10 +158,13 @@ def check_position(config: Any, *layers: int) -> None:
 
     ``layers`` are the numbers of layers of the stacks that have these methods.
     """
+    options = config.position_options
+    if not (options is None or isinstance(options, dict)):
+        raise InputError("position_options", f"expected a dictionary, got {shown(options)}")
     for num_layers in layers:
         check_name(config.position, num_layers)
         try:
-            check_name(config.position, num_layers, config.position_options)
+            check_name(config.position, num_layers, options)
         except (InputError, TypeError) as error:
             raise InputError("position_options", str(error)) from None
 
@@ -273,37 +172,10 @@ def check_position(config: Any, *layers: int) -> None:
 def check_labels(entries: Mapping[str, Any]) -> None:
     """Raise an InputError unless the number of labels among a configuration's entries is one that a model can have.
 
-    transformers calls a method of the number, or makes as many names, before it looks at anything else.
+    transformers makes as many names before it looks at anything else.
     """
     count = entries.get("num_labels")
     if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
         raise InputError("num_labels", f"expected a whole number, got {shown(count)}")
     if count is not None and not 0 <= count <= MOST_LABELS:
         raise InputError("num_labels", f"expected a number from 0 to {MOST_LABELS}, got {shown(count)}")
-    names = entries.get("id2label")
-    if names is not None and not (isinstance(names, Mapping) and all(str(key).isdecimal() for key in names)):
-        raise InputError("id2label", f"expected a name for each of 0, 1, 2..., got {shown(names)}")
-
-
-def check_inherited(config: Any, extra: Mapping[str, Any]) -> None:
-    """Raise an InputError for a bad value of a field of transformers' configurations: labels, dtype, attention."""
-    check_labels({**extra, "id2label": config.id2label})
-    dtype = getattr(torch, config.dtype, None) if isinstance(config.dtype, str) else config.dtype
-    if config.dtype is not None and not isinstance(dtype, torch.dtype):
-        raise InputError("dtype", f"expected a dtype of torch, or the name of one, got {shown(config.dtype)}")
-    check_attention(extra.get("attn_implementation"))
-
-
-def check_attention(asked: object) -> None:
-    """Raise an InputError if one of transformers' attention functions is asked for, which our models do not call.
-
-    A dictionary has the choice for each part of a model, and for the model itself under "".
-    """
-    if isinstance(asked, dict):
-        asked = asked.get("")
-    if asked not in (None, "eager"):
-        raise InputError(
-            "attn_implementation",
-            f"these models compute attention themselves, got {shown(asked)}; "
-            f"say attention_backend= with one of {', '.join(BACKENDS)}",
-        )

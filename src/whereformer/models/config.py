@@ -58,8 +58,8 @@ class EncoderConfig(StrictConfig):
             wide, and the activated first half is multiplied by the second): GeGLU with hidden_act "gelu", SwiGLU with
             "silu".
         hidden_act: activation of the feed-forward layers and of the masked-LM head.
-        biases: False leaves out the biases of all projections and norms (ModernBERT). The masked-LM decoder,
-            classifiers and position methods keep theirs.
+        biases: False leaves out the biases of all projections and norms (ModernBERT). The last layers of heads and
+            position methods keep theirs.
         query_bias: whether the queries' projection has a bias (Funnel's has none).
         attention_scale: the factor on query . key; head_dim ** -0.5 if None (T5: 1.0). Products of a query or key with
             vectors of offsets or segments have it, too (shaw, transformer_xl, deberta); whatever else a position method
@@ -100,11 +100,13 @@ class EncoderConfig(StrictConfig):
         "intermediate_size": (1, 8 * MOST_WIDTH),
         "max_position_embeddings": (1, MOST_IDS),
         "type_vocab_size": (0, MOST_IDS),
-        **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0, 1)),
-        "initializer_range": (0, 1e3),
-        "layer_norm_eps": (0, 1),
-        "attention_scale": (0, 1e3),
-        "label_share": (0, 1),
+        "pad_token_id": (0, MOST_IDS),
+        **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0.0, 1.0)),
+        "attention_probs_dropout_prob": (0.0, 0.99),
+        "initializer_range": (0.0, 1e3),
+        "layer_norm_eps": (0.0, 1.0),
+        "attention_scale": (0.0, 1e3),
+        "label_share": (0.0, 1.0),
     }
     choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "norm": ("post", "pre"),
@@ -169,14 +171,12 @@ class EncoderConfig(StrictConfig):
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, shown(getattr(self, name)))
-        kwargs = self.checked(kwargs)
+        self.checked(kwargs)
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
-        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise InputError(
-                "pad_token_id", f"expected a token of the {self.vocab_size}, got {shown(self.pad_token_id)}"
-            )
+        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
+            raise InputError("pad_token_id", f"expected a token of the {self.vocab_size}, got {self.pad_token_id}")
         if not self.count_padding and self.pad_token_id is None:
             raise InputError("count_padding", "False needs a pad_token_id, got None")
         if self.decoder_layers != "0":
@@ -244,17 +244,8 @@ class EncoderConfig(StrictConfig):
             ValueError: if blocks pool and no decoder undoes it.
         """
         if not self.full_length:
-            if self.decoder_layers != "0":
-                raise InputError(
-                    "with_decoder",
-                    f"a prediction for every token needs the decoder where blocks pool, got False with "
-                    f"blocks={self.blocks!r}",
-                )
-            raise InputError(
-                "decoder_layers",
-                f"a prediction for every token needs at least '1' where blocks pool, got '0' with "
-                f"blocks={self.blocks!r}",
-            )
+            name = "decoder_layers" if self.decoder_layers == "0" else "with_decoder"
+            raise InputError(name, f"a prediction for every token needs a decoder after pooling, got {self.blocks!r}")
 
     def without_decoder(self) -> "EncoderConfig":
         """Return the configuration of the same model without its decoder; itself if it has none."""

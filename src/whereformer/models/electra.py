@@ -37,8 +37,8 @@ class ElectraPretrainingConfig(EncoderConfig):
     model_type = "whereformer_electra"
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
         **EncoderConfig.bounds,
-        "generator_size": (0, 1e3),
-        "discriminator_weight": (0, 1e9),
+        "generator_size": (0.0, 1e3),
+        "discriminator_weight": (0.0, 1e9),
     }
 
     generator_size: float = 0.25
@@ -191,8 +191,6 @@ class Electra(EncoderPreTrainedModel):
         check_shape("labels", labels, input_ids.shape)
         if sampled_ids is not None:
             check_shape("sampled_ids", sampled_ids, input_ids.shape)
-        if uniforms is not None:
-            check_shape("uniforms", uniforms, input_ids.shape)
         targets = labels != -100
         generated = self.generator(input_ids, attention_mask, labels=labels, **inputs, return_dict=True)
         if len(generated.logits) == 0:

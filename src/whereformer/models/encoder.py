@@ -18,9 +18,9 @@ from ..positions import Position, Site, build_position
 from ..positions.counting import places_in, places_of
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .checks import check_positions, check_shape, embedded_tokens, looked_up, whole_numbers
+from .checks import check_positions, check_shape, embedded_tokens, whole_numbers
 from .config import EncoderConfig
-from .devices import OneDeviceModel, fetched
+from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
 from .packed import offsets_suffice, packed_texts
@@ -70,7 +70,7 @@ class Embeddings(nn.Module):
         if self.token_type is not None:
             # BERT's default is type 0 for every token.
             types = words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
-            hidden = hidden + looked_up("token_type_ids", self.token_type, types)
+            hidden = hidden + self.token_type(types)
         hidden = position.embed(hidden, positions)
         hidden = self.dropout(self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
@@ -170,9 +170,9 @@ class Encoder(EncoderPreTrainedModel):
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
             token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
             position_ids: (n,) or (batch, n), or for rope with sections (batch, n, axes); whole or (if the method allows
-                it) fractional, up to 2 ** 31 - 1, which is checked on the CPU; by default 0 .. n - 1, or without
-                padding (``config.count_padding``). In every pooling, given positions become those of the first token,
-                and [CLS] keeps its own. By default, [CLS] moves so that all neighbors are equally far apart; methods
+                it) fractional, up to 2 ** 31 - 1; by default 0 .. n - 1, or without padding
+                (``config.count_padding``). In every pooling, given positions become those of the first token, and [CLS]
+                keeps its own. By default, [CLS] moves so that all neighbors are equally far apart; methods
                 with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document, whose ids stand side
                 by side. Positions start again with each run of equal ids by default. In a causal model, position_ids
@@ -198,11 +198,6 @@ class Encoder(EncoderPreTrainedModel):
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
         whole, texts = self._site(words, input_ids, attention_mask, inputs)
-        with fetched(self.position):
-            return self._run(words, whole, texts, inputs)
-
-    def _run(self, words: Tensor, whole: Site, texts: Texts | None, inputs: EncoderInputs) -> BaseModelOutput:
-        """Run all layers on embedded tokens (batch, n, embedding_size), which attend to one another in ``whole``."""
         places = whole.queries
         if whole.end is not None and texts is None and offsets_suffice(self.position):
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.

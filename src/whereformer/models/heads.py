@@ -1,34 +1,36 @@
-"""Encoders with heads: masked LM, classification, question answering and replaced-token detection."""
+"""Encoders with heads: masked LM, classification and replaced-token detection."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
-from transformers.loss.loss_utils import ForQuestionAnsweringLoss
-from transformers.modeling_outputs import (
-    CausalLMOutput,
-    MaskedLMOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
-from ..kernels.tracing import can_look
-from .checks import check_classes, check_shape, check_tensor, whole_numbers
+from .checks import check_shape, whole_numbers
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
-from .inputs import EncoderInputs, returns, takes
+from .inputs import EncoderInputs, takes
 from .layers import layer_norm
-from .packed import PACKED
 
-ONE_ANSWER = "a packed row has an answer in each text, and no loss of them; give each text a row of its own"
+
+@dataclass
+class HeadOutput(ModelOutput):
+    """What a model with a head returns: its class says what its ``loss`` and ``logits`` are.
+
+    ``hidden_states`` and ``attentions`` are those of :class:`Encoder`, if they are asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -42,13 +44,6 @@ class EncoderWithHead(EncoderPreTrainedModel):
     Raises:
         ValueError: if every token needs a prediction but ``config.blocks`` pool and no decoder undoes it.
     """
-
-    output_class: ClassVar[type[ModelOutput]]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "output_class" in vars(cls):
-            cls.forward = returns(cls.output_class, cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
         config = config if per_token else config.without_decoder()
@@ -76,12 +71,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
             ValueError: for labels whose shape does not fit the logits'.
         """
         check_shape("labels", labels, logits.shape[:-1])
-        labels = check_classes("labels", labels, logits.shape[-1])
-        return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
-
-    def output(self, logits: Tensor, **others: Any) -> ModelOutput:
-        """Build what the model returns from the logits, the loss and the optional outputs."""
-        return self.output_class(logits=logits, **others)
+        return functional.cross_entropy(logits.flatten(0, -2).float(), whole_numbers("labels", labels).flatten())
 
     @takes(EncoderInputs)
     def forward(
@@ -91,14 +81,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
         *,
         labels: Tensor | None = None,
         **inputs: Unpack[EncoderInputs],
-    ) -> ModelOutput:
+    ) -> HeadOutput:
         """Predict and, with labels, compute the loss, as the class describes; see also :meth:`Encoder.forward`."""
-        return self.run(input_ids, attention_mask, labels, inputs)
-
-    def run(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None, inputs: EncoderInputs
-    ) -> ModelOutput:
-        """Encode, predict and, with labels, compute the loss."""
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
         states = encoded.last_hidden_state
         words = inputs.get("inputs_embeds") if input_ids is None else input_ids
@@ -108,7 +92,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
         hidden, labels = self.targets(states, labels, attention_mask, documents)
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
-        return self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        others = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
+        return HeadOutput(loss=loss, logits=logits, **others)
 
 
 class MaskedLMHead(nn.Module):
@@ -179,8 +164,6 @@ class EncoderForMaskedLM(EncoderWithLMHead):
     with labels and ``config.sparse_prediction`` (:func:`label_places`, vocab_size).
     """
 
-    output_class = MaskedLMOutput
-
 
 class EncoderForCausalLM(EncoderWithLMHead):
     """An :class:`Encoder` that predicts the next token, with the head of :class:`EncoderForMaskedLM`.
@@ -193,8 +176,6 @@ class EncoderForCausalLM(EncoderWithLMHead):
     Raises:
         ValueError: unless ``config.causal``.
     """
-
-    output_class = CausalLMOutput
 
     def __init__(self, config: EncoderConfig) -> None:
         if not config.causal:
@@ -243,7 +224,7 @@ class Transform(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
         self.activation = ACT2FN[config.classifier_act]
         self.norm = layer_norm(config, config.hidden_size) if config.classifier_norm else None
 
@@ -328,8 +309,6 @@ class EncoderForSequenceClassification(EncoderWithHead):
     so are the labels.
     """
 
-    output_class = SequenceClassifierOutput
-
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, per_token=False)
         if config.causal and config.classifier_pooling == "cls":
@@ -348,14 +327,13 @@ class EncoderForSequenceClassification(EncoderWithHead):
         return self.classifier(hidden)
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        check_tensor("labels", labels)
         problem = self.config.problem_type or self._infer_problem(labels)
         expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
         if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
             raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
         logits, labels = logits.float(), labels.reshape(expected)
         if problem == "single_label_classification":
-            return functional.cross_entropy(logits, check_classes("labels", labels, logits.shape[-1]))
+            return functional.cross_entropy(logits, whole_numbers("labels", labels))
         if problem == "regression":
             return functional.mse_loss(logits, labels.float())
         return functional.binary_cross_entropy_with_logits(logits, labels.float())
@@ -376,8 +354,6 @@ class EncoderForTokenClassification(EncoderWithHead):
     those that a funnel's truncation drops: they skip its pooled blocks but not its decoder.
     """
 
-    output_class = TokenClassifierOutput
-
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         self.transform = Transform(config) if config.classifier_norm else nn.Identity()
@@ -387,81 +363,6 @@ class EncoderForTokenClassification(EncoderWithHead):
 
     def predict(self, hidden: Tensor) -> Tensor:
         return self.token_classifier(self.dropout(self.transform(hidden)))
-
-
-class EncoderForQuestionAnswering(EncoderWithHead):
-    """An :class:`Encoder` that finds an answer in its sequence: two numbers for every token, from a linear layer, with
-    ``config.classifier_norm`` after a :class:`Transform`.
-
-    ``start_logits`` and ``end_logits`` are (batch, n). An answer may begin or end at any token, even at those that a
-    funnel's truncation drops: they skip its pooled blocks but not its decoder.
-    """
-
-    output_class = QuestionAnsweringModelOutput
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
-        self.transform = Transform(config) if config.classifier_norm else nn.Identity()
-        self.span = nn.Linear(config.hidden_size, 2)
-        self.post_init()
-
-    def targets(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        # Of a causal model, positions alone may tell that a row is packed.
-        if labels is not None and document_ids is not None and can_look(document_ids) and document_ids.any():
-            raise InputError("start_positions", ONE_ANSWER)
-        return hidden, labels
-
-    def predict(self, hidden: Tensor) -> Tensor:
-        return self.span(self.transform(hidden))
-
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        loss: Tensor = ForQuestionAnsweringLoss(*logits.float().unbind(-1), *labels.unbind(-1))
-        return loss
-
-    def output(self, logits: Tensor, **others: Any) -> ModelOutput:
-        start, end = logits.unbind(-1)
-        return self.output_class(start_logits=start, end_logits=end, **others)
-
-    @takes(EncoderInputs)
-    def forward(  # type: ignore[override]  # the labels are two
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        *,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        **inputs: Unpack[EncoderInputs],
-    ) -> ModelOutput:
-        """Score every token as an answer's first and last; other arguments as :meth:`Encoder.forward`.
-
-        Args:
-            start_positions, end_positions: (batch,) index of the answer's first and last token. As in transformers, an
-                index beyond the sequence is ignored, and one below 0 counts as 0.
-
-        Returns:
-            ``start_logits`` and ``end_logits`` (batch, n), and with positions the ``loss``: the average of the start's
-            and the end's mean cross-entropy in nats.
-
-        Raises:
-            ValueError: for one of the positions without the other, shapes that do not fit, or packed rows; those that
-                position_ids alone tell (:meth:`Encoder.forward`) are refused on the CPU.
-        """
-        if (start_positions is None) != (end_positions is None):
-            raise ValueError("start_positions and end_positions: give both or neither")
-        labels = None
-        if start_positions is not None and end_positions is not None:
-            if any(inputs.get(name) is not None for name in ("document_ids", *PACKED)):
-                raise InputError("start_positions", ONE_ANSWER)
-            words = inputs.get("inputs_embeds") if input_ids is None else input_ids
-            if words is not None:
-                check_tensor("input_ids" if input_ids is not None else "inputs_embeds", words)
-                check_shape("start_positions", start_positions, words.shape[:1])
-                check_shape("end_positions", end_positions, words.shape[:1])
-            ends = {"start_positions": start_positions, "end_positions": end_positions}
-            labels = torch.stack([whole_numbers(name, each) for name, each in ends.items()], -1)
-        return self.run(input_ids, attention_mask, labels, inputs)
 
 
 class DiscriminatorHead(nn.Module):
@@ -492,8 +393,6 @@ class EncoderForPreTraining(EncoderWithHead):
 
     Source: Clark et al. (2020), arXiv 2003.10555; laiguokun/Funnel-Transformer ``pretrain.py``, ``modeling.py``.
     """
-
-    output_class = TokenClassifierOutput
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)

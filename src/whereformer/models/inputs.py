@@ -67,64 +67,34 @@ def asks_for(output: Literal["output_hidden_states", "output_attentions"], input
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
-def returns(output: type, forward: Forward) -> Forward:
-    """Return the same ``forward`` with ``output`` as the annotation of what it returns.
-
-    Programs such as sentence-transformers read this annotation, so a base class's ``forward`` has to name the output of
-    each class.
-    """
-
-    @wraps(forward)
-    def annotated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward(self, *args, **kwargs)
-
-    annotated.__annotations__ = {**forward.__annotations__, "return": output}
-    annotated.__signature__ = inspect.signature(forward).replace(return_annotation=output)  # type: ignore[attr-defined]
-    return cast(Forward, annotated)
-
-
 def takes(inputs: type) -> Callable[[Forward], Forward]:
     """Decorate a ``forward`` that collects the arguments of the TypedDict ``inputs`` in ``**inputs``.
 
     transformers reads signatures: its Trainer keeps those columns of a data set that a model's ``forward`` names, and
     ``generate`` refuses arguments that it does not name. So the signature lists every name of the TypedDict. Any other
     argument raises a TypeError, as in any function. One more argument is ``return_dict``: if it is False, here or in
-    the configuration, the output is a tuple. Token types and positions may also follow
-    the mask without their names, as in BERT.
+    the configuration, the output is a tuple.
     """
-    after_mask: list[str] = [name for name in ("token_type_ids", "position_ids") if name in inputs.__annotations__]
 
     def decorate(forward: Forward) -> Forward:
         signature = inspect.signature(forward)
         own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         collected = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD if name in after_mask else inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=annotation,
-            )
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             for name, annotation in {**inputs.__annotations__, "return_dict": bool | None}.items()
         ]
-        parameters = sorted(own + collected, key=lambda parameter: parameter.kind)
-        names = [parameter.name for parameter in parameters if parameter.name != "self"]
-        first = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in own) - 1
+        names = [parameter.name for parameter in own + collected if parameter.name != "self"]
         return_either = can_return_tuple(forward)
 
         @wraps(forward)
         def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for name, value in zip(after_mask, args[first:], strict=False):
-                if name in kwargs:
-                    raise TypeError(f"{name}: given twice, by its place and by its name")
-                kwargs[name] = value
-            args = args[:first] + args[first + len(after_mask) :]
             for name in kwargs:
                 if name not in names:
                     kind = type(self).__name__
                     raise TypeError(f"{name}: no argument of {kind}, which takes {', '.join(names)}")
             return return_either(self, *args, **kwargs)
 
-        checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        checked.__signature__ = signature.replace(parameters=own + collected)  # type: ignore[attr-defined]
         return cast(Forward, checked)
 
     return decorate

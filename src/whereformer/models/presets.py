@@ -63,8 +63,8 @@ al. (2020, 2003.10555), Dai et al. (2020, 2006.03236), Warner et al. (2024, 2412
 def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a preset with changes.
 
-    Another position method takes no options of the preset's, unless it joins the preset's own. Lists with an entry per
-    layer (windows, bases) are cut to the number of layers, and patterns of positions go on to it.
+    Another position method takes no options of the preset's, unless it joins the preset's own. A list of
+    bases, one per layer, is cut to the number of layers, and patterns of positions go on to it.
 
     Raises:
         ValueError: for another name.
@@ -83,8 +83,6 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     pattern = preset.get("position", "none").split("/")
     if layers % len(pattern):  # a pattern has to divide the layers
         preset["position"] = "/".join(islice(cycle(pattern), layers))
-    if "windows" in preset:
-        preset["windows"] = ",".join(preset["windows"].split(",")[:layers])
     options = preset.get("position_options", {})
     if "base" in options:
         preset["position_options"] = {**options, "base": options["base"][:layers]}

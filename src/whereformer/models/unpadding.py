@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+import copy
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from transformers import DataCollatorWithFlattening, PreTrainedModel
 
 from ..errors import InputError
-from .attachment.undisturbed import undisturbed
 from .packed import PACKED
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -55,10 +52,6 @@ def _collator() -> DataCollatorWithFlattening:
     return DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True, return_position_ids=True)
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return chain(model.named_parameters(), model.named_buffers())
-
-
 @torch.no_grad()
 def _check(module: Any) -> None:
     """Raise an InputError unless a Transformer of sentence-transformers has the same states for packed texts."""
@@ -75,11 +68,10 @@ def _check(module: Any) -> None:
     batch["position_ids"] += module._infer_flatten_position_offset()
     batch = {name: value.to(own.device) if torch.is_tensor(value) else value for name, value in batch.items()}
     # In half precision, rounding changes as much as other texts may.
-    state = {name: each.float() if each.is_floating_point() else each for name, each in _tensors(own)}
-    with undisturbed(own):
-        rows = [{"input_ids": torch.tensor([text], device=own.device)} for text in texts]
-        *parts, packed = (functional_call(own, state, (), given)[0] for given in (*rows, batch))
-        alone = torch.cat(parts, 1)
+    exact = copy.deepcopy(own).float().eval()
+    rows = [{"input_ids": torch.tensor([text], device=own.device)} for text in texts]
+    *parts, packed = (exact(**given)[0] for given in (*rows, batch))
+    alone = torch.cat(parts, 1)
     # More than rounding adds up to, and less than other texts change.
     if not (packed - alone).abs().max() <= torch.finfo(alone.dtype).eps ** (2 / 3) * alone.abs().max():
         reason = "does not keep packed texts apart; expected an encoder of whereformer, or a model with attach"

@@ -17,21 +17,18 @@ def parse_windows(windows: str | None, blocks: Sequence[Block], decoder: Sequenc
     "128,128,0" gives two layers windows of 128 positions and the third none, and so on in turn. None is no windows.
 
     Raises:
-        ValueError: for anything else, more numbers than layers, and a window below the distance of neighbors in a
-            pooled block.
+        ValueError: for anything else, and a window below the distance of neighbors in a pooled block.
     """
     strides = [2**index for index, block in enumerate(blocks) for _ in range(block.layers * block.repeats)]
     strides += [1] * sum(block.layers * block.repeats for block in decoder)
     if windows is None:
         return (None,) * len(strides)
     # More digits than Python reads would be an error of another kind.
-    if not re.fullmatch(r" *[0-9]{1,20} *(, *[0-9]{1,20} *)*", windows, re.ASCII):
+    if not isinstance(windows, str) or not re.fullmatch(r" *[0-9]{1,20} *(, *[0-9]{1,20} *)*", windows, re.ASCII):
         raise InputError("windows", f"expected numbers as '128' or '128,128,0' (0: no window), got {shown(windows)}")
     numbers = [int(number) for number in windows.split(",")]
     if max(numbers) > MOST_IDS:
         raise InputError("windows", f"expected at most {MOST_IDS}, got {max(numbers)}")
-    if len(numbers) > len(strides):
-        raise InputError("windows", f"expected at most {len(strides)} numbers, one per layer, got {shown(windows)}")
     found = tuple(number or None for number in islice(cycle(numbers), len(strides)))
     for window, stride in zip(found, strides, strict=True):
         if window is not None and window < stride:

@@ -16,19 +16,17 @@ from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
 from ..checkpoints.sources import KINDS, OURS
 from ..devices import check_devices
-from . import proof
 from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
 from .hooks import Enter, Start
-from .implementations import NAME, with_masks
+from .implementations import NAME
 from .kinds import serve
 from .own import own_table, rotates, serve_tables, switch_off
+from .proof import prove as prove_same
 from .served import is_served
-from .undisturbed import parts_of
+from .trial import parts_of
 from .undo import Undo
 
 _UNDO = "_whereformer_undo"
-HARMLESS = 2**20
-"""Numbers of a method that may be made before the checkpoint is read, which then says what it lacks."""
 
 
 def attach(
@@ -54,7 +52,7 @@ def attach(
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
-            if it computes something else. A model that computes with its mask then gets transformers' own masks.
+            if it computes something else.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
             masks that show later tokens.
@@ -82,7 +80,7 @@ def attach_sized(
     position_options: dict[str, Any],
     most: int | None = None,
 ) -> PreTrainedModel:
-    """Do what :func:`attach` does, with a method of at most about so many numbers, however many are asked for.
+    """Do what :func:`attach` does, with a method of at most so many numbers, however many are asked for.
 
     Raises:
         InputError: for ``path_or_id``, before memory is taken, if it has more.
@@ -107,20 +105,22 @@ def attach_sized(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls, masks = proof.prove(model, keep_absolute) if prove else (find_calls(model), None)
+    calls = find_calls(model)
     if not calls:
         loads = model.config.model_type in set(KINDS) - set(OURS)
         instead = "; whereformer.load_pretrained makes an encoder of it that takes any method" if loads else ""
         kind = type(model).__name__
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
+    if prove:
+        prove_same(model, calls, keep_absolute)
     undo = Undo()
     try:
         serve(model, undo, parts_with(model, calls))
-        _attach(model, calls, masks, position, keep_absolute, position_options, undo, most)
+        _attach(model, calls, position, keep_absolute, position_options, undo, most)
     except Exception:
         undo.run()
         raise
-    set_implementation(model, calls, with_masks(NAME, masks), undo)
+    set_implementation(model, calls, NAME, undo)
     model.config.whereformer = {
         "position": position,
         "keep_absolute": keep_absolute,
@@ -139,7 +139,6 @@ def is_attached(model: PreTrainedModel) -> bool:
 def _attach(
     model: PreTrainedModel,
     calls: list[AttentionCall],
-    masks: str | None,
     position: str,
     keep_absolute: bool,
     position_options: dict[str, Any],
@@ -168,7 +167,7 @@ def _attach(
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
-        arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
+        arrived = [call for call in record_calls(model, calls) if call.received is not None]
     except InputError as error:
         if keep_absolute:
             raise
@@ -259,21 +258,14 @@ class Stack:
                     count = sum(tensor.numel() for tensor in build().state_dict().values())
             except RuntimeError as error:  # torch cannot count so far
                 raise InputError("path_or_id", f"its config.json asks for too much: {error}") from None
-            if count > most + HARMLESS:
-                has = f"the checkpoint has {most:,} numbers of {name!r}"
-                raise InputError("path_or_id", f"{has}, and what its config.json says of the method makes {count:,}")
+            if count > most:
+                raise InputError("path_or_id", f"the checkpoint has {most:,} numbers of {name!r}, expected {count:,}")
         self.position = build()
         if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
             isinstance(method, NoPosition) for method in self.position.methods()
         ):
             raise InputError(
                 "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
-            )
-        if stack.main_input_name == "pixel_values" and any(
-            (method.axes or 1) > 1 for method in self.position.methods()
-        ):
-            raise InputError(
-                "position", "patches of an image get one number each, and it takes positions of several axes"
             )
         for part in self.position.methods():
             if type(part).embed is not Position.embed:

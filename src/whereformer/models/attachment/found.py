@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,12 +12,12 @@ from transformers import PreTrainedModel
 
 from .examples import run_any
 from .hooks import LayerInput
-from .implementations import NAME, register, with_masks
-from .interface import check_options, requested
+from .implementations import NAME, register
+from .interface import attend, requested
 from .kinds import serve
 from .masks import mask
 from .served import is_served
-from .undisturbed import configs_of, owners_of, parts_of, undisturbed
+from .trial import configs_of, owners_of, parts_of, trial, twins
 from .undo import Undo
 
 PROBE = f"{NAME}_probe"
@@ -36,6 +37,7 @@ class AttentionCall:
         num_heads, head_dim: the number of heads, and the width of one.
         received: what the hooks of an attached method passed on; None without a method.
         causal: whether no query sees a later key.
+        dead: (batch, n_q), whose outputs mean nothing: tokens with no key to see, or padding themselves.
     """
 
     module: nn.Module
@@ -45,9 +47,14 @@ class AttentionCall:
     head_dim: int
     received: LayerInput | None
     causal: bool
+    dead: Tensor
+
+    def of(self, modules: Mapping[nn.Module, nn.Module]) -> AttentionCall:
+        """Return the call of the same layer in a copy of its model."""
+        return replace(self, module=modules[self.module])
 
 
-_calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
+recorded: ContextVar[list[AttentionCall]] = ContextVar("recorded")
 
 
 def _probe(
@@ -56,53 +63,55 @@ def _probe(
     key: Tensor,
     value: Tensor,
     attention_mask: Any = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     is_causal: bool | None = None,
-    whereformer: LayerInput | None = None,
     **options: Any,
-) -> tuple[Tensor, None]:
-    """An attention function that records its calls and returns an output of the right shape."""
-    check_options(module, options)
-    (batch, num_heads, n_q, head_dim), n_k = query.shape, key.shape[2]
-    causal = requested(module, attention_mask, query, key, is_causal, options).hides_later_keys(n_q)
-    _calls.get().append(AttentionCall(module, n_q, n_k, num_heads, head_dim, whereformer, causal))
-    return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
+) -> tuple[Tensor, Tensor | None]:
+    """Attend, and record the call.
+
+    transformers averages over all keys where a query may see none. What padding sees is not the same for all models.
+    """
+    out, weights = attend(module, query, key, value, attention_mask, is_causal=is_causal, **options)
+    (batch, heads, n_q, head_dim), n_k = query.shape, key.shape[2]
+    asked = requested(module, attention_mask, query, key, is_causal, options)
+    dead, real = (out == 0).flatten(2).all(-1), asked.key_mask(batch)
+    if real is not None and n_q == n_k:
+        dead = dead | ~real
+    received, causal = options.get("whereformer"), asked.hides_later_keys(n_q)
+    recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead))
+    return out, weights
 
 
-def find_calls(model: PreTrainedModel, own_masks: str | None = None) -> list[AttentionCall]:
+def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
     """Find the attention calls of a model: those of one small forward, in order; none if it does not dispatch them.
-
-    Args:
-        model: the model, which stays as it is.
-        own_masks: whose masks it gets, "eager" or "sdpa" for transformers' own; None: ours.
 
     Raises:
         InputError: if there is no small input that it runs on.
     """
-    with undisturbed(model):
-        serve(model, Undo())
-        if not (model._can_set_attn_implementation() or any(map(is_served, model.modules()))):
+    with trial(model) as copied:
+        own = twins(copied, model)
+        serve(copied, Undo())
+        if not (copied._can_set_attn_implementation() or any(map(is_served, copied.modules()))):
             return []
-        for config in configs_of(model):
-            setattr(config, IMPLEMENTATION, with_masks(PROBE, own_masks))
-        return _record(model)
+        for config in configs_of(copied):
+            setattr(config, IMPLEMENTATION, PROBE)
+        return [call.of(own) for call in _record(copied)]
 
 
-def record_calls(model: PreTrainedModel, found: list[AttentionCall], own_masks: str | None) -> list[AttentionCall]:
+def record_calls(model: PreTrainedModel, found: list[AttentionCall]) -> list[AttentionCall]:
     """Record the attention calls of one small forward of a model with a method, in the parts in which calls were."""
-    with undisturbed(model):
-        set_implementation(model, found, with_masks(PROBE, own_masks), Undo())
-        return _record(model)
+    with trial(model) as copied:
+        own = twins(model, copied)
+        set_implementation(copied, [call.of(own) for call in found], PROBE, Undo())
+        return _record(copied)
 
 
 def _record(model: PreTrainedModel) -> list[AttentionCall]:
     calls: list[AttentionCall] = []
-    token = _calls.set(calls)
+    token = recorded.set(calls)
     try:
         run_any(model, rows=1, length=5, before=calls.clear)
     finally:
-        _calls.reset(token)
+        recorded.reset(token)
     return calls
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from .. import packed
-from ..devices import fetched
 from .hooks import LayerInput
 from .implementations import NAME, register
 from .masks import RequestedMask, mask
@@ -81,11 +80,10 @@ def attend(
     layer: LayerInput | None = options.get("whereformer")
     site = asked.site(query, scaling)
     if layer is not None:
-        layer.check(asked, query.shape[2], asked.n_k)
+        layer.check(asked, query.shape[2])
         position = layer.forward.position
-        with fetched(position):
-            own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
-            hooked = position.apply_hooks(layer.hidden, query, key, value, own)
+        own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
+        hooked = position.apply_hooks(layer.hidden, query, key, value, own)
         query, key, value, terms = hooked  # type: ignore[assignment]  # attached methods keep query . key
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
@@ -95,15 +93,13 @@ def attend(
         **site.options(query),
         "softcap": options.get("softcap"),
         "sinks": _sinks(options),
-        "dropout_p": dropout % 1,
+        "dropout_p": dropout,
     }
     weights = None
     if options.get("output_attentions", None if layer is None else layer.with_weights):
         out, weights = attention_and_weights(query, key, value, terms, **call)
     else:
         out = attention(query, key, value, terms, **call)
-    if dropout == 1:  # every weight is dropped, which our attention refuses
-        out, weights = out * 0, None if weights is None else weights * 0
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -125,9 +121,9 @@ def requested(
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
-        asked = RequestedMask(n_k, first=None, real=mask[:, 0, 0])
+        asked = RequestedMask(n_k, real=mask[:, 0, 0])
     else:
-        asked = RequestedMask(n_k, first=None, matrix=mask)
+        asked = RequestedMask(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
     documents = (layer.forward if layer else packed).packed_texts(options, query, query.shape[2], n_k)
     return asked if documents is None else asked._replace(documents=documents)

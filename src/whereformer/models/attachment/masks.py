@@ -37,8 +37,7 @@ class RequestedMask(NamedTuple):
 
     Args:
         n_k: the number of keys; the last of them is at the last query.
-        first: the position of the first key: a cache that slides has dropped those before it. A mask of the model's own
-            does not tell it: None.
+        first: the position of the first key: a cache that slides has dropped those before it.
         causal: whether later keys are masked.
         window: how far before and after itself a query attends; None without a window.
         real: (batch or 1, first + n_k) bool, which tokens of the whole text are no padding; None: all.
@@ -48,7 +47,7 @@ class RequestedMask(NamedTuple):
     """
 
     n_k: int
-    first: int | None = 0
+    first: int = 0
     causal: bool = False
     window: tuple[int, int] | None = None
     real: Tensor | None = None
@@ -70,7 +69,7 @@ class RequestedMask(NamedTuple):
 
     def site(self, query: Tensor, scale: float | None) -> Site:
         """Return where a query attends. A cache holds the earlier keys, so the queries are the last tokens."""
-        (batch, _, n_q, _), n_k, first = query.shape, self.n_k, self.first or 0
+        (batch, _, n_q, _), n_k, first = query.shape, self.n_k, self.first
         keys = Positions(first, 1, n_k)
         return Site(
             keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q),
@@ -103,53 +102,12 @@ class RequestedMask(NamedTuple):
         seen = _seen(self.matrix)
         return not bool(seen.expand(*seen.shape[:2], n_q, -1).triu(1 + seen.shape[3] - n_q).any())
 
-    def is_packed(self) -> bool:
-        """Whether the blocks of a matrix alone tell that rows hold several texts; not known in compiled code."""
-        if self.documents is not None or self.matrix is None or torch.compiler.is_compiling():
-            return False
-        return self.matrix.shape[2] == self.matrix.shape[3] and _has_blocks(_seen(self.matrix).any(1))
-
 
 def _seen(matrix: Tensor) -> Tensor:
     """Return which keys are seen by which queries, of a mask that is bool or added to scores."""
     return matrix if matrix.dtype == torch.bool else matrix > torch.finfo(matrix.dtype).min / 2
 
 
-def _has_blocks(seen: Tensor) -> bool:
-    """Whether a row of tokens, (batch, n, n), falls into parts of which none sees another; padding is no part."""
-    joined = seen | seen.mT
-    tokens = torch.arange(seen.shape[1], device=seen.device)
-    # The earliest token that one from here on sees, or is seen by
-    earliest = torch.where(joined, tokens, len(tokens)).amin(2).flip(1).cummin(1).values.flip(1)
-    real = joined.any(2)
-    before, from_here = real.cumsum(1) > real, real.flip(1).cumsum(1).flip(1) > 0
-    return bool(((earliest >= tokens) & before & from_here).any())
-
-
-def of_growing_caches(mask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a mask function of transformers that refuses a cache in which the last key is not the last query's."""
-
-    def checked(
-        batch_size: int,
-        q_length: int,
-        kv_length: int,
-        q_offset: int = 0,
-        kv_offset: int = 0,
-        mask_function: Callable[..., Tensor] = causal_mask_function,
-        attention_mask: Tensor | None = None,
-        **options: Any,
-    ) -> Any:
-        end = kv_offset + kv_length
-        covered = attention_mask is not None and attention_mask.shape[1] >= end
-        ahead = not covered and q_offset + q_length < end and _is_causal(mask_function)
-        if isinstance(q_offset, Tensor) or ahead:
-            raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
-        return mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
-
-    return checked
-
-
-@of_growing_caches
 def mask(
     batch_size: int,
     q_length: int,
@@ -163,8 +121,15 @@ def mask(
     """A mask function of transformers: it returns what was asked for, with a matrix only for patterns of other kinds.
 
     Causality, windows, padding and the texts of packed rows need none.
+
+    Raises:
+        InputError: for a cache in which the last key is not the last query's.
     """
     asked, end = _recognized(mask_function, kv_length), kv_offset + kv_length
+    covered = attention_mask is not None and attention_mask.shape[1] >= end
+    ahead = asked is not None and asked.causal and not covered and q_offset + q_length < end
+    if isinstance(q_offset, Tensor) or ahead:
+        raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
     if asked is None or ((asked.causal or asked.window) and q_offset + q_length != end):
         # Without these, None stands for what sdpa takes from the layer.
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -177,11 +142,6 @@ def mask(
         if can_look(real) and bool(real.all()):
             real = None
     return asked._replace(first=kv_offset, real=real)
-
-
-def _is_causal(mask_function: Callable[..., Tensor]) -> bool:
-    asked = _recognized(mask_function, 0)
-    return asked is not None and asked.causal
 
 
 def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask | None:

@@ -31,7 +31,7 @@ class NoRotation(nn.Module):
 
 def switch_off(model: PreTrainedModel, undo: Undo) -> bool:
     """Switch the model's own positions off; return whether it has any."""
-    replacements: list[tuple[nn.Module, str, nn.Module | Tensor | None]] = []
+    replacements: list[tuple[nn.Module, str, nn.Module | None]] = []
     for module in model.modules():
         for name in ("position_embeddings", "wpe"):
             own = getattr(module, name, None)
@@ -40,8 +40,6 @@ def switch_off(model: PreTrainedModel, undo: Undo) -> bool:
                 if "token_type_ids" in module._buffers:
                     # This buffer is as long as the table of positions. Without it, types are zeros at any length.
                     replacements.append((module, "token_type_ids", None))
-            elif isinstance(own, nn.Parameter):
-                replacements.append((module, name, torch.zeros_like(own)))
         if isinstance(getattr(module, "rotary_emb", None), nn.Module):
             replacements.append((module, "rotary_emb", NoRotation()))
         if own_table(module) and takes_bias(module):
@@ -56,16 +54,14 @@ def rotates(model: PreTrainedModel) -> bool:
     return any(re.search("Rotary|Rope|RoPE", type(module).__name__) for module in model.modules())
 
 
-def _replace(model: PreTrainedModel, owner: nn.Module, name: str, by: nn.Module | Tensor | None, undo: Undo) -> None:
-    """Replace a module, parameter or buffer. A tensor becomes a buffer that is not saved; None removes a buffer."""
+def _replace(model: PreTrainedModel, owner: nn.Module, name: str, by: nn.Module | None, undo: Undo) -> None:
+    """Replace a module, or remove a buffer."""
     own = getattr(owner, name)
     undo.add(_put_back, model, owner, name, own)
     if isinstance(own, nn.Module):
         setattr(owner, name, by)
-        return
-    delattr(owner, name)
-    if isinstance(by, Tensor):
-        owner.register_buffer(name, by, persistent=False)
+    else:
+        delattr(owner, name)
 
 
 def _put_back(model: PreTrainedModel, owner: nn.Module, name: str, own: nn.Module | Tensor) -> None:
@@ -75,12 +71,6 @@ def _put_back(model: PreTrainedModel, owner: nn.Module, name: str, own: nn.Modul
         for parameter in own.parameters():
             parameter.data = parameter.data.to(model.dtype)
         setattr(owner, name, own)
-        return
-    if hasattr(owner, name):
-        delattr(owner, name)
-    if isinstance(own, nn.Parameter):
-        own.data = own.data.to(model.device, model.dtype)
-        owner.register_parameter(name, own)
     else:
         owner.register_buffer(name, own.to(model.device), persistent=False)
 

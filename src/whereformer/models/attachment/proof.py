@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,17 +20,11 @@ from transformers import PreTrainedModel
 
 from ...errors import InputError
 from .examples import Example, run_any
-from .found import AttentionCall, find_calls, parts_with, set_implementation
-from .implementations import NAME, OWN_MASKS, register, with_masks
-from .interface import attend, requested
+from .found import PROBE, AttentionCall, parts_with, recorded, set_implementation
 from .kinds import serve
-from .masks import mask
 from .own import serve_tables
-from .undisturbed import configs_of, undisturbed
+from .trial import configs_of, trial, twins
 from .undo import Undo
-
-PROOF = f"{NAME}_proof"
-"""The name of the attention implementation that tells which of its rows count."""
 
 TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far an output may be off, relative to the largest value. Half precision shows gross errors only.
@@ -48,56 +41,42 @@ WINDOW = 6
 """What they become, if they are longer than the batch."""
 
 
-def prove(model: PreTrainedModel, tables: bool) -> tuple[list[AttentionCall], str | None]:
-    """Compare a model with itself when this library computes its attention, and leave it as it was.
-
-    A model that computes with its mask (adds it, cuts it) gets transformers' own masks, if it is the same with them.
+def prove(model: PreTrainedModel, calls: list[AttentionCall], tables: bool) -> None:
+    """Compare a model with itself when this library computes its attention.
 
     Args:
-        model: the model.
+        model: the model, which stays as it is.
+        calls: the calls of its attention.
         tables: whether T5's biases, if it has them, become tables over offsets.
 
-    Returns:
-        The calls of its attention; and whose masks it needs, those of the name, or None for this library's.
-
     Raises:
-        InputError: if it computes something else with both; by how much, and in which layer.
+        InputError: if it computes something else; by how much, and in which layer.
     """
-    own = model.config._attn_implementation
-    problems: list[InputError] = []
-    reference: _Run | None = None
-    for masks in (None, own if own in OWN_MASKS else "eager"):
-        try:
-            calls = find_calls(model, masks)
-            if calls and reference is None:
-                reference = _as_it_is(model, calls)
-            if reference is not None:
-                _compare(model, reference, masks, tables)
-            return calls, masks
-        except InputError as error:
-            problems.append(error)
-    # With its own masks, a model may get further, and the error tell more.
-    raise problems[-1]
+    reference = _as_it_is(model, calls)
+    if reference is not None:
+        _compare(model, calls, reference, tables)
 
 
 @dataclass
 class _Run:
     """A run of a model: what went in, and what came out of its attention layers, in their order, and at its end."""
 
-    calls: list[AttentionCall]
     example: Example
     window: int | None
-    layers: dict[nn.Module, str]
     outputs: list[tuple[str, Tensor]]
     finals: dict[str, Tensor]
+
+
+def _layers(model: PreTrainedModel, calls: list[AttentionCall]) -> dict[str, nn.Module]:
+    """Return the layers that call attention, by their names."""
+    names = {module: name for name, module in model.named_modules()}
+    return {names[call.module]: call.module for call in calls}
 
 
 def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None:
     """Run a model with its own attention; None, with a line in the log, if that is not possible."""
     reason = f"weights of {model.dtype} on {model.device.type!r} cannot be compared"
     if model.device.type != "meta" and model.dtype in TOLERANCE:
-        names = {module: name for name, module in model.named_modules()}
-        layers = {call.module: names[call.module] for call in calls}
         outputs: list[tuple[str, Tensor]] = []
 
         def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -105,14 +84,15 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
 
         for window in (WINDOW, None):
             try:
-                with undisturbed(model), _full_precision(model):
-                    _shorten_windows(model, window)
-                    for module, name in layers.items():
-                        module.register_forward_hook(partial(remember, name))
-                    example, finals = run_any(model, ROWS, LENGTH, cached=True, before=outputs.clear)
+                with trial(model) as copied, _full_precision(model):
+                    own = twins(model, copied)
+                    _shorten_windows(copied, window)
+                    for name, module in _layers(model, calls).items():
+                        own[module].register_forward_hook(partial(remember, name))
+                    example, finals = run_any(copied, ROWS, LENGTH, cached=True, before=outputs.clear)
                 lost = [name for name, output in outputs if output.isnan().all()]
                 if not lost:
-                    return _Run(calls, example, window, layers, outputs, dict(_tensors(finals)))
+                    return _Run(example, window, outputs, dict(_tensors(finals)))
                 reason = f"layer {lost[0]} computes NaN"
             except InputError as error:
                 reason = error.reason
@@ -122,34 +102,40 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
     return None
 
 
-def _compare(model: PreTrainedModel, reference: _Run, masks: str | None, tables: bool) -> None:
+def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run, tables: bool) -> None:
     """Run a model served, and raise an InputError at the first layer, or the first output, that differs."""
     limit, awaited = TOLERANCE[model.dtype], iter(reference.outputs)
-    dead: dict[nn.Module, Tensor] = {}
+    made: list[AttentionCall] = []
 
     def check(name: str, module: nn.Module, args: Any, output: Any) -> Any:
         for found in _first_of(output):
             known, expected = next(awaited, (None, found))
             if known != name:
                 raise _differs(model, f"layer {name} runs where {known} did before")
-            _check(model, f"layer {name}", found, expected, limit, dead.pop(module, None))
+            dead = next((call.dead.clone() for call in reversed(made) if call.module is module), None)
+            if dead is not None and len(dead) == ROWS:
+                dead[0] = False  # This row has no padding, so that all of it counts.
+            _check(model, f"layer {name}", found, expected, limit, dead)
             if isinstance(output, Tensor):
                 return expected.clone()
             place = next(i for i, each in enumerate(output) if isinstance(each, Tensor))
             return (*output[:place], expected.clone(), *output[place + 1 :])
         return None
 
-    with undisturbed(model), _full_precision(model):
-        _shorten_windows(model, reference.window)
-        serve(model, Undo(), parts_with(model, reference.calls))
+    with trial(model) as copied, _full_precision(model):
+        own = twins(model, copied)
+        here = [call.of(own) for call in calls]
+        _shorten_windows(copied, reference.window)
+        serve(copied, Undo(), parts_with(copied, here))
         if tables:
-            serve_tables(reference.layers, Undo())
-        set_implementation(model, reference.calls, with_masks(PROOF, masks), Undo())
-        for module, name in reference.layers.items():
+            serve_tables(dict.fromkeys(call.module for call in here), Undo())
+        set_implementation(copied, here, PROBE, Undo())
+        for name, module in _layers(copied, here).items():
             module.register_forward_hook(partial(check, name))
-        token = _dead.set(dead)
+        token = recorded.set(made)
         try:
-            finals = reference.example.run()
+            part = copied if type(reference.example.model) is type(copied) else copied.base_model
+            finals = reference.example._replace(model=part).run()
         except InputError:
             raise
         except Exception as error:
@@ -157,39 +143,12 @@ def _compare(model: PreTrainedModel, reference: _Run, masks: str | None, tables:
                 "model", f"{type(model).__name__} did not run with whereformer's attention: {error}"
             ) from error
         finally:
-            _dead.reset(token)
+            recorded.reset(token)
     if next(awaited, None) is not None:
         raise _differs(model, "fewer layers run than before")
     for name, found in _tensors(finals):
         if name in reference.finals:  # some models return weights of attention unasked, if they have them
             _check(model, f"output{name}", found, reference.finals[name], limit, None)
-
-
-_dead: ContextVar[dict[nn.Module, Tensor]] = ContextVar("dead")
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    is_causal: bool | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attend, and note the tokens (batch, n_q) whose outputs mean nothing: with no key to see, or padding themselves.
-
-    transformers averages over all keys where a query may see none. What padding sees is not the same for all models.
-    """
-    out, weights = attend(module, query, key, value, attention_mask, is_causal=is_causal, **options)
-    dead = (out == 0).flatten(2).all(-1)
-    real = requested(module, attention_mask, query, key, is_causal, options).key_mask(query.shape[0])
-    if real is not None and query.shape[2] == key.shape[2]:
-        dead = dead | ~real
-    if len(dead) == ROWS:
-        dead[0] = False  # This row has no padding, so that all of it counts.
-    _dead.get()[module] = dead
-    return out, weights
 
 
 def _check(
@@ -259,6 +218,3 @@ def _shorten_windows(model: PreTrainedModel, window: int | None) -> None:
             size = vars(owner).get(name)
             if type(size) is int and size >= LENGTH // 2:
                 setattr(owner, name, window)
-
-
-register(PROOF, _attend, mask)

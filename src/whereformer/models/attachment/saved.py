@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ...errors import InputError, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
-from ..checkpoints.loading import check_dtype, check_header, check_weights
+from ..checkpoints.loading import check_header, check_weights
 from ..checkpoints.sources import read_as_a_model
 from .attaching import attach_sized
 from .implementations import NAME
@@ -49,9 +48,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     described = find_config(path_or_id, **hub_options)
     files = find_weights(path_or_id, **hub_options)
     settings = _settings_of(path_or_id, described)
-    _check_kind(described)
     header = read_header(files)
-    _check_numbers(header)
     _check_sizes(path_or_id, model_class, header, hub_options)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report would list what is loaded below
@@ -93,23 +90,6 @@ def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str,
     if not isinstance(settings, dict) or not settings.keys() >= SETTINGS or not isinstance(settings["options"], dict):
         raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
     return settings
-
-
-def _check_kind(config: Mapping[str, Any]) -> None:
-    """Raise an InputError if a config.json names a class of transformers and another kind of model."""
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    saved = getattr(transformers, name, None) if isinstance(name, str) else None
-    own = getattr(getattr(saved, "config_class", None), "model_type", None)
-    if own is not None and config.get("model_type") != own:
-        raise InputError("model_type", f"expected {own!r} of a {name}, got {shown(config.get('model_type'))}")
-
-
-def _check_numbers(header: Mapping[str, Tensor]) -> None:
-    """Raise an InputError for weights in numbers that a model does not compute with; buffers may hold whole ones."""
-    for name, tensor in header.items():
-        if name.endswith("weight") or f"{NAME}." in name:
-            check_dtype(name, tensor)
 
 
 def _check_complete(model: PreTrainedModel, missing: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from ...errors import InputError
 from ..config import EncoderConfig
@@ -66,12 +66,6 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
             raise InputError(name, f"expected {wanted!r}, got {found[name]!r} in the checkpoint's configuration")
     config = AutoConfig.for_model(**found)
     embedding_size = getattr(config, "embedding_size", config.hidden_size)
-    if family.always_projects and embedding_size == config.hidden_size:
-        raise InputError(
-            "embedding_size",
-            f"expected another width than hidden_size, got {embedding_size} for both in the "
-            f"checkpoint's configuration, where {family.name} still has a layer between them",
-        )
     own = {**family.fixed, **({} if family.options is None else family.options(config, masked_lm))}
     layers = config.num_hidden_layers
     fields = {
@@ -103,20 +97,16 @@ def from_bert(
     state: Mapping[str, Tensor],
     family: Family,
     config: EncoderConfig,
-    original: PreTrainedConfig,
     head: Mapping[str, str],
     *,
     tied: bool,
 ) -> Checkpoint:
     """Rename the tensors of a family's checkpoint to this library's names.
 
-    Where its modules have no bias and ours do, it is zero.
-
     Args:
         state: the checkpoint's tensors; the names of the first releases (LayerNorm.gamma) are understood.
         family: the checkpoint's family.
         config: the configuration from :func:`bert_config`.
-        original: the checkpoint's own.
         head: the names of the head's parts.
         tied: whether to check that the masked-LM head is tied to the embeddings, if the configuration says so.
 
@@ -124,8 +114,6 @@ def from_bert(
         ValueError: for a tensor that no model of the family has; the message names it.
     """
     state = {_modern(name).removeprefix(family.prefix): tensor for name, tensor in state.items()}
-    if family.prepared is not None:
-        state = family.prepared(state, original)
     unused, names = [], {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
     names |= {**family.pooler, **head}
     if not config.tie_word_embeddings:
@@ -140,19 +128,13 @@ def from_bert(
     translated = {
         ours: _read(ours, theirs, state[theirs], family, config) for ours, theirs in names.items() if theirs in state
     }
-    zeros, without = {}, family.modules_without_bias(original)
-    for ours, theirs in names.items():
-        weight = translated.get(re.sub("bias$", "weight", ours), translated.get(BODY + "embeddings.word.weight"))
-        if weight is not None and theirs not in state and any(re.fullmatch(each, theirs) for each in without):
-            # A tied decoder has a row per token, as the embeddings.
-            zeros[ours] = weight.new_zeros(len(weight))
     known = {theirs for _, other in family.models.values() for theirs in other.values()}
     known |= family.tied.keys()
     for name in sorted(state.keys() - names.values()):
         if name not in known and name not in _BUFFERS and not name.startswith(family.unused):
             raise no_place(name)
     unused += [name for name in state if name not in names.values()]
-    return Checkpoint({**translated, **zeros}, names, tuple(unused), frozenset(zeros))
+    return Checkpoint(translated, names, tuple(unused))
 
 
 def _read(ours: str, theirs: str, tensor: Tensor, family: Family, config: EncoderConfig) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ...errors import InputError, shown
@@ -14,11 +13,9 @@ from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import (
     EncoderForMaskedLM,
     EncoderForPreTraining,
-    EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .deberta import deberta_names, deberta_options, deberta_state
 
 
 def both(modules: Mapping[str, str]) -> dict[str, str]:
@@ -32,11 +29,11 @@ POSITIONS = "embeddings.position_embeddings.weight"
 RELATIVE = "encoder.relative_attention_bias.weight"
 """A table of buckets, (buckets, heads)."""
 _WORDS_AND_NORM = {"embeddings.word.weight": _WORDS, **both({"embeddings.norm": "embeddings.LayerNorm"})}
-_WITHOUT_POSITIONS = {
+_EMBEDDINGS = {
     **_WORDS_AND_NORM,
     "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
+    "position.weight": POSITIONS,
 }
-_EMBEDDINGS = {**_WITHOUT_POSITIONS, "position.weight": POSITIONS}
 _LAYER = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
@@ -49,7 +46,6 @@ _LAYER = {
 }
 TASKS = {
     "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
-    "ForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
 }
 
 
@@ -65,7 +61,6 @@ class Family(NamedTuple):
         layers: the prefix of names within a layer.
         layer: the modules of a layer.
         projection: the layer from embeddings to wider hidden states.
-        always_projects: whether that layer exists even if both widths are the same.
         pooler: the source of the dense layer in a sequence classifier; {} if it has its own.
         unused: beginnings of names without a counterpart.
         masked_lm_act: the activation of the masked-LM head, whatever the configuration says; None: the configuration's.
@@ -75,9 +70,6 @@ class Family(NamedTuple):
         renamed: their options, by our fields of another name.
         fixed: fields that all models of the family have.
         options: a function of their configuration and of whether there is a masked-LM head, which returns more fields.
-        positions: a function of our configuration, which returns more names of tensors.
-        prepared: a function of the tensors and of their configuration, which returns the tensors to read instead.
-        biases: patterns of the biases that an option leaves out, with its name.
     """
 
     name: str
@@ -88,7 +80,6 @@ class Family(NamedTuple):
     layers: str = "encoder.layer.{}."
     layer: Mapping[str, str] = _LAYER
     projection: str = "embeddings_project"
-    always_projects: bool = False
     pooler: Mapping[str, str] = {}
     unused: tuple[str, ...] = ()
     masked_lm_act: str | None = None
@@ -98,9 +89,6 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
     options: Callable[[PreTrainedConfig, bool], dict[str, Any]] | None = None
-    positions: Callable[[EncoderConfig], dict[str, str]] | None = None
-    prepared: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] | None = None
-    biases: Mapping[str, str] = {}
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
         """Return our name and theirs for all tensors of an encoder."""
@@ -111,16 +99,11 @@ class Family(NamedTuple):
         }
         if config.embedding_size != config.hidden_size:
             modules["embeddings.projection"] = self.projection
-        more = {} if self.positions is None else self.positions(config)
-        return {**self.embeddings, **both(modules), **more}
+        return {**self.embeddings, **both(modules)}
 
     def decoder_names(self) -> dict[str, str]:
         """Return our name and theirs for a masked-LM decoder that is not tied to the embeddings."""
         return {f"head.decoder.{copy.rpartition('.')[2]}": copy for copy in self.tied}
-
-    def modules_without_bias(self, config: PreTrainedConfig) -> list[str]:
-        """Return the patterns of the biases that a model of this configuration does not have."""
-        return [pattern for pattern, option in self.biases.items() if not getattr(config, option)]
 
 
 def _bert_models(
@@ -178,36 +161,27 @@ def _in_turn(values: Sequence[Any]) -> list[Any]:
     return next(list(values[:n]) for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
 
 
-def _scaling(rotation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how transformers' options scale a rotation; None if they do not."""
-    if rotation["rope_type"] == "default":
-        return None
-    return {name: value for name, value in rotation.items() if name not in ("rope_theta", "type")}
-
-
 def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
     """Return the fields of a ModernBERT that depend on several of its options."""
     if masked_lm and config.classifier_activation != config.hidden_activation:
         reason = f"expected hidden_activation's {config.hidden_activation!r} in a masked-LM head"
         raise InputError("classifier_activation", f"{reason}, got {config.classifier_activation!r}")
+    biases = {name: getattr(config, name) for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")}
+    if len(set(biases.values())) > 1:
+        raise InputError("norm_bias", f"all parts have biases here, or none; got {biases}")
     rotations = [config.rope_parameters[kind] for kind in config.layer_types]
-    scalings = [_scaling(rotation) for rotation in rotations]
+    for rotation in rotations:
+        if rotation["rope_type"] != "default":
+            raise InputError("rope_type", f"expected 'default', got {shown(rotation['rope_type'])}")
     # The option counts both sides together.
     window = config.local_attention // 2
     if window < 1 and "sliding_attention" in config.layer_types:
         raise InputError("local_attention", f"expected at least 2, got {shown(config.local_attention)}")
     windows = _in_turn([0 if kind == "full_attention" else window for kind in config.layer_types])
     return {
-        "position_options": {
-            "base": _in_turn([rotation["rope_theta"] for rotation in rotations]),
-            **({"scaling": _in_turn(scalings)} if any(scalings) else {}),
-        },
+        "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
         "windows": ",".join(map(str, windows)) if any(windows) else None,
-        # The masked-LM head here has biases if the layers do.
-        "biases": config.norm_bias
-        or config.attention_bias
-        or config.mlp_bias
-        or (masked_lm and config.classifier_bias),
+        "biases": config.norm_bias,
         "sparse_prediction": config.sparse_prediction,
         "classifier_pooling": config.classifier_pooling,
     }
@@ -240,7 +214,6 @@ FAMILIES = {
             "feed_forward_norm": "full_layer_layer_norm",
         },
         projection="encoder.embedding_hidden_mapping_in",
-        always_projects=True,
         pooler=_ALBERT_POOLER,
         unused=("pooler.", "sop_classifier."),
     ),
@@ -339,10 +312,6 @@ FAMILIES = {
                 EncoderForTokenClassification,
                 both({**_MODERNBERT_TRANSFORM, "token_classifier": "classifier"}),
             ),
-            "ForQuestionAnswering": (
-                EncoderForQuestionAnswering,
-                both({**_MODERNBERT_TRANSFORM, "span": "classifier"}),
-            ),
         },
         tied={"decoder.weight": "embeddings.tok_embeddings.weight"},
         embeddings={
@@ -378,31 +347,6 @@ FAMILIES = {
             "classifier_norm": True,
         },
         options=_modernbert,
-        biases={
-            r".*norm\.bias": "norm_bias",
-            r".*attn\.\w+\.bias": "attention_bias",
-            r".*mlp\.\w+\.bias": "mlp_bias",
-            r"head\.dense\.bias": "classifier_bias",
-            r"decoder\.bias": "decoder_bias",
-        },
-    ),
-    "deberta-v2": Family(
-        name="DebertaV2",
-        prefix="deberta.",
-        models=_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
-        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        embeddings=_WITHOUT_POSITIONS,
-        layer={
-            **_LAYER,
-            "attention.query": "attention.self.query_proj",
-            "attention.key": "attention.self.key_proj",
-            "attention.value": "attention.self.value_proj",
-        },
-        pooler=_BERT_POOLER,
-        unused=("pooler.", "lm_predictions.", "mask_predictions."),
-        options=deberta_options,
-        positions=deberta_names,
-        prepared=deberta_state,
     ),
 }
 """The families by their ``model_type``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
@@ -33,8 +33,13 @@ class LoadingReport:
     initialised: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = ((part.name, getattr(self, part.name)) for part in fields(self))
-        return "\n".join(f"{name}: {printable(', '.join(_groups(names)))}" for name, names in lines if names)
+        lines = [f"kept: {len(self.kept)} tensors"]
+        for part, names in (("dropped", self.dropped), ("initialised", self.initialised)):
+            # A module's weight and bias, and the same module in several layers, are named once.
+            modules = (re.sub(r"\.(weight|bias)$", "", name) for name in names)
+            groups = dict.fromkeys(re.sub(r"\b(layers?)\.\d+\.", r"\1.*.", name) for name in modules)
+            lines += [f"{part}: {printable(', '.join(groups))}"] if names else []
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,11 @@ class Checkpoint:
         state: the tensors by their names in a model with a head, so that the encoder's begin with ``BODY``.
         names: the checkpoint's own names for them, including tensors that it should have and does not.
         unused: the checkpoint's names of its tensors without a counterpart.
-        zeros: our names of biases that its modules do not have, which are zero in ``state``. The model may not have
-            them either.
     """
 
     state: Mapping[str, Tensor]
     names: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    zeros: frozenset[str] = frozenset()
 
 
 def no_place(name: str) -> InputError:
@@ -101,7 +103,7 @@ def fill(
             )
     model.load_state_dict({name.removeprefix(start): tensor for name, tensor in state.items()}, strict=False)
     model.tie_weights()
-    dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in {*state, *checkpoint.zeros}]
+    dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in state]
     return LoadingReport(
         tuple(name.removeprefix(start) for name in kept),
         (*dropped, *checkpoint.unused),
@@ -165,27 +167,3 @@ def check_weights(weights: Mapping[str, Tensor]) -> None:
         if not largest <= LARGEST:
             what = f"as large as {largest:.3g}" if isfinite(largest) else "that are not finite"
             raise InputError("checkpoint", f"{name!r} has numbers {what}; this checkpoint is broken")
-
-
-def _groups(names: Collection[str]) -> list[str]:
-    """Shorten names: a range for the tensors of layers, a module for its weight and bias.
-
-    If there is one tensor in each of some layers, such as their sinks, its name stays.
-    """
-    found: dict[str, tuple[set[int], set[str]]] = {}
-    for name in names:
-        layer = re.match(r"(.*?\blayers?)\.(\d+)\.(.*)", name)
-        module, _, _ = name.rpartition(".")
-        whole = {f"{module}.weight", f"{module}.bias"} <= set(names)
-        group = layer[1] if layer else module if whole else name
-        numbers, parts = found.setdefault(group, (set(), set()))
-        if layer:
-            numbers.add(int(layer[2]))
-            parts.add(layer[3])
-    return [".".join((group, *_range(at), *(of if len(of) == 1 else ()))) for group, (at, of) in found.items()]
-
-
-def _range(layers: Collection[int]) -> list[str]:
-    if len(layers) < 2:
-        return [str(layer) for layer in layers]
-    return [f"{min(layers)}-{max(layers)}"]

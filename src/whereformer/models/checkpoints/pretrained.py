@@ -33,8 +33,8 @@ def load_pretrained(
 ) -> EncoderPreTrainedModel:
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
-    This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
-    (versions 2 and 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
+    This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet,
+    ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
     method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and
     freshly initialised; a warning is logged if any were dropped or initialised.
 
@@ -62,7 +62,6 @@ def load_pretrained(
       first token's state. ModernBERT's dropouts become those of EncoderConfig, which act at other places where they are
       not zero.
     - A ModernBERT rotates in float32 in transformers, whatever its dtype.
-    - Where a ModernBERT has some biases, ours has them all; those that it lacks begin at zero.
 
     Raises:
         ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected, of another
@@ -93,7 +92,7 @@ def load_pretrained(
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             filled(build(config), header)
-    except (RuntimeError, ArithmeticError) as error:
+    except (RuntimeError, ArithmeticError, TypeError) as error:
         raise InputError("config", f"no model has these sizes ({one_line(str(error))})") from None
     weights = read_tensors(files)
     check_weights(weights)

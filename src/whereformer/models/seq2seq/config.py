@@ -61,10 +61,10 @@ class Seq2SeqConfig(StrictConfig):
         for name, bound in EncoderConfig.bounds.items()
         if name not in ("embedding_size", "type_vocab_size", "classifier_dropout", "label_share", "attention_scale")
     } | {
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), (-1, MOST_IDS)),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), (-1, MOST_IDS)),
+        "label_smoothing": (0.0, 0.99),
         **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
     }
-    shares = ("attention_probs_dropout_prob", "label_smoothing")
     choices: ClassVar[dict[str, tuple[str, ...]]] = {
         name: EncoderConfig.choices[name] for name in ("norm", "attention_backend")
     }
@@ -107,7 +107,7 @@ class Seq2SeqConfig(StrictConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        kwargs = self.checked(kwargs)
+        self.checked(kwargs)
         check_position(self, self.encoder_layers, self.decoder_layers)
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ...errors import InputError
 from ...positions import Position
-from ..checks import check_classes, check_shape, check_tensor, embedded_tokens
+from ..checks import check_shape, embedded_tokens, whole_numbers
 from ..devices import OneDeviceModel
 from ..inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
 from .config import Seq2SeqConfig
@@ -119,10 +119,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             ValueError: for shapes that do not fit; the message names the argument.
         """
         if labels is not None:
-            check_tensor("labels", labels)
-            if labels.dim() != 2:
-                raise InputError("labels", f"expected shape (batch, n), got {tuple(labels.shape)}")
-            labels = check_classes("labels", labels, self.config.vocab_size)
+            labels = whole_numbers("labels", labels)
         read = self._read(input_ids, attention_mask, inputs)
         source = read.last_hidden_state
         words = self._target(decoder_input_ids, labels, inputs, len(source))
@@ -159,10 +156,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         if given is None:
             asked = {name: inputs.get(name) for name in SourceInputs.__annotations__}
             return self.encoder(input_ids, attention_mask, **asked, return_dict=True)
-        if not isinstance(given, BaseModelOutput | tuple | list):
-            raise InputError("encoder_outputs", f"expected the encoder's output, got {type(given).__name__}")
         read = given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given[:3])
-        check_tensor("encoder_outputs", read.last_hidden_state)
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(read.last_hidden_state.shape[:2]))
         return read

@@ -13,7 +13,6 @@ from ...kernels import Positions
 from ...positions import Position, Site, build_position
 from ...positions.none import NoPosition
 from ..checks import check_shape, embedded_tokens
-from ..devices import fetched
 from ..inputs import SourceInputs, asks_for, takes
 from ..layers import Attention, Layer, may_share
 from .config import Seq2SeqConfig
@@ -84,15 +83,14 @@ class _Stack(nn.Module):
             site: where they attend to one another.
             more: what the layers get behind the site.
         """
-        with fetched(self.position):
-            if may_share(self.layers):
-                site = self.position.share(site)
-            hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.queries))
-            states, weights = [hidden], []
-            for number, layer in enumerate(self.layers):
-                hidden, own = layer(hidden, self.position, replace(site, layer=number), *more)
-                states.append(hidden)
-                weights.append(own)
+        if may_share(self.layers):
+            site = self.position.share(site)
+        hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.queries))
+        states, weights = [hidden], []
+        for number, layer in enumerate(self.layers):
+            hidden, own = layer(hidden, self.position, replace(site, layer=number), *more)
+            states.append(hidden)
+            weights.append(own)
         if self.norm is not None:
             states[-1] = self.norm(hidden)
         return states, weights

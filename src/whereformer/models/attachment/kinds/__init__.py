@@ -14,22 +14,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..served import Served
-from ..undisturbed import owners_of
+from ..trial import owners_of
 from ..undo import Undo
 from . import deberta, inkling, mpnet, sound
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": sound.conformer},
     "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": sound.conformer},
-    "seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": sound.conformer},
-    "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention": {"forward": sound.conformer},
-    "seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder": {"_apply_chunk_attention": sound.chunks},
-    "parakeet.ParakeetEncoderAttention": {"forward": sound.parakeet},
-    "parakeet.ParakeetEncoder": {"_get_output_attention_mask": sound.parakeet_padding},
-    "wavlm.WavLMAttention": {"forward": sound.wavlm},
-    "deberta.DebertaPreTrainedModel": {"forward": deberta.unpacked},
-    "deberta.DisentangledSelfAttention": {"forward": deberta.deberta},
-    "deberta.DebertaEncoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
     "deberta_v2.DebertaV2PreTrainedModel": {"forward": deberta.unpacked},
     "deberta_v2.DisentangledSelfAttention": {"forward": deberta.deberta_v2},
     "deberta_v2.DebertaV2Encoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
