@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from ...errors import InputError
 from ..config import EncoderConfig
@@ -97,6 +97,7 @@ def from_bert(
     state: Mapping[str, Tensor],
     family: Family,
     config: EncoderConfig,
+    original: PreTrainedConfig,
     head: Mapping[str, str],
     *,
     tied: bool,
@@ -107,6 +108,7 @@ def from_bert(
         state: the checkpoint's tensors; the names of the first releases (LayerNorm.gamma) are understood.
         family: the checkpoint's family.
         config: the configuration from :func:`bert_config`.
+        original: the checkpoint's own.
         head: the names of the head's parts.
         tied: whether to check that the masked-LM head is tied to the embeddings, if the configuration says so.
 
@@ -114,6 +116,8 @@ def from_bert(
         ValueError: for a tensor that no model of the family has; the message names it.
     """
     state = {_modern(name).removeprefix(family.prefix): tensor for name, tensor in state.items()}
+    if family.prepared is not None:
+        state = family.prepared(state, original)
     unused, names = [], {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
     names |= {**family.pooler, **head}
     if not config.tie_word_embeddings:

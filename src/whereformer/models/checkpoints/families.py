@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ...errors import InputError, shown
@@ -16,6 +17,7 @@ from ..heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
+from .deberta import deberta_names, deberta_options, deberta_state
 
 
 def both(modules: Mapping[str, str]) -> dict[str, str]:
@@ -29,11 +31,11 @@ POSITIONS = "embeddings.position_embeddings.weight"
 RELATIVE = "encoder.relative_attention_bias.weight"
 """A table of buckets, (buckets, heads)."""
 _WORDS_AND_NORM = {"embeddings.word.weight": _WORDS, **both({"embeddings.norm": "embeddings.LayerNorm"})}
-_EMBEDDINGS = {
+_WITHOUT_POSITIONS = {
     **_WORDS_AND_NORM,
     "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-    "position.weight": POSITIONS,
 }
+_EMBEDDINGS = {**_WITHOUT_POSITIONS, "position.weight": POSITIONS}
 _LAYER = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
@@ -70,6 +72,8 @@ class Family(NamedTuple):
         renamed: their options, by our fields of another name.
         fixed: fields that all models of the family have.
         options: a function of their configuration and of whether there is a masked-LM head, which returns more fields.
+        positions: a function of our configuration, which returns more names of tensors.
+        prepared: a function of the tensors and of their configuration, which returns the tensors to read instead.
     """
 
     name: str
@@ -89,6 +93,8 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
     options: Callable[[PreTrainedConfig, bool], dict[str, Any]] | None = None
+    positions: Callable[[EncoderConfig], dict[str, str]] | None = None
+    prepared: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] | None = None
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
         """Return our name and theirs for all tensors of an encoder."""
@@ -99,7 +105,8 @@ class Family(NamedTuple):
         }
         if config.embedding_size != config.hidden_size:
             modules["embeddings.projection"] = self.projection
-        return {**self.embeddings, **both(modules)}
+        more = {} if self.positions is None else self.positions(config)
+        return {**self.embeddings, **both(modules), **more}
 
     def decoder_names(self) -> dict[str, str]:
         """Return our name and theirs for a masked-LM decoder that is not tied to the embeddings."""
@@ -347,6 +354,24 @@ FAMILIES = {
             "classifier_norm": True,
         },
         options=_modernbert,
+    ),
+    "deberta-v2": Family(
+        name="DebertaV2",
+        prefix="deberta.",
+        models=_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
+        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+        embeddings=_WITHOUT_POSITIONS,
+        layer={
+            **_LAYER,
+            "attention.query": "attention.self.query_proj",
+            "attention.key": "attention.self.key_proj",
+            "attention.value": "attention.self.value_proj",
+        },
+        pooler=_BERT_POOLER,
+        unused=("pooler.", "lm_predictions.", "mask_predictions."),
+        options=deberta_options,
+        positions=deberta_names,
+        prepared=deberta_state,
     ),
 }
 """The families by their ``model_type``."""

@@ -33,8 +33,8 @@ def load_pretrained(
 ) -> EncoderPreTrainedModel:
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
-    This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet,
-    ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
+    This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
+    (versions 2 and 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
     method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and
     freshly initialised; a warning is logged if any were dropped or initialised.
 

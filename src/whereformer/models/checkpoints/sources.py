@@ -79,6 +79,8 @@ def source_of(
         return _of_funnel(found, options)
     if kind in OURS:
         return _of_ours(found)
+    if kind == "deberta":
+        raise InputError("path_or_id", "of DeBERTa's checkpoints, those of versions 2 and 3 can be read, got version 1")
     kinds = ", ".join(KINDS)
     raise InputError("path_or_id", f"expected a checkpoint of model_type {kinds}; got {kind!r}")
 
@@ -91,9 +93,18 @@ def _of_family(
     # A causal model has the same head.
     masked_lm = built_as is EncoderForMaskedLM and issubclass(model_class or built_as, EncoderWithLMHead)
     fields = bert_config(found, family, masked_lm=masked_lm)
-    config = EncoderConfig.from_dict(fields)
+    config, original = EncoderConfig.from_dict(fields), AutoConfig.for_model(**found)
     return CheckpointSource(
-        built_as, fields, partial(from_bert, family=family, config=config, head=head, tied=masked_lm)
+        built_as,
+        fields,
+        partial(
+            from_bert,
+            family=family,
+            config=config,
+            original=original,
+            head=head,
+            tied=masked_lm,
+        ),
     )
 
 
