@@ -1,8 +1,8 @@
 """Measure time and memory of conformers over long recordings, before and after ``whereformer.attach(model, "none")``.
 
 Models of transformers with random weights and few narrow layers get frames of silence and noise: Wav2Vec2-BERT (Shaw's
-vectors of clipped offsets) and Wav2Vec2-Conformer (those of Transformer-XL). The models compute 50 frames per second of
-sound; here it is ``--rate`` for all. Each measurement is a process of its own
+vectors of clipped offsets), Wav2Vec2-Conformer and Parakeet (those of Transformer-XL). The models compute 12.5
+(Parakeet) to 50 frames per second of sound; here it is ``--rate`` for all. Each measurement is a process of its own
 with at most ``--limit`` GiB of memory: what it adds at its peak, and its CPU time with one thread, in a forward pass
 and in a training step without an optimizer. "eager" and "sdpa" are transformers' own attentions. Outputs are compared
 first, over 200 frames.
@@ -39,6 +39,11 @@ def make(name: str, layers: int, width: int) -> nn.Module:
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64}
     drops = dict.fromkeys(("hidden_dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0)
     torch.manual_seed(0)
+    if name == "parakeet":
+        config = transformers.ParakeetEncoderConfig(
+            **sizes, **{**drops, "dropout": 0.0}, intermediate_size=2 * width, subsampling_conv_channels=16
+        )
+        return transformers.ParakeetEncoder(config)
     drops |= {"feat_proj_dropout": 0.0, "conformer_conv_dropout": 0.0}
     if name == "wav2vec2-bert":
         config = transformers.Wav2Vec2BertConfig(**sizes, **drops, intermediate_size=2 * width)
@@ -49,16 +54,17 @@ def make(name: str, layers: int, width: int) -> nn.Module:
     return transformers.Wav2Vec2ConformerModel(config).encoder
 
 
-MODELS = "wav2vec2-bert", "wav2vec2-conformer"
+MODELS = "wav2vec2-bert", "wav2vec2-conformer", "parakeet"
 
 
 class Run:
     """A model in one of the ways, and what it reads."""
 
     def __init__(self, name: str, way: str, layers: int, width: int) -> None:
+        model = make(name, layers, width)
         # The encoders of Wav2Vec2 are parts of a model, so they are attached to as such.
-        self.whole = _Whole(make(name, layers, width))
-        self.width = width
+        self.whole = model if isinstance(model, transformers.PreTrainedModel) else _Whole(model)
+        self.name, self.width = name, width
         if way == "attached":
             whereformer.attach(self.whole, "none")
         else:
@@ -66,6 +72,8 @@ class Run:
 
     def __call__(self, n: int) -> Tensor:
         generator = torch.Generator().manual_seed(0)
+        if self.name == "parakeet":
+            return self.whole(torch.randn(1, 8 * n, 80, generator=generator)).last_hidden_state
         return self.whole(torch.randn(1, n, self.width, generator=generator)).last_hidden_state
 
 

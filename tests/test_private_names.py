@@ -1,7 +1,6 @@
 """Torch's private names change without notice: those that the package uses stand in one file, and are listed here."""
 
 import ast
-from collections import defaultdict
 from functools import cache
 
 from .source import NAME, imports, modules
@@ -70,5 +69,3 @@ def private_names(module: str) -> set[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
             found.add(str(getattr(node.args[1], "value", "")))
     return set(filter(is_private, found)) - own_names()
-
-

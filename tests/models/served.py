@@ -147,6 +147,34 @@ INKLING = {
     "mlp_layer_types": ["dense", "dense"],
 }
 CLIPPED = {"left_max_position_embeddings": 5, "right_max_position_embeddings": 2}
+SEAMLESS = {
+    **{name: size for name, size in BOTH.items() if name != "d_model" and "id" in name},
+    "vocab_size": 50,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 32,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "hidden_size": 16,
+    "feature_projection_input_dim": 12,
+    "speech_encoder_layers": 2,
+    "speech_encoder_attention_heads": 2,
+    "speech_encoder_intermediate_size": 32,
+    "speech_encoder_dropout": 0.0,
+    "speech_encoder_layerdrop": 0.0,
+    "adaptor_dropout": 0.0,
+    "add_adapter": False,
+}
+PARAKEET = {
+    **LAYERS,
+    "num_attention_heads": 4,
+    "num_mel_bins": 16,
+    "subsampling_factor": 2,
+    "subsampling_conv_channels": 4,
+    **dict.fromkeys(("dropout", "layerdrop", "activation_dropout", "attention_dropout"), 0.0),
+}
+
 SERVED = {
     "Wav2Vec2Bert": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, **CLIPPED}),
     "Wav2Vec2Bert of distances": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, "position_embeddings_type": "relative"}),
@@ -156,6 +184,37 @@ SERVED = {
     "Wav2Vec2Conformer that rotates": Kind(
         "Wav2Vec2Conformer", "waves", {**WAVES, "conformer_conv_dropout": 0.0, "position_embeddings_type": "rotary"}
     ),
+    "SeamlessM4T": Kind("SeamlessM4T", "frames", SEAMLESS, part="SeamlessM4TForSpeechToText"),
+    "SeamlessM4Tv2": Kind("SeamlessM4Tv2", "frames", {**SEAMLESS, **CLIPPED}, part="SeamlessM4Tv2ForSpeechToText"),
+    "SeamlessM4Tv2 in chunks": Kind(
+        "SeamlessM4Tv2",
+        "frames",
+        {**SEAMLESS, **CLIPPED, "speech_encoder_chunk_size": 5, "speech_encoder_left_chunk_num": 1},
+        part="SeamlessM4Tv2ForSpeechToText",
+    ),
+    # It knows no such positions, and has none then.
+    "SeamlessM4Tv2 that rotates": Kind(
+        "SeamlessM4Tv2",
+        "frames",
+        {**SEAMLESS, "position_embeddings_type": "rotary"},
+        part="SeamlessM4Tv2ForSpeechToText",
+    ),
+    "Parakeet": Kind("ParakeetEncoder", "frames", PARAKEET, part="ParakeetEncoder"),
+    "Parakeet with grouped heads": Kind(
+        "ParakeetEncoder",
+        "frames",
+        {**PARAKEET, "num_key_value_heads": 2, "attention_bias": False},
+        part="ParakeetEncoder",
+    ),
+    "WavLM": Kind("WavLM", "waves", {**WAVES, "num_buckets": 8, "max_bucket_distance": 6}, reentrant=False),
+    "WavLM with norms first": Kind(
+        "WavLM", "waves", {**WAVES, "num_buckets": 8, "do_stable_layer_norm": True}, reentrant=False
+    ),
+    "Deberta": Kind("Deberta", "text", BERT),
+    "Deberta that clips": Kind("Deberta", "text", {**BERT, "max_relative_positions": 4}),
+    "Deberta of keys": Kind("Deberta", "text", {**BERT, "pos_att_type": ["c2p"]}),
+    "Deberta of queries": Kind("Deberta", "text", {**BERT, "pos_att_type": ["p2c"]}),
+    "Deberta without": Kind("Deberta", "text", {**BERT, "relative_attention": False, "pos_att_type": None}),
     "DebertaV2": Kind("DebertaV2", "text", {**BERT, "max_relative_positions": 4}),
     "DebertaV2 as version 3": Kind(
         "DebertaV2",

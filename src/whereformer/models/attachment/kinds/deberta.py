@@ -1,4 +1,4 @@
-"""DeBERTa, versions 2 and 3: the content of queries with positions of keys, and of keys with positions of queries."""
+"""DeBERTa, versions 1 to 3: the content of queries with positions of keys, and of keys with positions of queries."""
 
 from __future__ import annotations
 
@@ -13,6 +13,41 @@ from ....kernels import OffsetKeys, OffsetQueries, Term
 from ...packed import PACKED
 from ..served import Served
 from .heads import project_heads, split_heads
+
+
+def deberta(
+    own: Served,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    output_attentions: bool = False,
+    query_states: Tensor | None = None,
+    relative_pos: Tensor | None = None,
+    rel_embeddings: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the attention of DeBERTa's first version."""
+    layer = own.layer
+    if layer.talking_head:
+        raise InputError("talking_head", "it mixes the scores of heads, which no term can say")
+    # The projection has query, key and value of a head side by side.
+    projected = split_heads(layer.in_proj(hidden_states), layer.num_attention_heads)
+    query, key, value = projected.chunk(3, dim=3)
+    bias_q, bias_v = (bias.view(layer.num_attention_heads, 1, -1) for bias in (layer.q_bias, layer.v_bias))
+    scale = _scale(query, 1 + len(layer.pos_att_type))
+    query, value = (query + bias_q) / scale, value + bias_v
+    terms: tuple[Term, ...] = ()
+    if layer.relative_attention:
+        assert rel_embeddings is not None
+        _refuse(query_states, relative_pos)
+        span = min(hidden_states.shape[1], layer.max_relative_positions)
+        middle = layer.max_relative_positions
+        vectors = layer.pos_dropout(rel_embeddings)[middle - span : middle + span]
+        # Distances are those of the query from the key.
+        rows = torch.arange(2 * span - 1, -1, -1, device=vectors.device)
+        key_vectors = layer.pos_proj(vectors) if "c2p" in layer.pos_att_type else None
+        query_vectors = layer.pos_q_proj(vectors) / scale if "p2c" in layer.pos_att_type else None
+        terms = _terms(layer, rows, 1 - span, key_vectors, query_vectors)
+    return _attend(own, query, key, value, terms, attention_mask, output_attentions=output_attentions, **options)
 
 
 def deberta_v2(
@@ -43,8 +78,13 @@ def deberta_v2(
         if "p2c" in kinds:
             query_vectors = (layer.query_proj if layer.share_att_key else layer.pos_query_proj)(vectors) / scale
         terms = _terms(layer, rows, first, key_vectors, query_vectors)
-    options |= {"output_attentions": output_attentions, "scaling": 1.0, "dropout": layer.dropout.p}
-    return own.attend(query / scale, key, value, terms, attention_mask, **options)
+    query = query / scale
+    return _attend(own, query, key, value, terms, attention_mask, output_attentions=output_attentions, **options)
+
+
+def _attend(own: Served, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Attend with queries that are scaled already."""
+    return own.attend(*arguments, scaling=1.0, dropout=own.layer.dropout.p, **options)
 
 
 def unpacked(own: Served, *args: Any, **kwargs: Any) -> Any:

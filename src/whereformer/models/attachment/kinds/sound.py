@@ -1,14 +1,16 @@
-"""Conformers, models of sound: vectors of offsets."""
+"""Models of sound: vectors of offsets (conformers) and gated biases (WavLM)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ....errors import InputError
 from ....kernels import OffsetKeys, Term
 from ..served import Served
-from .heads import split_heads
+from .heads import project_heads, split_heads
 
 
 def conformer(
@@ -18,7 +20,7 @@ def conformer(
     relative_position_embeddings: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of Wav2Vec2-BERT and Wav2Vec2-Conformer with any of their positions."""
+    """Compute the attention of Wav2Vec2-BERT, Wav2Vec2-Conformer and SeamlessM4T with any of their positions."""
     layer = own.layer
     kind = layer.position_embeddings_type
     placed = hidden_states
@@ -32,11 +34,49 @@ def conformer(
     if kind == "relative_key":
         table = layer.distance_embedding.weight.to(query.dtype)
         terms = (OffsetKeys(table[None], -layer.left_max_position_embeddings),)
-    elif kind == "relative" and relative_position_embeddings is not None:
+    elif kind == "relative" and relative_position_embeddings is not None:  # SeamlessM4T v2 has none, and no positions
         terms = (_of_distances(layer.linear_pos(relative_position_embeddings), query, layer.pos_bias_v),)
         query = query + layer.pos_bias_u[:, None]
     out, weights = own.attend(query, key, value, terms, attention_mask, dropout=layer.dropout.p, **options)
     return layer.linear_out(out), weights
+
+
+def chunks(own: Served, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
+    """Return the mask of SeamlessM4T v2, whose tokens see no chunks that follow: no matrix if all are in one chunk."""
+    layer = own.layer
+    if hidden_states.shape[1] <= layer.config.speech_encoder_chunk_size:
+        return attention_mask
+    mask: Tensor = type(layer)._apply_chunk_attention(layer, attention_mask, hidden_states)
+    return mask
+
+
+def parakeet(
+    own: Served,
+    hidden_states: Tensor,
+    position_embeddings: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute Parakeet's attention, that of Transformer-XL with grouped heads."""
+    layer = own.layer
+    if layer.training and layer.config.dropout_positions > 0:
+        raise InputError("dropout_positions", "each row would have positions of its own; set it to 0 in the config")
+    query, key, value = (
+        project(hidden_states).unflatten(2, (-1, layer.head_dim)).transpose(1, 2)
+        for project in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    terms = (_of_distances(layer.relative_k_proj(position_embeddings[:1]), query, layer.bias_v),)
+    out, weights = own.attend(
+        query + layer.bias_u[:, None],
+        key,
+        value,
+        terms,
+        attention_mask,
+        scaling=layer.scaling,
+        dropout=layer.attention_dropout,
+        **options,
+    )
+    return layer.o_proj(out), weights
 
 
 def _of_distances(vectors: Tensor, query: Tensor, bias: Tensor) -> OffsetKeys:
@@ -49,3 +89,72 @@ def _of_distances(vectors: Tensor, query: Tensor, bias: Tensor) -> OffsetKeys:
     """
     table = split_heads(vectors, query.shape[1])[0]
     return OffsetKeys(table, 1 - query.shape[2], query_factors=(query + bias[:, None]) * query.shape[3] ** -0.5)
+
+
+class RealTokens:
+    """Which tokens are real, for an encoder that combines all pairs of them: it gets a row of them instead.
+
+    Parakeet's encoder computes ``mask.unsqueeze(1).expand(-1, n, -1)``, ``mask & mask.transpose(1, 2)`` and
+    ``mask.unsqueeze(1)``. Its layers need no more than (batch, 1, 1, n).
+
+    Args:
+        real: (batch, n) bool.
+    """
+
+    def __init__(self, real: Tensor) -> None:
+        self.real = real
+
+    def unsqueeze(self, _: int) -> RealTokens:
+        return self
+
+    def expand(self, *_: int) -> RealTokens:
+        return self
+
+    def transpose(self, *_: int) -> RealTokens:
+        return self
+
+    def __and__(self, _: RealTokens) -> Tensor:
+        return self.real.unsqueeze(1)
+
+    def int(self) -> Tensor:
+        return self.real.int()
+
+
+def parakeet_padding(own: Served, attention_mask: Tensor, target_length: int | None = None) -> RealTokens:
+    """Compute which of Parakeet's tokens are real."""
+    layer = own.layer
+    return RealTokens(type(layer)._get_output_attention_mask(layer, attention_mask, target_length))
+
+
+def wavlm(
+    own: Served,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    index: int = 0,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Compute WavLM's attention: a table over offsets, in buckets, times a gate for each query.
+
+    The first layer hands the table (heads, offsets, 1) to the others, as in the model itself the matrix.
+    """
+    layer = own.layer
+    query, key, value = project_heads(hidden_states, layer.num_heads, layer.q_proj, layer.k_proj, layer.v_proj)
+    table = position_bias
+    if table is None:
+        reach = min(hidden_states.shape[1] - 1, layer.max_distance)
+        offsets = torch.arange(-reach, reach + 1, device=hidden_states.device)
+        table = layer.rel_attn_embed(layer._relative_positions_bucket(offsets)).mT.unsqueeze(2)
+    gates = layer.gru_rel_pos_linear(split_heads(hidden_states, layer.num_heads)).unflatten(3, (2, 4)).sum(4)
+    one, other = gates.sigmoid().split(1, dim=3)
+    gate = one * (other * layer.gru_rel_pos_const - 1) + 2  # (batch, heads, n, 1)
+    out, weights = own.attend(
+        query,
+        key,
+        value,
+        (OffsetKeys(table, -(table.shape[1] // 2), query_factors=gate),),
+        None if attention_mask is None else attention_mask[:, None, None] == 1,
+        dropout=layer.dropout,
+        **options,
+    )
+    return layer.out_proj(out), weights, table
