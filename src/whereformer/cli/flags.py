@@ -91,7 +91,7 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
 
 
 def _joined(kind: type[Any], words: Sequence[str]) -> list[str]:
-    """Return ``--scores=-1,2`` for ``--scores -1,2``: argparse takes a word that begins with a dash for a flag."""
+    """Return ``--steps=-1`` for ``--steps -1``: argparse takes a word that begins with a dash for a flag."""
     flags, types, found = flags_of(kind), hints(kind), list[str]()
     takes_one = {flags[name] for name, hint in types.items() if _given_type(hint) is not bool and not _has_words(hint)}
     for word in words:
