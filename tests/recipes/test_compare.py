@@ -193,12 +193,9 @@ def test_a_loss_that_is_not_finite_is_an_error_after_the_others_are_done(text, t
         --positions none,,rope => --positions: expected something between commas, got 'none,,rope'
         --causal --mask-rate 0.3 => --mask-rate: causal models mask nothing; leave it out
         --num-heads 5 => 5 heads do not divide hidden_size 64
-        --preset funnel --decoder-layers 0 => --decoder-layers: a prediction for every token needs
         --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
         --lengths 32 => --lengths: expected at least the training length 64, got 32
         --lengths 65,66,67,68,69,70 => --lengths: expected at most 5, got 6
-        --blocks 1-1 --decoder-layers 0 => --decoder-layers: a prediction for every token needs
-        --blocks 2 --decoder-layers 1 => --decoder-layers: a single block is never pooled
         --data no/such/file => --data: no such file or folder: 'no/such/file'
     """),
 )
@@ -277,7 +274,7 @@ def test_the_function_does_what_the_command_does(text, tmp_path):
     }
     assert "Held-out masked-LM loss" in str(report)
     assert "<table" in report._repr_html_()
-    with pytest.raises(ValueError, match="step: compare has no such option; did you mean 'steps'"):
+    with pytest.raises(TypeError, match="'step'"):
         whereformer.compare(step=3)
 
 
@@ -308,7 +305,7 @@ def test_a_method_of_ones_own_is_compared_and_trained_again_when_it_changed(text
     assert "2 of 2 runs are already done" in found[1]
     assert "1 of 2 runs are already done" in found[2]
     assert f"{name}, seed 0: held-out loss" in found[2]
-    assert f"--plugin {plugin}" in (out / "report.html").read_text()
+    assert f"--plugin={plugin}" in (out / "report.html").read_text()
 
 
 def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a training saves works elsewhere: the Hub, pipelines, sentence-transformers, export."""
+"""What a training saves works elsewhere: pipelines, sentence-transformers, export."""
 
 import os
 import subprocess
@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 import transformers
-from huggingface_hub import ModelCard
 
 from tests.recipes.trainings import TINY_ENCODER
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM
@@ -32,31 +31,6 @@ def fresh(code):
     """What a fresh process prints, which cannot reach the Hub."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-
-
-def test_push_to_hub_sends_the_folder(folder, monkeypatch):
-    """What would be sent, as the calls of huggingface_hub that need a network are replaced."""
-    sent = {}
-
-    def create_commit(*_, operations, **__):
-        for operation in operations:
-            content = operation.path_or_fileobj
-            sent[operation.path_in_repo] = content if isinstance(content, bytes) else Path(content).read_bytes()
-
-    def create_repo(*_, **__):
-        return SimpleNamespace(repo_id="someone/mine")
-
-    # Versions of transformers call the class or names of their own.
-    for place, options in ((HfApi, {}), (transformers.utils.hub, {"raising": False})):
-        monkeypatch.setattr(place, "create_repo", create_repo, **options)
-        monkeypatch.setattr(place, "create_commit", create_commit, **options)
-    monkeypatch.setattr(ModelCard, "load", lambda *_, **__: ModelCard("---\n---\n"))
-    transformers.AutoModelForMaskedLM.from_pretrained(folder).push_to_hub("someone/mine")
-    for name in ("config.json", "model.safetensors"):
-        assert sent[name] == Path(folder, name).read_bytes()
-    sent.clear()
-    transformers.AutoTokenizer.from_pretrained(folder).push_to_hub("someone/mine")
-    assert {"tokenizer.json", "tokenizer_config.json"} <= sent.keys()
 
 
 def test_fill_mask(folder):
