@@ -34,14 +34,13 @@ def check_pattern(name, **options):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_patterns_keep_the_laws(name, causal):
     check_pattern(name, causal=causal)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "tisa/shaw" else pytest.param(name, marks=pytest.mark.slow) for name in PATTERNS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_compile(name):
     check_pattern(name, causal=True, compiles=True)
 
