@@ -4,7 +4,10 @@ import os
 
 import numpy as np
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.runtime import interpreter
+
+from tests.kernels import tensor_cores
 
 
 def mend() -> None:
@@ -24,9 +27,11 @@ def mend() -> None:
             return interpreter.TensorHandle(rounded.astype(np.uint16), tl.bfloat16)
         return cast(self, source, to)
 
-    def mended_dot(self, left, right, *rest):
-        """As create_dot, which multiplies the bits of bfloat16 as if they were whole numbers."""
-        return dot(self, widen(left), widen(right), *rest)
+    def mended_dot(self, left, right, added, precision, *rest):
+        """As create_dot, which multiplies the bits of bfloat16 as if they were whole numbers, and float32 exactly."""
+        if left.dtype.scalar == tl.float32 and precision == ir.INPUT_PRECISION.TF32x3:
+            return interpreter.TensorHandle(tensor_cores.dot(left.data, right.data) + added.data, tl.float32)
+        return dot(self, *(widen(operand) for operand in (left, right)), added, precision, *rest)
 
     def widen(operand):
         if operand.dtype.scalar != tl.bfloat16:

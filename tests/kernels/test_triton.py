@@ -203,11 +203,6 @@ def test_tiles_of_real_sizes(case, capability, monkeypatch):
     check("triton", content(140, 150, batch=1), terms_of(names, 140, 150), **options)
 
 
-@pytest.mark.parametrize(("width", "precision"), [(64, "tf32x3"), (80, "ieee")])
-def test_wide_heads_do_not_use_tensor_cores(width, precision):
-    assert blocks.precision_of(make_call(*[torch.zeros(1, 1, 4, width)] * 3)) == precision
-
-
 # --- what it cannot take
 
 
