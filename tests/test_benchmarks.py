@@ -90,6 +90,7 @@ def compare_check(run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"the cat saw dog {number} near the house. where is it?" for number in range(900)))
     small = {"length": 8, "hidden_size": 8, "num_heads": 1, "blocks": "1", "vocab_size": 64, "batch_size": 2}
+    small |= {"rate_factors": "1"}
     # Too few steps for predictions, which the tests of the ranking check.
     more = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
     printed = run("compare_check", f"--data={text}", *more)
@@ -269,7 +270,7 @@ def scaling(run, tmp_path):
 
 def seed_noise(run, tmp_path):
     """It measures nothing, but reads what ``whereformer compare`` has measured."""
-    tiny = {"length": 16, "hidden_size": 16, "blocks": "1", "vocab_size": 64, "characters": 50_000}
+    tiny = {"length": 16, "hidden_size": 16, "blocks": "1", "vocab_size": 64, "characters": 50_000, "rate_factors": "1"}
     whereformer.compare(positions="none,learned", steps=2, seeds=2, jobs=1, out=tmp_path / "out", quiet=True, **tiny)
     _, runs = load(tmp_path / "out")
     gaps = [runs["none"][seed].loss - runs["learned"][seed].loss for seed in (0, 1)]

@@ -22,6 +22,8 @@ MOST_RATE = 1e6
 """The largest learning rate, number of epochs and the like."""
 MOST_JOBS = 1024
 """The most runs that a command does at a time."""
+MOST_THREADS = 1024
+"""The most threads of a process. A system that starts no more of them ends the process without a word."""
 
 
 def find_device(name: str) -> torch.device:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import new_folder
-from ..lab.options import MOST_COUNT, MOST_SEED
+from ..lab.options import MOST_COUNT, MOST_SEED, MOST_THREADS
 from ..lab.recipe import Free, Range, Recipe, lazily
 from ..lab.sheet import Column, Sheet
 
@@ -100,8 +100,11 @@ class Extend(Recipe):
     .jsonl. Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
     """The column of tables that holds the text. Default: "text", or the only column of text."""
+    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
+    """Threads on the CPU. Default: torch's."""
 
     def run(self, run: Run) -> Report:
+        run.threads = self.threads or run.threads
         teacher = encoders.load_encoder(self.model)
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
