@@ -56,7 +56,7 @@ def table(
         Column("position", left=True),
         *(Column("loss", f"@{length}") for length in lengths),
         Column("accuracy"),
-        Column("rate", page=True),
+        Column("rate"),
         Column("GFLOPs", "a step"),
         Column("params"),
     ]
