@@ -7,9 +7,9 @@ Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended r
 document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
 document has the nearest vector of all. The documents' vectors are those of the original as it is, which reads the first
 tokens only; the mean of its vectors of chunks, as long as it can read and shorter; all vectors of the shortest chunks;
-the original with all its position embeddings interpolated; with them repeated and windows, as `whereformer extend`
-begins, without training; and each extended model. Pairs of texts with a number for their similarity say, by the rank
-correlation of the cosines, how good the vectors of short texts are.
+the original with its position embeddings repeated and windows, as `whereformer extend` begins, without training; and
+each extended model. Pairs of texts with a number for their similarity say, by the rank correlation of the cosines, how
+good the vectors of short texts are.
 
 Every finished row is a file in --out and is not repeated. Writes results.json.
 """
@@ -40,7 +40,7 @@ from whereformer.lab.provenance import write_results
 from whereformer.recipes.extend import chunk_means
 from whereformer.recipes.sentence_encoders import SentenceEncoder, extended, load_encoder
 
-AS_IS, INTERPOLATED, REPEATED = "as it is", "interpolated", "repeated, untrained"
+AS_IS, REPEATED = "as it is", "repeated, untrained"
 EACH = "a vector for each chunk"
 
 
@@ -75,7 +75,7 @@ class Extended:
         """Make the missing rows, then print and write all."""
         torch.set_num_threads(self.threads)
         rows = {}
-        for name in (AS_IS, *self._sizes, EACH, INTERPOLATED, REPEATED, *(folder.name for folder in self.extended)):
+        for name in (AS_IS, *self._sizes, EACH, REPEATED, *(folder.name for folder in self.extended)):
             file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
             rows[name] = kept(file, self._settings, partial(self._scores, name))
             console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
@@ -130,13 +130,13 @@ class Extended:
     def _encoder(self, name: str) -> SentenceEncoder:
         if name in (AS_IS, EACH, *self._sizes):
             return self._teacher
-        if name in (INTERPOLATED, REPEATED):
-            return extended(self._teacher, self.length, repeat=name == REPEATED)
-        return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))[0]
+        if name == REPEATED:
+            return extended(self._teacher, self.length)
+        return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))
 
     @cached_property
     def _teacher(self) -> SentenceEncoder:
-        return load_encoder(str(self.model))[0]
+        return load_encoder(str(self.model))
 
     @cached_property
     def _rows(self) -> Tensor:

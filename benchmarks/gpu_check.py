@@ -622,7 +622,7 @@ def run_tests(file: str, seconds: float) -> Report:
 
 
 def lab() -> Iterator[tuple[str, Step]]:
-    medium = ("--size=medium", "--positions=none,tisa", "--rate-factors=1", "--steps=300")
+    medium = ("--size=medium", "--positions=none,tisa", "--steps=300")
     yield "compare small", partial(study, "compare", "--size=small", "--quick")
     yield "compare medium", partial(study, "compare", *medium)
     for more in ((), ("--compile",)):

@@ -105,7 +105,7 @@ class Kill:
                     "damages": counted(damage(command, whole, chance) for _ in range(self.damages)),
                     "disks": counted(fill(command, whole, chance) for _ in range(self.disks)),
                 }
-                if name != "compare" and self.ranks:
+                if name in ("pretrain", "translate") and self.ranks:
                     whole, moments = reference(command, 2)
                     ranks = [bereave(command, whole, moments, number % 2, chance) for number in range(self.ranks)]
                     found[name]["ranks"] = counted(iter(ranks))

@@ -39,7 +39,6 @@ from whereformer.cli.main import execute
 from whereformer.lab.loading import load
 from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
-from whereformer.recipes.analyze import sources_of
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}
@@ -185,11 +184,10 @@ class FromStart:
         Both of all products, and of those of different embeddings.
         """
         found = []
-        sources = [(source.path, source.step) for source in sources_of([str(folder / "checkpoints")], None)]
-        for path, step in (*sources, (str(folder / "model"), self.steps)):
-            vectors = position_vectors(load(path)[0], self.longest)
+        saved = {int(path.name.rpartition("-")[2]): path for path in (folder / "checkpoints").glob("checkpoint-*")}
+        for step, path in sorted({**saved, self.steps: folder / "model"}.items()):
+            vectors = position_vectors(load(str(path)), self.longest)
             assert vectors is not None
-            assert step is not None
             products = vectors.double() @ vectors.double().mT
             everything = float(diagonals(products).explained)
             found.append({"step": step, "all": everything, "others": _without_diagonal(products)})

@@ -52,7 +52,6 @@ def test_what_is_no_regular_file_is_named(tmp_path, pipe):
     [
         "compare --data {}",
         "pretrain --data {}",
-        "analyze {model} --data {}",
         "translate train --source {} --target {}",
         "translate train --data {}",
         "finetune --model {model} --train {} --validation {} --text text --label label",
@@ -68,8 +67,16 @@ def test_a_pipe_is_not_read(command, pipe, model, tmp_path, capsys):
     assert line.split(": ")[1].removeprefix("--") in command
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
-@pytest.mark.parametrize("command", ["analyze {}", "finetune --model {} --task rte --data {}"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("analyze {}", name) for name in ("config.json", "model.safetensors")),
+        *(
+            ("finetune --model {} --task rte --data {}", name)
+            for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+        ),
+    ],
+)
 def test_a_pipe_in_a_model_is_not_read(name, command, model, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)

@@ -158,19 +158,6 @@ def test_pairs_outside_of_windows_do_not_count(changes, windows):
     assert cost(config, 21, 2).flops.forward == everywhere - (everything - found)
 
 
-def test_a_window_cuts_tables_too():
-    def position(**changes):
-        tables, none = (
-            cost(small_config(position=name, position_options=options, **changes), 64).flops.layers
-            for name, options in (("shaw", {"clip": 60}), ("none", None))
-        )
-        return tables - none
-
-    # Of 121 columns, each query needs those for 9 offsets.
-    assert position(windows="4") * 121 == position() * 9
-    assert position(windows="64") == position()
-
-
 class Projected(Position):
     """A toy with work of every kind: once a forward, for a pair of sequences, and in a layer."""
 
@@ -247,17 +234,6 @@ def test_parameters_of_the_papers_models(blocks, width, alone, with_decoder):
         found = count_parameters(funnel(blocks, width, decoder)).encoder
         assert found == layers * layer + 30522 * width + 2 * width
         assert round(found / 1e6, 1) == expected
-
-
-@pytest.mark.parametrize("position", ["tisa", "learned", "transformer_xl"])
-def test_a_decoder_that_is_left_out_costs_nothing(position):
-    config = small_config(blocks="2-1x2", decoder_layers="2", position=position)
-    model = whereformer.Encoder(config.without_decoder())
-    found, whole = (cost(config, 40, 2, decoder=decoder) for decoder in (False, True))
-    assert found.flops.forward == counted(config.without_decoder())
-    assert found.parameters.total == model.num_parameters()
-    assert found.parameters.head == found.flops.head == found.memory.head == 0
-    assert found.memory.activations < whole.memory.activations
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from whereformer import Encoder, EncoderConfig
-from whereformer.analysis.distilling import distill_positions, offset_curves
+from whereformer.analysis.distilling import distill_positions, fitted_curves, offset_curves
+from whereformer.analysis.toeplitz import diagonal_sums
 
 
 def encoder(position, **options):
@@ -83,6 +84,19 @@ def test_curves_of_a_model_without_content_are_the_methods_own():
         for layer in range(2):
             expected = model.position.curve(torch.arange(-9, 10), layer=layer).double()
             torch.testing.assert_close(found[layer], expected - expected.mean(-1, keepdim=True), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_a_curve_is_that_of_a_regression_on_offsets_and_rows(n):
+    logs = torch.randn(3, 2, n, n, dtype=torch.float64).log_softmax(-1)
+    found = fitted_curves(diagonal_sums(logs - logs.mean(-1, keepdim=True)).sum(0), len(logs))
+    index = torch.arange(n)
+    offset = (index[None] - index[:, None] + n - 1).expand(3, n, n).flatten()
+    row = torch.arange(3 * n).view(3, n, 1).expand(3, n, n).flatten()
+    design = torch.cat([torch.nn.functional.one_hot(part).double() for part in (offset, row)], 1)
+    for head, curve in enumerate(found):
+        expected = torch.linalg.lstsq(design, logs[:, head].flatten()[:, None], driver="gelsd").solution[: 2 * n - 1, 0]
+        torch.testing.assert_close(curve, expected - expected.mean(), rtol=0, atol=1e-9)
 
 
 def test_models_that_do_not_fit_each_other_are_refused():

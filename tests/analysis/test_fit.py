@@ -1,6 +1,5 @@
 """Fitting TISA's kernels to curves."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,12 +106,6 @@ def test_several_planted_kernels_are_explained_in_noise(count):
     assert max(missing) <= 0.1
 
 
-def test_kernels_around_one_center_that_nearly_cancel_are_explained_less_well():
-    """The search goes downhill from a few starts, and here it does not get to the kernels that were planted."""
-    fit = fit_tisa(planted(40, [-1.0, 2.0, -3.0], [0.22, 2.7, 1.0], [5.0, 0.0, 0.0]), 4)
-    assert fit.explained > 0.99
-
-
 def _share(curve, rest):
     """The share of a curve's weighted variance that is ``rest``."""
     weight = pairs((len(curve) + 1) // 2).double()
@@ -156,12 +149,6 @@ def test_curves_are_fitted_each_by_itself():
     check(together.curve(offsets_of(24))[2, 0], alone.curve(offsets_of(24)), 1e-6)
 
 
-def test_the_same_every_time():
-    curve = torch.randn(3, 41)
-    first, second = fit_tisa(curve, 3), fit_tisa(curve, 3)
-    assert all(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(second).values(), strict=True))
-
-
 def test_offsets_and_weights():
     offsets = torch.tensor([-8.0, -2.0, -1.0, 0.0, 1.0, 2.0, 8.0])
     curve = torch.exp(-0.3 * (offsets - 1) ** 2)
@@ -191,10 +178,6 @@ def test_a_constant_costs_no_precision():
     check(lifted.center, fit.center, 1e-4)
     check(lifted.amplitude, fit.amplitude, 1e-4)
     assert float(lifted.constant) == pytest.approx(1e9 + float(fit.constant), abs=1e-4)
-
-
-def test_numpy_s_whole_numbers():
-    assert fit_tisa(np.array([0.0, 1.0, 0.0]), np.int64(2)).num_kernels == 2
 
 
 def test_nothing_to_explain():

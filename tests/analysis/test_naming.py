@@ -11,7 +11,7 @@ from whereformer.analysis.toeplitz import from_diagonals
 
 
 def names(curve):
-    return [found.name for found in name_heads(from_diagonals(torch.atleast_2d(curve)))]
+    return name_heads(from_diagonals(torch.atleast_2d(curve)))
 
 
 CURVES = {
@@ -47,15 +47,13 @@ def test_two_neighbors_are_a_window_and_no_token():
 
 def test_places_rather_than_distances_are_mixed():
     scores = 3 * torch.randn(1, 1, 64).expand(1, 64, 64)  # some keys draw everyone
-    (found,) = name_heads(scores)
-    assert found.name == "mixed"
-    assert "the curve explains" in found.reason
+    assert name_heads(scores) == ["mixed"]
 
 
 def test_rows_may_have_constants():
     curve = CURVES["local window"](offsets_of(50))
     scores = from_diagonals(curve[None]) + 10 * torch.randn(1, 50, 1)
-    assert name_heads(scores)[0].name == "local window"
+    assert name_heads(scores) == ["local window"]
 
 
 @given(st.floats(-50, 50), st.floats(0, 0.99))
@@ -71,6 +69,4 @@ def test_few_positions():
 
 
 def test_huge_scores():
-    (found,) = name_heads(1e4 * from_diagonals((offsets_of(40) == -1).double()[None]))
-    assert found.name == "previous token"
-    assert "to offset -1" in found.reason
+    assert names(1e4 * (offsets_of(40) == -1).double()) == ["previous token"]

@@ -60,9 +60,6 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     assert set(found["mnli", names[1], 0]["scores"]) == {"matched", "mismatched"}
     assert set(found["stsb", "learned", 0]["scores"][""]) == {"pearson", "spearman"}
     assert [step for step, _ in found["mnli", "learned", 1]["losses"]] == [1, 2, 3]
-    curves = found["cola", names[1], 1]["curves"]
-    assert [len(part) for part in (curves, curves[0], curves[0][0])] == [2, 2, 65]
-    assert found["cola", "none", 0]["curves"] is None
     assert "cola: only part of the official data (train 24 rows); do not compare with published scores" in out
     assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
     assert "cola, learned+tisa, S=2, seed 1: matthews" in out
@@ -71,7 +68,6 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     table = (tmp_path / "report.md").read_text()
     assert "| task | metric | baseline | S = 2 | gain | error reduction |" in table
     page = (tmp_path / "report.html").read_text()
-    assert page.count("What the heads learned: ") == 2 * 2  # a heading and a figure's label
     assert "whereformer finetune --" in page
 
 
@@ -93,36 +89,6 @@ def test_it_learns(model, data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_never_repeated(model, data, tmp_path, monkeypatch, capsys):
-    whole = run(model, data, tmp_path / "whole", "--seeds=2")
-    real, done = Finetune.tune, []
-
-    def tune(self, run, task, name, seed):
-        if len(done) == 3 and seed:
-            raise KeyboardInterrupt
-        done.append((name, seed))
-        return real(self, run, task, name, seed)
-
-    monkeypatch.setattr(Finetune, "tune", tune)
-    with pytest.raises(SystemExit) as stop:
-        run(model, data, tmp_path / "parts", "--seeds=2")
-    assert stop.value.code == 130
-    capsys.readouterr()
-    # One seed of every model comes before the next.
-    assert done == [("learned", 0), ("learned+tisa, S=2", 0), ("learned", 1)]
-    done.clear()
-    assert run(model, data, tmp_path / "parts", "--seeds=2") == whole
-    assert done == [("learned+tisa, S=2", 1)]
-    assert "3 of 4 runs are already done" in capsys.readouterr().out
-    # More can be asked for later: nothing that is there is done again.
-    done.clear()
-    more = run(model, data, tmp_path / "parts", "--seeds=1", "--kernels=0,1,2", task="cola,mrpc")
-    assert done[0] == ("learned+tisa, S=1", 0)
-    assert len(more) == 4 + 1 + 3
-    assert more.items() >= whole.items()
-
-
-@pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_numbers(model, data, tmp_path):
     words = ["finetune", "--model", model, "--data", data, "--task=cola", *TINY, "--epochs=4", "--seeds=2"]
     whole = run(model, data, tmp_path / "whole", "--epochs=4", "--seeds=2")
@@ -135,11 +101,6 @@ def test_a_killed_run_continues_to_the_same_numbers(model, data, tmp_path):
     process.communicate(timeout=60)
     assert 0 < len(records(tmp_path / "killed")) < 4
     assert run(model, data, tmp_path / "killed", "--epochs=4", "--seeds=2") == whole
-
-
-@pytest.mark.slow
-def test_jobs_give_the_same_numbers(model, data, tmp_path):
-    assert run(model, data, tmp_path / "1") == run(model, data, tmp_path / "2", "--jobs=2")
 
 
 @pytest.mark.parametrize("position", ["learned+tisa", "rope"])
@@ -316,12 +277,7 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
         assert "num_labels: expected a" in says(model=str(config.parent))
     assert "--position: unknown position method 'tsia'; did you mean 'tisa'?" in says("--position=tsia")
     assert "--kernels: expected a whole number, got 'a'" in says("--kernels=a")
-    assert "--kernels: expected 0 to 1024, got 1025" in says("--kernels=3,1025")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
-    assert "--epochs: expected a number above 0 and below 1e+06, got 0" in says("--epochs=0")
-    assert "--learning-rate: expected a number above 0 and below 1e+06, got -1.0" in says("--learning-rate=-1")
-    assert "--max-length: expected at least 4, got 3" in says("--max-length=3")
-    assert "--seeds: expected" in says("--seeds=0")
     bare = tmp_path / "bare"
     AutoTokenizer.from_pretrained(model).save_pretrained(bare)
     (bare / "config.json").write_text(json.dumps({"model_type": "gpt2"}))

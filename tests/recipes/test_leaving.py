@@ -3,16 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from huggingface_hub import HfApi, ModelCard
 
 from tests.recipes.trainings import TINY_ENCODER
-from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
+from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM
 from whereformer.cli.main import main
 
 WORDS = [*TINY_ENCODER, "--every=6", "--learning-rate=0.01", "--position=learned+tisa", "--device=cpu"]
@@ -36,31 +33,6 @@ def fresh(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
 
 
-def test_push_to_hub_sends_the_folder(folder, monkeypatch):
-    """What would be sent, as the calls of huggingface_hub that need a network are replaced."""
-    sent = {}
-
-    def create_commit(*_, operations, **__):
-        for operation in operations:
-            content = operation.path_or_fileobj
-            sent[operation.path_in_repo] = content if isinstance(content, bytes) else Path(content).read_bytes()
-
-    def create_repo(*_, **__):
-        return SimpleNamespace(repo_id="someone/mine")
-
-    # Versions of transformers call the class or names of their own.
-    for place, options in ((HfApi, {}), (transformers.utils.hub, {"raising": False})):
-        monkeypatch.setattr(place, "create_repo", create_repo, **options)
-        monkeypatch.setattr(place, "create_commit", create_commit, **options)
-    monkeypatch.setattr(ModelCard, "load", lambda *_, **__: ModelCard("---\n---\n"))
-    transformers.AutoModelForMaskedLM.from_pretrained(folder).push_to_hub("someone/mine")
-    for name in ("config.json", "model.safetensors"):
-        assert sent[name] == Path(folder, name).read_bytes()
-    sent.clear()
-    transformers.AutoTokenizer.from_pretrained(folder).push_to_hub("someone/mine")
-    assert {"tokenizer.json", "tokenizer_config.json"} <= sent.keys()
-
-
 def test_fill_mask(folder):
     fill = transformers.pipeline("fill-mask", model=folder, top_k=3)
     mask = fill.tokenizer.mask_token
@@ -76,20 +48,6 @@ def test_the_saved_tokenizer_truncates_to_the_models_length(folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.model_max_length == EncoderConfig.from_pretrained(folder).max_position_embeddings == 16
     assert len(tokenizer("the cat " * 30, truncation=True)["input_ids"]) == 16
-
-
-def test_text_classification(folder, tmp_path):
-    model = EncoderForSequenceClassification.from_pretrained(
-        folder, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}
-    )
-    model.save_pretrained(tmp_path)
-    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    classify = transformers.pipeline("text-classification", model=str(tmp_path))
-    found = classify(["the cat", "where is the dog?"], batch_size=2)
-    assert {each["label"] for each in found} <= {"no", "yes"}
-    with torch.no_grad():
-        single = model.eval()(**classify.tokenizer("the cat", return_tensors="pt")).logits.softmax(-1).max()
-    assert found[0]["score"] == pytest.approx(float(single), abs=1e-5)
 
 
 def test_sentence_transformers_takes_the_folder_trains_saves_and_loads_again(folder, tmp_path):

@@ -92,10 +92,7 @@ def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
 
 def runs_of(*losses, cannot=""):
     """A model for each pair of losses, at the training length and at four times that."""
-    return {
-        seed: Outcome(1, [], [[short, 0.1], cannot or [long, 0.1]], [], 0, None)
-        for seed, (short, long) in enumerate(losses)
-    }
+    return {seed: Outcome(scores=[[short, 0.1], cannot or [long, 0.1]]) for seed, (short, long) in enumerate(losses)}
 
 
 BASELINE = runs_of((5.0, 5.1))

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from tests.failing import fails, refusals
 from tests.recipes.parallel_text import pairs, train, translated, write
-from tests.recipes.trainings import results_of
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
 from whereformer.lab.loading import quiet_transformers
@@ -84,12 +83,6 @@ def test_a_translation_ends_a_number_of_tokens_behind_its_source(untrained, monk
     translating.translate_lines(model, tokenizer, ["the dog is the dog"], beams=2)
     source = len(tokenizer("the dog is the dog")["input_ids"])
     assert written[0].shape[1] == 1 + source + 3
-
-
-def test_nothing_in_nothing_out(model, capsys, monkeypatch):
-    given(monkeypatch, b"")
-    main(["translate", "run", model])
-    assert capsys.readouterr().out == ""
 
 
 def test_what_is_not_utf_8_is_told_by_its_line(model, capsys, monkeypatch):
@@ -227,16 +220,3 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys, monkeypatch):
 def test_the_folder_of_a_training_says_where_its_model_is(model, capsys, monkeypatch):
     given(monkeypatch, b"")
     assert f"did you mean '{model}'?" in fails(capsys, "translate", "run", model.removesuffix("/model"))
-
-
-def test_multi30k(tmp_path, capsys, monkeypatch):
-    """A step on real text, where that is: WHEREFORMER_MULTI30K is a folder with its Parquet files."""
-    folder = os.environ.get("WHEREFORMER_MULTI30K")
-    if folder is None:
-        pytest.skip("WHEREFORMER_MULTI30K names no folder with Multi30k")
-    data = ["--data", f"{folder}/train.parquet", "--columns=en,de", "--validation", f"{folder}/validation.parquet"]
-    train(data, tmp_path, "--vocab-size=8000", "--steps=2", "--max-length=128", "--batch-tokens=1024")
-    read = results_of(tmp_path)["training"]
-    assert (read["pairs"], read["empty"], read["too_long"]) == (29000, 0, 0)
-    given(monkeypatch, b"A man is riding a bicycle.\n")
-    main(["translate", "run", str(tmp_path / "model"), "--beams=1"])

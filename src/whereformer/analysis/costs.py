@@ -145,7 +145,6 @@ def cost(
     batch: int = 1,
     *,
     predictions: int | None = None,
-    decoder: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> Cost:
     """Measure what an encoder costs, without memory for it.
@@ -156,7 +155,6 @@ def cost(
         batch: the number of sequences.
         predictions: the number of tokens per sequence that the masked-LM head predicts; if None, all, or none if blocks
             pool and no decoder undoes it.
-        decoder: False leaves out a decoder that the config has, as a sequence classifier does.
         dtype: the dtype of parameters and activations.
 
     Raises:
@@ -164,7 +162,6 @@ def cost(
     """
     if batch < 1:
         raise InputError("batch", f"expected at least 1, got {batch}")
-    config = config if decoder else config.without_decoder()
     lengths = config.block_lengths(length)
     if predictions is None:
         predictions = length if config.full_length else 0

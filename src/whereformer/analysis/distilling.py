@@ -1,9 +1,9 @@
 """Replaces position embeddings by TISA kernels: fits, layer by layer, what each head's attention owes to them.
 
 Position embeddings are added to the input and mixed with the words, and every head of every layer uses them as it was
-trained to. In scores over text, the offset alone explains part of that, as a curve for each head
-(:class:`~whereformer.analysis.measured.OffsetStatistics`). The same model without position embeddings has such a curve
-too, because nearby words are similar. So a layer's kernels are fitted to the difference: the original curve minus the
+trained to. In scores over text, the offset alone explains part of that, as a curve for each head. It is fitted to log
+weights, which are scores minus a number for each row. The same model without position embeddings has such a curve too,
+because nearby words are similar. So a layer's kernels are fitted to the difference: the original curve minus the
 curve without position embeddings, where the layers below already have their kernels. Layers are fitted from the first
 to the last, so that each can make up for what the kernels below it miss.
 """
@@ -19,7 +19,10 @@ from ..errors import InputError
 from ..models import Encoder
 from ..positions.tisa import Tisa
 from .fit import TisaFit, fit_tisa
-from .measured import OffsetStatistics
+from .toeplitz import diagonal_sums
+
+LEAST = 1e-30
+"""Smaller weights count as this one, because their logarithms are only rounding error."""
 
 
 @torch.no_grad()
@@ -31,16 +34,34 @@ def offset_curves(encoder: Encoder, windows: Tensor, batch_size: int = 16, only:
         encoder: an encoder that does not pool.
         windows: (rows, n) token ids, all of them real.
         batch_size: the number of rows at a time.
-        only: a single layer to read; the others' curves are then NaN.
+        only: a single layer to read; the others' curves are then 0.
     """
-    statistics = OffsetStatistics(
-        encoder.config.num_hidden_layers, encoder.config.num_attention_heads, windows.shape[1]
+    n = windows.shape[1]
+    sums = torch.zeros(
+        encoder.config.num_hidden_layers, encoder.config.num_attention_heads, 2 * n - 1, dtype=torch.float64
     )
     for rows in windows.split(batch_size):
         for layer, weights in enumerate(encoder(rows.to(encoder.device), output_attentions=True).attentions):
             if only in (None, layer):
-                statistics.add(layer, weights)
-    return statistics.curves()
+                logs = weights.clamp(min=LEAST).log()
+                sums[layer] += diagonal_sums(logs - logs.mean(-1, keepdim=True)).sum(0).cpu()
+    return fitted_curves(sums, len(windows))
+
+
+def fitted_curves(sums: Tensor, count: int) -> Tensor:
+    """Return the f of the least-squares model ``log weight_ij = f(j - i) + r_i``, whose mean is 0, (..., 2 n - 1).
+
+    Args:
+        sums: (..., 2 n - 1), the sums over all matrices, by offset, of log weights less their row's mean.
+        count: the number of matrices.
+    """
+    n = (sums.shape[-1] + 1) // 2
+    offset, index = torch.arange(1 - n, n), torch.arange(n).unsqueeze(-1)
+    rows = ((offset >= -index) & (offset < n - index)).double()  # which offsets a row has
+    normal = torch.diag(rows.sum(0)) - rows.T @ rows / n  # with the rows' numbers eliminated
+    # Constants are in its null space, and never part of the right-hand side.
+    normal += 1 / len(normal)
+    return torch.linalg.solve(normal, sums.flatten(0, -2).T).T.view_as(sums) / count
 
 
 @torch.no_grad()

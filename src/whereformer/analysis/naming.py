@@ -7,8 +7,6 @@ This question does not depend on the length, while the share of all weight that 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -45,51 +43,35 @@ RULES = {
 """The names in the order in which their rules are tried."""
 
 
-class Name(NamedTuple):
-    """A head's name, and the numbers that decided it."""
-
-    name: str
-    reason: str
-
-
-def name_heads(scores: Tensor) -> list[Name]:
+def name_heads(scores: Tensor) -> list[str]:
     """Name heads by their position scores, (heads, n, n); constants added to rows make no difference."""
     return [_name(own) for own in scores.double()]
 
 
-def _name(scores: Tensor) -> Name:
+def _name(scores: Tensor) -> str:
     n = scores.shape[-1]
     if n < 2:
-        return Name(POSITION_BLIND, "there is only one position")
+        return POSITION_BLIND
     # Remove each row's constant, which the softmax does not see.
     found = diagonals(scores - scores.mean(-1, keepdim=True))
     half = max(1, n // 2)
     seen = diagonals(scores).mean[n - 1 - half : n + half]
     count = pairs(n).double()
-    differ = float(seen.max() - seen.min())
     spread = float((count @ found.spread.square() / n**2).sqrt())
-    sizes = f"the curve spans {differ:.2f}, and scores differ from it by {spread:.2f}"
-    if differ < BLIND and spread < BLIND:
-        return Name(POSITION_BLIND, sizes)
-    weights = scores.softmax(-1)
-    moved = diagonal_sums((weights - 1 / n).clamp(min=0))
-    total = float(moved.sum()) / n
+    if float(seen.max() - seen.min()) < BLIND and spread < BLIND:
+        return POSITION_BLIND
+    moved = diagonal_sums((scores.softmax(-1) - 1 / n).clamp(min=0))
     moved = moved / moved.sum()
     (share, second), (place, _) = moved.topk(2)
     offset = int(place) - (n - 1)
-    peak = f"position moves {total:.0%} of the weight, and {float(share):.0%} of that to offset {offset:+d}"
     names = {-1: PREVIOUS, 1: NEXT, 0: SAME}
     if offset in names and share >= PEAK and share >= AHEAD * second:
-        return Name(names[offset], peak)
+        return names[offset]
     folded = torch.stack((moved, count / n**2))
     near = folded[:, n - 1 :].clone()
     near[:, 1:] += folded[:, : n - 1].flip(-1)
     within = near.cumsum(-1)
     distance = int((within[0] < LOCAL).sum())
-    held = float(within[1, distance])
-    window = f"half of that to at most {distance} tokens away, where {held:.0%} of all pairs are"
-    if held <= WINDOW:
-        return Name(LOCAL_WINDOW, f"{peak}, {window}")
-    curved = f"the curve explains {float(diagonals(scores).explained):.0%} of the scores"
-    name = GLOBAL if diagonals(scores).explained >= CURVED else MIXED
-    return Name(name, f"{curved}; position moves {total:.0%} of the weight, {window}; {sizes}")
+    if within[1, distance] <= WINDOW:
+        return LOCAL_WINDOW
+    return GLOBAL if diagonals(scores).explained >= CURVED else MIXED

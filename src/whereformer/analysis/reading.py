@@ -155,19 +155,3 @@ def _mean_states(encoder: Encoder, length: int) -> dict[int, Tensor]:
         for hook in hooks:
             hook.remove()
     return states
-
-
-@torch.no_grad()
-def head_curves(encoder: Encoder, reach: int) -> list[list[list[float]]] | None:
-    """Return what each head adds to scores at offsets -reach .. reach, [layer][head][offset], to four decimals.
-
-    The result is None for a position method without such a curve.
-    """
-    offsets = torch.arange(-reach, reach + 1, device=encoder.device)
-    curves = []
-    for layer in range(encoder.config.num_hidden_layers):
-        curve = encoder.position.curve(offsets, layer=layer)
-        if curve is None:
-            return None
-        curves.append([[round(value, 4) for value in head] for head in curve.tolist()])
-    return curves

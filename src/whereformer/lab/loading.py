@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,6 @@ from transformers import logging as transformers_logging
 from ..data.tokenizers import read_tokenizer
 from ..errors import InputError
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
-from ..models.checkpoints.files import find_config
 from ..models.layers import position_parameters
 from .methods import about_method
 
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load(path: str) -> tuple[Encoder, str]:
-    """Load a checkpoint's encoder, and return it with transformers' name for its kind.
+def load(path: str) -> Encoder:
+    """Load a checkpoint's encoder.
 
     Raises:
         InputError: if the checkpoint can't be read, or has weights that are not finite.
@@ -35,7 +33,7 @@ def load(path: str) -> tuple[Encoder, str]:
     with named_errors(path), quiet_transformers():
         encoder = load_pretrained(path, model_class=Encoder)
     assert isinstance(encoder, Encoder)
-    return encoder, find_config(path)["model_type"]
+    return encoder
 
 
 @contextmanager
@@ -49,28 +47,6 @@ def named_errors(path: str) -> Iterator[None]:
         raise InputError("model", f"{where}{reason}") from None
 
 
-def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
-    """Load the model's tokenizer or, for a checkpoint of ``whereformer pretrain``, its run's.
-
-    Returns:
-        the tokenizer and "", or None and the reason why there is none.
-    """
-    folder = Path(path)
-    places = [path]
-    if folder.is_dir():
-        places += [str(near) for near in (folder.parent, folder.parent.parent / "model") if near.is_dir()]
-    reason = ""
-    for place in places:
-        if Path(place).is_dir() and not any(Path(place).glob("*token*")) and not (Path(place) / "vocab.txt").exists():
-            reason = reason or "there is none next to it"
-            continue
-        try:
-            return load_tokenizer(place, None), ""
-        except InputError as error:
-            reason = error.reason
-    return None, f"no tokenizer can be read for {path} ({reason})"
-
-
 def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     """Load the tokenizer that was saved with a model, or the one at ``path`` if that is given.
 
@@ -79,17 +55,6 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     """
     with quiet_transformers():
         return read_tokenizer(model, "model") if path is None else read_tokenizer(path, "tokenizer")
-
-
-def check_ids(largest: int, words: int, path: str) -> None:
-    """Check that the largest id of a tokenizer is one of the ``words`` that the model at ``path`` knows.
-
-    Raises:
-        InputError: for ``model``, if it is not.
-    """
-    if largest >= words:
-        told = f"the tokenizer of {path} belongs to another model: it has token id {largest}, but the model has {words}"
-        raise InputError("model", f"{told} tokens")
 
 
 def load_classifier(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -114,11 +114,6 @@ def gather(value: Value) -> list[Value]:
     found: list[Any] = [None] * size()
     distributed.all_gather_object(found, value, group=_joined["group"])
     return found
-
-
-def share(items: Sequence[Value]) -> Sequence[Value]:
-    """Return this process's part of some items: every ``size()``-th."""
-    return items[rank() :: size()]
 
 
 def tells() -> bool:

@@ -24,14 +24,12 @@ class Column:
         detail: a smaller line below the header.
         left: whether its text begins at the left, as words do and numbers do not.
         wraps: whether long text may take several lines on a page.
-        page: whether it is on pages only, which have more room than a terminal.
     """
 
     name: str
     detail: str = ""
     left: bool = False
     wraps: bool = False
-    page: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,14 +107,12 @@ class Sheet:
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
         yield Styled(self.title, "bold")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=self.has_header)
-        shown = [index for index, column in enumerate(self.columns) if not column.page]
-        for index in shown:
-            column = self.columns[index]
+        for index, column in enumerate(self.columns):
             left = column.left or index == self.named
             name = _lines(column.name, column.detail)
             table.add_column(name, justify="left" if left else "right", overflow="fold")
         for number, row in enumerate(self.rows):
-            texts = (_lines(row[index].text, row[index].detail) for index in shown)
+            texts = (_lines(cell.text, cell.detail) for cell in row)
             table.add_row(*texts, style="dim" if self.looks.get(number) == "dim" else None)
         yield table
         yield from (Styled(note, "dim") for note in self.notes)

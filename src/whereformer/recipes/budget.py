@@ -58,7 +58,7 @@ def seconds_per_step(model: Any, rows: int, length: int, share: float, device: s
     return median(after - before for before, after in pairwise(times))
 
 
-def fitting(minutes: float, step: float, seeds: int | None, short: float) -> Plan:
+def fitting(minutes: float, step: float, seeds: int | None) -> Plan:
     """Return the steps and seeds that fit into a budget if every method is trained with every seed.
 
     Args:
@@ -66,23 +66,18 @@ def fitting(minutes: float, step: float, seeds: int | None, short: float) -> Pla
         step: seconds of one step of all methods.
         seeds: number of seeds; None chooses up to MOST_SEEDS, as many as leave each training ENOUGH_STEPS, but at least
             one.
-        short: steps of short trainings of each method before, as a share of those of a training.
 
     Raises:
         InputError: if fewer than LEAST_STEPS fit; it says the least that is enough.
     """
 
-    def cost(count: int) -> float:
-        """Return the seconds that one more step takes in all."""
-        return step * (count * (1 + JUDGING) + short)
-
-    available = minutes * 60 * USED
+    step, available = step * (1 + JUDGING), minutes * 60 * USED
     if seeds is None:
-        enough = [count for count in range(1, MOST_SEEDS + 1) if available >= ENOUGH_STEPS * cost(count)]
+        enough = [count for count in range(1, MOST_SEEDS + 1) if available >= ENOUGH_STEPS * count * step]
         seeds = max(enough, default=1)
-    steps = int(available / cost(seeds))
+    steps = int(available / (seeds * step))
     if steps < LEAST_STEPS:
-        least = LEAST_STEPS * cost(seeds) / (60 * USED)
+        least = LEAST_STEPS * seeds * step / (60 * USED)
         unit = 0.01 if least < 1 else 0.1
         least = round((math.floor(least / unit) + 1) * unit, 2)
         why = f"for {LEAST_STEPS} steps with each method and seed"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
-from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
-from ..lab.sheet import Column, Sheet
+from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, lazily
 
 with lazily(__name__):
     from .. import analysis, models
@@ -58,35 +56,6 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 """The defaults of each size of models; those of "small" are the options' own."""
-
-SEARCH_SHARE = 0.15
-"""Steps of a short training, which tries a learning rate, as a share of all. Its windows grow as in a whole one."""
-JUDGED_SHARE = 0.1
-"""The mean training loss of this share of a short training, at its end, decides."""
-CLEARLY_LOWER, CLEARLY_HIGHER = 0.1, 0.5
-"""How much lower the loss of a short training has to be with a lower, or with a higher rate than with the usual one.
-Short runs tolerate higher rates: with the default sizes, twice the usual rate was up to 0.09 better in them, but 0.07
-to 0.31 worse in whole trainings. With twice the steps it was even 0.39 better, because with one rate the loss had just
-left the plateau at the beginning, and with the other not yet."""
-
-
-@dataclass(frozen=True)
-class Trials:
-    """The loss at the end of a short training with each rate; None if it was not finite."""
-
-    losses: list[float | None]
-
-    def best(self, rates: Sequence[float], usual: float) -> float | None:
-        """Return the rate that is nearest to the usual one, or the best of those that are clearly better.
-
-        None if no loss was finite.
-        """
-        finished = [(loss, rate) for loss, rate in zip(self.losses, rates, strict=True) if loss is not None]
-        if not finished:
-            return None
-        kept, nearest = min(finished, key=lambda each: abs(math.log(each[1] / usual)))
-        needed = {rate: CLEARLY_HIGHER if rate > nearest else CLEARLY_LOWER for _, rate in finished}
-        return min(((loss, rate) for loss, rate in finished if loss < kept - needed[rate]), default=(kept, nearest))[1]
 
 
 @dataclass(frozen=True)
@@ -173,10 +142,7 @@ class Compare(ManyRuns):
     mask_rate: Annotated[float, Between(0, 1)] = 0.4
     """Share of tokens that are masked in training. In held-out text, 15% always are. Causal models mask none."""
     learning_rate: Annotated[float, Between(0, MOST_RATE)] = 8e-3
-    """Peak learning rate."""
-    rate_factors: Annotated[Numbers, Between(0, MOST_RATE)] = (0.5, 1.0, 2.0)
-    """Multiples of the learning rate to try for each method, in short runs. A method keeps the usual rate unless
-    another is clearly better. "1" skips this search."""
+    """Peak learning rate, the same for every method."""
 
     size: Annotated[Literal["auto", "small", "medium", "large"], Free] = "auto"
     """Defaults for width, layers, vocabulary, windows, batches and learning rate. small is for a CPU, medium has 25
@@ -207,8 +173,6 @@ class Compare(ManyRuns):
                 raise InputError("lengths", f"expected at least the training length {self.length}, got {length}")
         if len(self.lengths) > MOST_LENGTHS:
             raise InputError("lengths", f"expected at most {MOST_LENGTHS}, got {len(self.lengths)}")
-        if self.learning_rate * max(self.rate_factors) > MOST_RATE:
-            raise InputError("rate_factors", f"expected learning rates of at most {MOST_RATE:g}, got higher ones")
 
     def resolved(self) -> Compare:
         names = methods.known_methods(self.positions)
@@ -230,18 +194,11 @@ class Compare(ManyRuns):
         material = self.read(run, text)
         names, sources = self.positions, methods.sources_of(self.positions)
         seeds = range(self.seed, self.seed + (self.seeds or 1))
-        tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
-        run.expect(len(names) * (tried + len(seeds) * self.steps))
+        run.expect(len(names) * len(seeds) * self.steps)
         # A plugin that has changed makes other keys.
-        own = [(name, sources.get(name, "")) for name in names]
-        trials = run.each(own, self.search, material, kind=Trials, steps=tried) if tried else {}
-        best: dict[str, float | None] = dict.fromkeys(names, self.rates[0])
-        for (name, _), found in trials.items():
-            best[name] = found.best(self.rates, self.learning_rate)
-            run.say(f"{name}, losses of short trainings by learning rate: {self.told(found)}")
-        keys = [(seed, *key) for seed, key in product(seeds, own) if best[key[0]] is not None]
-        outcomes = run.each(keys, self.train, material, best, kind=Outcome, steps=self.steps, problem=self.problem)
-        return self.report(material, outcomes, best, seeds, trials)
+        keys = [(seed, name, sources.get(name, "")) for seed, name in product(seeds, names)]
+        outcomes = run.each(keys, self.train, material, kind=Outcome, steps=self.steps, problem=self.problem)
+        return self.report(material, outcomes, seeds)
 
     # What every run does.
 
@@ -297,61 +254,32 @@ class Compare(ManyRuns):
         return config
 
     @property
-    def rates(self) -> list[float]:
-        """The learning rates to try."""
-        return [factor * self.learning_rate for factor in self.rate_factors]
-
-    @property
     def judged(self) -> list[int]:
         """The lengths to judge at, that of training first."""
         more = self.lengths or [factor * self.length for factor in LENGTH_FACTORS]
         return sorted({self.length, *map(int, more)})
 
-    def fit(self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, **more: Any) -> Any:
-        """Train a model by a plan. Its batches are the same for every method."""
-        rate, stages = (
-            None if self.causal else self.mask_rate,
-            windows.growing(self.length, self.batch_size, plan.steps),
-        )
+    def fit(self, run: Run, material: Material, model: Any, seed: int, kept: training.Checkpoints) -> training.Trained:
+        """Train a model. Its batches are the same for every method."""
+        rate = None if self.causal else self.mask_rate
+        stages = windows.growing(self.length, self.batch_size, self.steps)
         drawn = windows.Windows(material.training, material.vocabulary, stages, rate, seed)
-        return training.train(model, drawn.batch, plan, device=run.device, on_log=run.step, **more)
+        plan = training.Training(steps=self.steps, rate=self.learning_rate)
+        return training.train(model, drawn.batch, plan, device=run.device, on_log=run.step, checkpoints=kept)
 
-    def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
-        """Train a method shortly with every rate, on the same batches.
-
-        The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
-        fewer steps, high rates do harm that they do not do in a whole training.
-        """
-        found: list[float | None] = []
-        for rate in self.rates:
-            model = encoders.build(self.config(position, material.vocabulary.size), self.seed)
-            plan = training.Training(steps=short(self.steps), rate=rate, warmup=max(1, self.steps // 10))
-            try:
-                last = self.fit(run, material, model, self.seed, plan).losses[
-                    -max(1, round(JUDGED_SHARE * plan.steps)) :
-                ]
-                found.append(round(statistics.fmean(last), 4))
-            except training.NotFiniteError:
-                found.append(None)
-        return Trials(found)
-
-    def train(
-        self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str, source: str
-    ) -> Outcome:
+    def train(self, run: Run, material: Material, seed: int, position: str, source: str) -> Outcome:
         """Train a method with a seed, save the model, and judge it."""
-        rate, held_out = rates[position], material.held_out
+        held_out, about = material.held_out, f"{position}, seed {seed}"
         config = self.config(position, material.vocabulary.size)
         model: Any = encoders.build(config, seed)
         facts = self.facts(seed, position, source)
         checkpoints = run.folder / "checkpoints" / self.model_folder(position, seed).name
-        kept = training.Checkpoints(checkpoints, SAVE_EVERY, [facts, rate], run.say)
-        plan = training.Training(steps=self.steps, rate=rate)
-        about = f"{position}, seed {seed}"
+        kept = training.Checkpoints(checkpoints, SAVE_EVERY, facts, run.say)
         try:
-            trained = self.fit(run, material, model, seed, plan, checkpoints=kept)
+            trained = self.fit(run, material, model, seed, kept)
         except training.NotFiniteError as error:
             run.say(f"{about}: {error.reason}")
-            return Outcome(rate, [], [], [], 0, None, error.reason)
+            return Outcome(failed=error.reason)
         model.eval()
         everything: list[Any] = []
 
@@ -363,12 +291,11 @@ class Compare(ManyRuns):
 
         scores = encoders.at_lengths(self.judged, score)
         if isinstance(scores[0], str):
-            return Outcome(rate, [], [], [], 0, None, scores[0])
+            return Outcome(failed=scores[0])
         encoders.keep(model, material.tokenizer, self.model_folder(position, seed), facts)
         shutil.rmtree(checkpoints, ignore_errors=True)
         run.say(f"{about}: held-out loss {scores[0][0]:.3f}, accuracy of tokens {scores[0][1]:.1%}")
         return Outcome(
-            rate=rate,
             losses=[round(loss, 4) for loss in trained.losses],
             scores=scores,
             # Losses by window, to tell a real difference between two methods from chance in the held-out text.
@@ -412,32 +339,19 @@ class Compare(ManyRuns):
                 step += budget.seconds_per_step(model, stage.rows, stage.length, share, run.device) * stage.steps / 100
         # The last round of runs may be incomplete.
         step *= math.ceil(len(self.positions) / at_once) / len(self.positions)
-        tried = SEARCH_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0
-        return budget.fitting(self.minutes, step, self.seeds, tried)
+        return budget.fitting(self.minutes, step, self.seeds)
 
     # What is told.
-
-    def told(self, trials: Trials) -> str:
-        """Return what came out of short trainings, in a line."""
-        parts = zip(self.rates, trials.losses, strict=True)
-        return ", ".join(f"{rate:g}: {'not finite' if loss is None else f'{loss:.3f}'}" for rate, loss in parts)
 
     def report(
         self,
         material: Material,
         outcomes: Mapping[tuple[int, str, str], Outcome],
-        rates: Mapping[str, float | None],
         seeds: range,
-        trials: Mapping[tuple[str, str], Trials],
     ) -> report.Report:
         """Return the ranking, and what it is made of."""
-        title, tried = "Which position method suits this text?", ", ".join(f"{rate:g}" for rate in self.rates)
+        title = "Which position method suits this text?"
         failed = {
-            name: f"the loss of {name!r} is not finite (NaN or inf) at any of {tried}; try {min(self.rates) / 4:g}"
-            for name, rate in rates.items()
-            if rate is None
-        }
-        failed |= {
             name: f"{name}, seed {seed}: {each.failed}" for (seed, name, _), each in outcomes.items() if each.failed
         }
         runs: dict[str, dict[int, Outcome]] = {name: {} for name in self.positions if name not in failed}
@@ -460,16 +374,7 @@ class Compare(ManyRuns):
             drawing.table(ranking, runs, lengths=self.judged, causal=self.causal, guessing=material.guessing),
             *drawing.curves(ranking, runs, lengths=self.judged, guessing=material.guessing),
         ]
-        if trials:
-            rows = [(name, self.told(found)) for (name, _), found in trials.items()]
-            columns = [Column("position"), Column("losses by learning rate", left=True)]
-            parts.append(Sheet.of("Short trainings", columns, rows, folded=True))
         return report.Report(title, told, parts, outcomes, problem=problem)
-
-
-def short(steps: int) -> int:
-    """Return the steps of a short training."""
-    return max(1, round(SEARCH_SHARE * steps))
 
 
 def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..analysis.ranking import Ranking
@@ -18,7 +18,6 @@ class Outcome:
     """A trained model.
 
     Args:
-        rate: the peak of the learning rate.
         losses: the training loss of each step.
         scores: at each length, the held-out loss and the accuracy of tokens, or the reason why there is none.
         windows: the mean held-out loss of every 64 labels, at the training length.
@@ -28,12 +27,11 @@ class Outcome:
         failed: why there is no model.
     """
 
-    rate: float
-    losses: list[float]
-    scores: list[Any]
-    windows: list[float]
-    parameters: int
-    flops: int | None
+    losses: list[float] = field(default_factory=list)
+    scores: list[Any] = field(default_factory=list)
+    windows: list[float] = field(default_factory=list)
+    parameters: int = 0
+    flops: int | None = None
     failed: str = ""
 
     @property
@@ -56,7 +54,6 @@ def table(
         Column("position", left=True),
         *(Column("loss", f"@{length}") for length in lengths),
         Column("accuracy"),
-        Column("rate", page=True),
         Column("GFLOPs", "a step"),
         Column("params"),
     ]
@@ -69,7 +66,6 @@ def table(
             name,
             *(scored([run.scores[index] for run in every]) for index in range(len(lengths))),
             Cell.of_seeds([run.scores[0][1] for run in every], "{:.1%}".format, None),
-            Cell(f"{every[0].rate:.2g}", order=every[0].rate),
             Cell(DASH) if every[0].flops is None else Cell(f"{every[0].flops / 1e9:.2f}", order=every[0].flops),
             Cell(f"{every[0].parameters:,}", order=every[0].parameters),
         ]

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import new_folder
@@ -31,7 +31,6 @@ with lazily(__name__):
 
 FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MOST_HELD_OUT = 16, 24  # one document in 16 is held out to judge by, but at most 24
-FEW = 12  # with fewer held-out documents, nearly every model finds nearly every passage
 JUDGED = 4  # how often a model is judged in a training, besides before it
 LETTERS = 12  # the most characters of a token on average; what a document has beyond that is not read
 SHORT, CHUNKS, FOUND, LEAD = "like the original", "like its chunks", "passages found", "lead"
@@ -45,28 +44,19 @@ READING = (
 
 
 @dataclass(frozen=True)
-class Text:
-    """The text that was read: documents, ``held_out`` of which judge the model, and a hash of their tokens."""
-
-    source: str
-    documents: int
-    held_out: int
-    digest: str
-
-
-@dataclass(frozen=True)
 class Outcome:
     """How an encoder learned to read longer texts.
 
     Args:
-        kind: transformers' name for this kind of model.
+        documents, held_out: the number of documents that were read, and of those that judge the model.
         limit: the tokens that the original reads.
         curve: the model before, during and after training: the step, then what :class:`Judge` says.
         chunks_found, chunks_lead: how well the mean of the original's vectors of chunks finds passages.
         losses: the training loss of each step.
     """
 
-    kind: str
+    documents: int
+    held_out: int
     limit: int
     curve: list[list[float]]
     chunks_found: float
@@ -97,9 +87,6 @@ class Extend(Recipe):
     RoBERTa, MPNet, DistilBERT...), whose token states are averaged into one vector."""
     length: Annotated[int, Range(16, 2**16)] = 1024
     """The most tokens that the new model can read."""
-    rows: Literal["repeat", "interpolate"] = "repeat"
-    """How training begins. repeat: with the position embeddings that the original reads, again and again, and windows
-    in which no two are the same. interpolate: with all of them stretched, without windows."""
     steps: Annotated[int, Range(0, MOST_COUNT)] = 80
     """Steps of training."""
     documents: Annotated[int, Range(FEWEST_DOCUMENTS, 2**20)] = 700
@@ -115,25 +102,24 @@ class Extend(Recipe):
     """The column of tables that holds the text. Default: "text", or the only column of text."""
 
     def run(self, run: Run) -> Report:
-        teacher, kind = encoders.load_encoder(self.model)
+        teacher = encoders.load_encoder(self.model)
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
         windows = self.windows(teacher)
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
-        text = Text(corpus.source_of(self.data), len(windows), int(held_out(windows).sum()), digest)
         run.identify("text", digest, "data")
         run.identify("model", loading.fingerprint_of(teacher.model), "model")
-        about = {**self.record(), "text": text.digest}
+        about = {**self.record(), "text": digest}
         model = run.folder / "model"
         outcome = run.each(
             [()],
-            *(self.train, teacher, kind, windows, text, about),
+            *(self.train, teacher, windows, about),
             kind=Outcome,
             steps=self.steps,
             problem=lambda key: manifest.problem(model, about),
         )[()]
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
-        report = self.report(text, outcome)
+        report = self.report(outcome)
         usage = f'After "import whereformer.models", load the model with SentenceTransformer("{model}").'
         return replace(report, sentences=[*report.sentences, usage])
 
@@ -158,21 +144,21 @@ class Extend(Recipe):
                 "text, or a lower `length`",
             )
         windows = torch.tensor(rows)
-        loading.check_ids(int(windows.max()), teacher.model.get_input_embeddings().num_embeddings, self.model)
+        largest, words = int(windows.max()), teacher.model.get_input_embeddings().num_embeddings
+        if largest >= words:
+            raise InputError("model", f"its tokenizer belongs to another model: it has token id {largest} of {words}")
         return windows
 
-    def train(
-        self, run: Run, teacher: encoders.SentenceEncoder, kind: str, windows: Tensor, text: Text, about: dict[str, Any]
-    ) -> Outcome:
+    def train(self, run: Run, teacher: encoders.SentenceEncoder, windows: Tensor, about: dict[str, Any]) -> Outcome:
         """Train the model beside the original, judge it, and save it."""
         teacher.model.to(run.device)
         held = held_out(windows)
         judge = Judge.of(teacher, windows[held], self.seed)
         if not bool(judge.chunks.isfinite().all() and judge.passages.isfinite().all()):
             raise InputError("model", f"{self.model} gives vectors that are not finite (NaN or inf)")
-        student = encoders.extended(teacher, self.length, repeat=self.rows == "repeat")
+        student = encoders.extended(teacher, self.length)
         student.model.to(run.device)
-        bank, learned_from = Bank.of(teacher, windows[~held], self.seed), windows[~held]
+        bank, learned_from = bank_of(teacher, windows[~held], self.seed), windows[~held]
         before = judge(student)
         try:
             trained = training.train(
@@ -195,13 +181,14 @@ class Extend(Recipe):
         except training.NotFiniteError as error:
             raise InputError("model", error.problem) from None
         curve = [[step, *judged] for step, judged in ([0, before], *trained.scores)]
-        outcome = Outcome(kind, teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
+        counts = len(windows), int(held.sum())
+        outcome = Outcome(*counts, teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
             manifest.write(partial, about)
         return outcome
 
-    def report(self, text: Text, outcome: Outcome) -> Report:
+    def report(self, outcome: Outcome) -> Report:
         """Return how good the model is, and how it became so."""
         _, short, _, found, lead = outcome.curve[-1]
         columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS))]
@@ -211,17 +198,16 @@ class Extend(Recipe):
             for step, short, chunks, found, lead in outcome.curve
         ]
         rows.append(("chunks", "", "", f"{outcome.chunks_found:.1%}", f"{outcome.chunks_lead:.4f}"))
-        documents = text.held_out
-        few = f"Among {documents} documents, passages are easy to find: give more text to see a difference."
+        documents = outcome.held_out
         said = [
             f"The model reads {self.length:,} tokens, the original {outcome.limit:,}.",
             f"One vector of a document finds {found:.1%} of its passages among {documents} documents; "
             f"the mean of the original's chunks finds {outcome.chunks_found:.1%}.",
-            *([few] if documents < FEW else ()),
             f"The vector of its own document is nearer to a passage than any other by {lead:.4f} on average; with "
             f"chunks, by {outcome.chunks_lead:.4f}.",
             f"Its vectors of texts that the original can read have a cosine of {short:.4f} with the original's.",
-            f"It was trained for {self.steps:,} steps on {text.documents - documents:,} documents of {text.source}.",
+            f"It was trained for {self.steps:,} steps on {outcome.documents - documents:,} documents of "
+            f"{corpus.source_of(self.data)}.",
         ]
         sheet = Sheet.of(f"On {documents} documents that were held out", columns, rows, notes=(READING,))
 
@@ -229,7 +215,7 @@ class Extend(Recipe):
         if outcome.losses:
             paint = losses.over_steps({"training": losses.smoothed(outcome.losses)})
             drawn.append(Figure("Loss over the steps of training", paint))
-        return Report("A model that reads more", said, [sheet, *drawn], {**asdict(text), **asdict(outcome)})
+        return Report("A model that reads more", said, [sheet, *drawn], asdict(outcome))
 
 
 def held_out(windows: Tensor) -> Tensor:
@@ -287,27 +273,24 @@ def _part(draw: random.Random, window: Tensor, tokens: int) -> Tensor:
     return window[start : start + tokens]
 
 
-@dataclass(frozen=True)
-class Bank:
-    """The teacher's vectors of passages, (passages, hidden_size), one from each of some documents, (passages,)."""
+def bank_of(teacher: encoders.SentenceEncoder, windows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw one passage from each of up to BANK documents, (rows, n).
 
-    rows: Tensor
-    vectors: Tensor
-
-    @classmethod
-    def of(cls, teacher: encoders.SentenceEncoder, windows: Tensor, seed: int) -> Bank:
-        """Draw one passage from each of up to BANK documents, (rows, n)."""
-        draw = random.Random(f"{seed}/bank")
-        rows = draw.sample(range(len(windows)), min(BANK, len(windows)))
-        tokens = min(teacher.limit - 2, sum(PASSAGE_TOKENS) // 2)
-        parts = torch.stack([_part(draw, windows[row], tokens) for row in rows])
-        with torch.no_grad():
-            vectors = torch.cat([teacher.vectors(some) for some in parts.split(32)])
-        return cls(torch.tensor(rows, device=vectors.device), vectors)
+    Returns:
+        The documents' rows, (passages,), and the teacher's vectors of the passages, (passages, hidden_size).
+    """
+    draw = random.Random(f"{seed}/bank")
+    rows = draw.sample(range(len(windows)), min(BANK, len(windows)))
+    tokens = min(teacher.limit - 2, sum(PASSAGE_TOKENS) // 2)
+    vectors = _vectors(teacher, torch.stack([_part(draw, windows[row], tokens) for row in rows]))
+    return torch.tensor(rows, device=vectors.device), vectors
 
 
-def beside(teacher: encoders.SentenceEncoder, student: encoders.SentenceEncoder, bank: Bank) -> nn.Module:
+def beside(
+    teacher: encoders.SentenceEncoder, student: encoders.SentenceEncoder, bank: tuple[Tensor, Tensor]
+) -> nn.Module:
     """Return a module that has the student's weights, and returns the loss of what :func:`lesson` draws."""
+    bank_rows, bank_vectors = bank
 
     class Beside(nn.Module):
         def __init__(self) -> None:
@@ -323,12 +306,12 @@ def beside(teacher: encoders.SentenceEncoder, student: encoders.SentenceEncoder,
                 wanted, chunks = teacher.states(ids), chunk_means(teacher, long, CHUNK)
                 asked = teacher.vectors(passages)
             states, documents = student.states(ids), student.vectors(long)
-            taken = (bank.rows[:, None] == rows).any(1)
+            taken = (bank_rows[:, None] == rows).any(1)
             parts = {
                 "states": (1 - functional.cosine_similarity(states, wanted, dim=-1)).mean(),
                 "vectors": (1 - (student.pool(states) * teacher.pool(wanted)).sum(-1)).mean(),
                 "chunks": (1 - (documents * chunks).sum(-1)).mean(),
-                "passages": contrast(documents, asked, bank.vectors, taken),
+                "passages": contrast(documents, asked, bank_vectors, taken),
             }
             return SimpleNamespace(loss=torch.stack([WEIGHTS[name] * part for name, part in parts.items()]).sum())
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from ..errors import InputError
 from ..files import check_regular_in
-from ..lab import ranks
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
 
@@ -23,7 +22,6 @@ with lazily(__name__):
     import torch
 
     from .. import positions
-    from ..analysis import reading
     from ..data import batches, glue
     from ..data import rows as labeled
     from ..lab import loading, metrics
@@ -33,11 +31,6 @@ with lazily(__name__):
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"
-REACH = 32  # learned curves are kept at this number of offsets on each side
-CURVES = (
-    "A line for each head. Tokens before the one that looks are on the left, tokens after it on the right. Where a "
-    "line is higher, its head looks more; only differences within a head matter."
-)
 EXPLANATION = (
     "Gain is the largest gain over the baseline, in points. Error reduction is that gain divided by the baseline's "
     "distance from 100. * means that every seed is better than every seed of the baseline; other gains may be chance."
@@ -95,13 +88,10 @@ class Tuned:
     Args:
         scores: the scores by split and metric, at most 1.
         losses: steps with the training loss, a moving average.
-        curves: what each head adds to scores at offsets -REACH to REACH, [layer][head][offset]; None for methods
-            without such curves.
     """
 
     scores: dict[str, dict[str, float]]
     losses: list[Any]
-    curves: list[Any] | None
 
 
 @dataclass(frozen=True)
@@ -128,12 +118,11 @@ class Finetune(ManyRuns, Trains):
     largest gain over the baseline, and the share of the baseline's errors that it removes. With several methods, one
     more table ranks them.
 
-    Writes report.html (open it in a browser) with what each head learned, report.md and records.jsonl. After an
-    interruption, the same command continues with the missing runs.
+    Writes report.html (open it in a browser), report.md and records.jsonl. After an interruption, the same command
+    continues with the missing runs.
     """
 
     NAME = "finetune"
-    MANY = True
 
     task: Annotated[Names, Free] = ()
     """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""
@@ -194,13 +183,10 @@ class Finetune(ManyRuns, Trains):
             for name in ("task", "data"):
                 if getattr(self, name):
                     raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
-        if ranks.size() > 1 and self.jobs not in (None, 1):
-            raise InputError("jobs", f"expected 1 in {ranks.size()} processes, which share each run, got {self.jobs}")
 
     def resolved(self) -> Finetune:
         """Return the recipe, prepared before its folder is made: what has to be changed may be an option."""
         check_regular_in("model", self.model)
-        ranks.join(find_device(self.device))
         names = tuple(dict.fromkeys("".join(name.split()) for name in self.position))
         recipe = replace(self, position=names, kernels=tuple(sorted(self.kernels)))
         recipe.prepared  # noqa: B018  # it is kept
@@ -292,12 +278,12 @@ class Finetune(ManyRuns, Trains):
             scores[judged] = metrics.score(rows.task.metrics, split.labels, logits)
         found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
         run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")
-        return Tuned(scores, losses.smoothed(done.losses), reading.head_curves(model.encoder, REACH))
+        return Tuned(scores, losses.smoothed(done.losses))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
         model.eval()
-        drawn = list(ranks.share(batches.by_length(split.lengths, self.batch_size)))
+        drawn = list(batches.by_length(split.lengths, self.batch_size))
         found = []
         with (
             torch.no_grad(),
@@ -309,8 +295,7 @@ class Finetune(ManyRuns, Trains):
                 found.append(model(**{name: each.to(model.device) for name, each in batch.items()}).logits)
         logits = [row for each in found for row in each.float().tolist()]  # which waits for the device
         pairs = zip((number for numbers in drawn for number in numbers), logits, strict=True)
-        every = [pair for part in ranks.gather(list(pairs)) for pair in part]
-        return numpy.array([row for _, row in sorted(every, key=itemgetter(0))], dtype=numpy.float32)
+        return numpy.array([row for _, row in sorted(pairs, key=itemgetter(0))], dtype=numpy.float32)
 
     def plan(self) -> Sheet:
         """Return the tasks and models of the recipe."""
@@ -341,7 +326,7 @@ class Finetune(ManyRuns, Trains):
         return notes
 
     def report(self, tuned: Mapping[tuple[str, str, int], Tuned], seeds: range) -> report.Report:
-        """Return the tables, laid out as in the TISA paper, what they say, and what the heads learned."""
+        """Return the tables, laid out as in the TISA paper, and what they say."""
         scores: dict[tuple[str, str], dict[str, list[float]]] = {}
         for (task, name, _), run in tuned.items():
             for judged, metric, value in flat(run.scores):
@@ -360,16 +345,8 @@ class Finetune(ManyRuns, Trains):
         if len(self.settings) > 1:
             sheets.append(ranking(tuned, list(tasks), list(self.variants), seeds))
         notes = [f"{name}: {note}" for name, task in tasks.items() for note in self.caveats(task)]
-        drawn: list[report.Figure] = []
-        first, seed = next(iter(tasks)), seeds[-1]
-        for setting in self.settings.values():
-            name = setting[-1].name  # with the most kernels
-            if (layers := tuned[first, name, seed].curves) is not None:
-                title = f"What the heads learned: {name}, {first}, seed {seed}"
-                drawn.append(drawn_curves(title, layers, folded=bool(drawn)))
-        parts: list[Sheet | report.Figure] = [*sheets, *drawn]
-        parts.append(replace(self.plan(), title="Rows and models", folded=True))
-        return report.Report(f"What does position add to {self.model}?", [verdict(gained), *notes], parts, tuned)
+        sheets.append(replace(self.plan(), title="Rows and models", folded=True))
+        return report.Report(f"What does position add to {self.model}?", [verdict(gained), *notes], sheets, tuned)
 
 
 # Tables.
@@ -469,23 +446,3 @@ def verdict(gained: Sequence[tuple[Gain, str, str, str]]) -> str:
         f"{position} gains most on {task} ({metric}): {best.points:.1f} points; {better} of {len(gained)} rows have a "
         f"gain, {clear} of them with every seed."
     )
-
-
-def drawn_curves(title: str, layers: Sequence[Sequence[Sequence[float]]], *, folded: bool) -> report.Figure:
-    """Return a figure of ``layers[layer][head][offset]``, offset 0 in the middle; one plot if all layers are equal."""
-    same = len(layers) > 1 and all(layer == layers[0] for layer in layers)
-    shown = {"all layers": layers[0]} if same else {f"layer {number}": layer for number, layer in enumerate(layers)}
-    reach = len(layers[0][0]) // 2
-    across = min(4, len(shown))
-    down = math.ceil(len(shown) / across)
-
-    def paint(canvas: Any) -> None:
-        plots = list(canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
-        for axes, (name, heads) in zip(plots, shown.items(), strict=False):
-            for head in heads:
-                axes.plot(range(-reach, reach + 1), head)
-            axes.set_title(name, fontsize=10)
-        for axes in plots[len(shown) :]:
-            axes.set_axis_off()
-
-    return report.Figure(title, paint, CURVES, (680, 60 + 140 * down), folded)

@@ -86,7 +86,6 @@ class LongRun(Trains):
         work = self.prepare(run, run.folder / "cache" if self.cache is None or self.dry_run else self.cache)
         plan = Sheet.of("Plan", ["", Column("", left=True, wraps=True)], self.plan(work))
         if self.dry_run:
-            self.tell_costs(run, work)
             return Report("What would be trained?", [self.DRY], [plan])
         run.say(plan)
         facts = {"options": run.options, **work.read}
@@ -106,9 +105,6 @@ class LongRun(Trains):
     def plan(self, work: Any) -> Sequence[tuple[str, str]]:
         """Return what is read and trained, as the rows of a table."""
         raise NotImplementedError
-
-    def tell_costs(self, run: Run, work: Any) -> None:
-        """Say what a step costs, if that can be told."""
 
     def train(self, run: Run, work: Any, facts: Mapping[str, Any]) -> Outcome:
         """Train from the newest checkpoint that counts, or from the start, and save the model."""

@@ -16,7 +16,7 @@ from . import long_run
 with lazily(__name__):
     import torch
 
-    from .. import analysis, models
+    from .. import models
     from ..data import corpus, encode, read, tokenizers
     from ..data import windows as text_windows
     from ..lab import held_out, methods
@@ -65,8 +65,8 @@ class Pretrain(long_run.LongRun):
     vocab_size: Annotated[int | None, Range(64, options.MOST_SIZE)] = None
     """Size of the vocabulary that is learned from the text. Default: 4096."""
     objective: Literal["mlm", "electra"] = "mlm"
-    """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell which
-    tokens were replaced."""
+    """mlm: predict the masked tokens. electra: a generator of a quarter of the width predicts them, and the encoder
+    learns to tell which tokens were replaced; its loss has weight 50."""
     preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Norms, activation, biases, positions and windows of a published model, and how its layers are shared or pooled.
     Sizes are not the published ones, and other options win. Default: BERT with pre-layer normalization."""
@@ -93,10 +93,6 @@ class Pretrain(long_run.LongRun):
     dropout: Annotated[float, Range(0, 0.9)] = 0.0
     """Dropout on hidden states and attention weights. Small models that read a text a few times do best without it; for
     large models, use 0.1."""
-    generator_size: Annotated[float | None, Range(0.01, 1)] = None
-    """electra: width of the generator, as a share of the encoder's. Default: 0.25."""
-    discriminator_weight: Annotated[float | None, Range(0, 1e6)] = None
-    """electra: weight of the encoder's loss; the generator's loss has weight 1. Default: 50."""
     length: Annotated[int | None, Range(8, options.MOST_SIZE)] = None
     """Tokens in a window, including [CLS] and [SEP]. Default: 128."""
     lengths: str | None = None
@@ -122,8 +118,7 @@ class Pretrain(long_run.LongRun):
     every: Annotated[int | None, Range(1, options.MOST_COUNT), Free] = None
     """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
     keep: Annotated[int, Range(1, options.MOST_COUNT), Free] = 2
-    """Number of newest checkpoints to keep. From several checkpoints, `whereformer analyze` shows how the model learned
-    about position."""
+    """Number of newest checkpoints to keep. `whereformer analyze` compares what they have learned about position."""
 
     def check(self) -> None:
         if self.warmup is not None and not 0 <= self.warmup <= self.steps:
@@ -134,9 +129,6 @@ class Pretrain(long_run.LongRun):
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
         if self.hide_masked and self.objective != "mlm":
             raise InputError("hide_masked", f"only for `objective` mlm, got {self.objective}, which sees no [MASK]")
-        for name in ("generator_size", "discriminator_weight"):
-            if self.objective != "electra" and getattr(self, name) is not None:
-                raise InputError(name, f"only for `objective` electra, got {self.objective}")
         super().check()
         count = ranks.size()
         if self.compile and (count > 1 or self.accumulate > 1):
@@ -157,7 +149,6 @@ class Pretrain(long_run.LongRun):
             raise InputError("decoder_layers", f"expected at least 1, got 0: {why}")
         usual |= {"decoder_layers": "2" if funnel else "0", "warmup": max(1, self.steps // 10)}
         usual |= {"length": 128} if self.lengths is None else {}
-        usual |= {"generator_size": 0.25, "discriminator_weight": 50.0} if self.objective == "electra" else {}
         usual |= {"vocab_size": 4096} if self.tokenizer is None else {}
         found = replace(
             self,
@@ -193,7 +184,6 @@ class Pretrain(long_run.LongRun):
         method, longest = options.parsed_options(self.position_options), max(each.length for each in self.stages)
         # With a preset, what is not given is the preset's.
         given: dict[str, Any] = {"windows": self.windows, "position_options": method or None}
-        given |= {"generator_size": self.generator_size, "discriminator_weight": self.discriminator_weight}
         kind = models.ElectraPretrainingConfig if self.objective == "electra" else models.EncoderConfig
         try:
             config = kind.preset(
@@ -269,20 +259,6 @@ class Pretrain(long_run.LongRun):
             rows.append(("", f"steps {step + 1:,} to {step + stage.steps:,}: {what}"))
             step += stage.steps
         return rows
-
-    def tell_costs(self, run: Run, work: Work) -> None:
-        """Say what a batch of each length costs, for each trained model. Autocast needs less memory."""
-        for stage in work.windows.stages:
-            steps = f" ({self.accumulate} batches per step)" if self.accumulate > 1 else ""
-            length = f" of {stage.length}-token windows" if len(work.windows.stages) > 1 else ""
-            targets = max(1, round(self.mask_rate * stage.length))
-            trained = {"model": (work.config, targets)}
-            if isinstance(work.config, models.ElectraPretrainingConfig):
-                judge = work.config.discriminator_config()
-                trained = {"generator": (work.config.generator_config(), targets), "discriminator": (judge, 0)}
-            for name, (config, predicted) in trained.items():
-                batch = analysis.cost(config, stage.length, stage.rows // self.accumulate, predictions=predicted)
-                run.say(f"\n{name}, a batch{length}{steps}:\n{batch}")
 
     def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> long_run.Outcome:
         torch.manual_seed(self.seed)

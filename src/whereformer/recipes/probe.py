@@ -427,32 +427,25 @@ def judge(model: Any, task: str, length: int) -> Any:
 
 
 class Judged(NamedTuple):
-    """A method on a task at one length.
-
-    ``solved``: at least SOLVED of the answers are right with every seed. ``may_solve``: chance in the rows may be all
-    that keeps it from that.
-    """
+    """A method on a task at one length. ``solved``: at least SOLVED of the answers are right with every seed."""
 
     cell: Cell
     solved: bool
-    may_solve: bool
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], index: int) -> Judged:
         """Judge a method by the outcomes of all seeds, at the length of an index."""
         for outcome in outcomes:
             if outcome.failed:
-                return cls(Cell("failed", title=outcome.failed), False, False)
+                return cls(Cell("failed", title=outcome.failed), False)
             if isinstance(outcome.scores[index], str):
-                return cls(Cell("cannot", title=outcome.scores[index]), False, False)
+                return cls(Cell("cannot", title=outcome.scores[index]), False)
         scores = [outcome.scores[index] for outcome in outcomes]
         accuracies = [accuracy for accuracy, _, _ in scores]
         low, style = min(accuracies), colors(statistics.median(accuracies))
         clear = [ahead > ERRORS * error for _, ahead, error in scores]
         shown = "{:.1%}*" if low >= SOLVED else "{:.1%}" if all(clear) else "{:.1%}?" if any(clear) else "({:.1%})"
-        may_solve = all(accuracy + ERRORS * error >= SOLVED for accuracy, _, error in scores)
-        cell = Cell.of_seeds(accuracies, shown.format, "{:.0%}".format, style=style)
-        return cls(cell, low >= SOLVED, may_solve)
+        return cls(Cell.of_seeds(accuracies, shown.format, "{:.0%}".format, style=style), low >= SOLVED)
 
 
 def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice: str) -> str:
@@ -462,16 +455,10 @@ def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice
     if not best:
         return f"No method solves a task {at}{advice}."
     leaders = [name for name, count in counts.items() if count == best]
-    may_solve = {name: sum(each.may_solve for each in row) for name, row in judged.items()}
-    rivals = [name for name, count in counts.items() if count < best <= may_solve[name]]
-    if best == total:
-        what = {1: "the task", 2: "both tasks"}.get(total, f"all {total} tasks") + f" {at}"
-    elif len(leaders) == len(counts):
-        what = f"{best} of {total} tasks {at}"
-    else:
-        what = f"the most tasks {at}, {best} of {total}"
-    sentence = f"{listed(leaders)} {'solves' if len(leaders) == 1 else 'solve'} {what}"
-    return f"{sentence}; {listed(rivals)} may solve as many." if rivals else f"{sentence}."
+    solve = f"{listed(leaders)} {'solves' if len(leaders) == 1 else 'solve'}"
+    if best == total or len(leaders) == len(counts):
+        return f"{solve} {best} of {total} tasks {at}."
+    return f"{solve} the most tasks {at}, {best} of {total}."
 
 
 def colors(accuracy: float) -> str:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError
-from ..lab.loading import load, tokenizer_of
+from ..lab.loading import load, load_tokenizer
 from ..models import Encoder
 from ..models.checkpoints.files import check_has_config
 from ..models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
@@ -74,11 +74,8 @@ class SentenceEncoder:
         return ids, mask.to(ids.device)
 
 
-def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
+def load_encoder(path: str) -> SentenceEncoder:
     """Load the folder of a sentence-transformers model, or of an encoder, whose states are averaged.
-
-    Returns:
-        The encoder, and transformers' name for its kind.
 
     Raises:
         InputError: if it can't be read, has no position embeddings, or works in a way that can't be kept.
@@ -92,20 +89,18 @@ def load_encoder(path: str) -> tuple[SentenceEncoder, str]:
     if settings is None and (folder / LIST).exists():
         raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {path}")
     settings = settings or SentenceSettings()
-    model, kind = load(path)
+    model = load(path)
     most = len(learned(model).weight)
     if "-" in model.config.blocks:
         raise InputError("model", "expected a model that doesn't pool, got a funnel")
-    tokenizer, why_not = tokenizer_of(path)
-    if tokenizer is None:
-        raise InputError("model", why_not)
+    tokenizer = load_tokenizer(path, None)
     lacking = [name for name in ("cls", "sep", "pad") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
     told = settings.limit or tokenizer.model_max_length
     if most < told < 2**30:
         raise InputError("model", f"{path}: its tokenizer gives up to {told} tokens, and it has {most} positions")
-    return SentenceEncoder(model, tokenizer, settings.pooling, min(told, most)), kind
+    return SentenceEncoder(model, tokenizer, settings.pooling, min(told, most))
 
 
 def learned(model: Any) -> Learned:
@@ -120,33 +115,24 @@ def learned(model: Any) -> Learned:
     return found[0]
 
 
-def extended(encoder: SentenceEncoder, length: int, *, repeat: bool = True) -> SentenceEncoder:
-    """Return a copy of an encoder that reads ``length`` tokens.
+def extended(encoder: SentenceEncoder, length: int) -> SentenceEncoder:
+    """Return a copy of an encoder that reads ``length`` tokens, special ones included.
 
-    Args:
-        encoder: the original.
-        length: tokens, special ones included.
-        repeat: whether the position embeddings that the encoder reads are repeated until there are enough, as in
-            Longformer (Beltagy et al. 2020, section 5), and each token attends to so many tokens on both sides that
-            it never sees two with the same embedding. Texts of up to half the encoder's limit then have the same
-            vectors. If the first token's state is the vector, the last layer has no such window. Otherwise all rows,
-            also those behind the encoder's limit, are interpolated over the new positions, without windows.
+    The position embeddings that the encoder reads are repeated until there are enough, as in Longformer (Beltagy et al.
+    2020, section 5), and each token attends to so many tokens on both sides that it never sees two with the same
+    embedding. Texts of up to half the encoder's limit then have the same vectors. If the first token's state is the
+    vector, the last layer has no such window.
     """
     model, weights = encoder.model, encoder.model.state_dict()
     name = next(name for name, weight in model.named_parameters() if weight is learned(model).weight)
     config = deepcopy(model.config)
     config.max_position_embeddings = length
-    if repeat:
-        longer = weights[name][torch.arange(length) % encoder.limit]
-        windows = [max(1, encoder.limit // 2 - 1)] * len(model.passes)
-        if encoder.pooling == "cls":
-            windows[-1] = 0
-        config.windows = ",".join(map(str, windows))
-    else:
-        rows = weights[name].T[None]
-        longer = functional.interpolate(rows, size=length, mode="linear", align_corners=True)[0].T
+    windows = [max(1, encoder.limit // 2 - 1)] * len(model.passes)
+    if encoder.pooling == "cls":
+        windows[-1] = 0
+    config.windows = ",".join(map(str, windows))
     student = Encoder(config).eval()
-    student.load_state_dict({**weights, name: longer})
+    student.load_state_dict({**weights, name: weights[name][torch.arange(length) % encoder.limit]})
     return SentenceEncoder(student, encoder.tokenizer, encoder.pooling, length)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from whereformer.analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
+from whereformer.analysis.findings import HeadFindings, ModelFindings, TableFindings
 from whereformer.analysis.fit import TisaFit
 
 KINDS = ("previous token", "next token", "local window", "global", "position-blind")
@@ -14,7 +14,7 @@ def part_of(matrix):
     offsets = torch.arange(n) - torch.arange(n)[:, None] + n - 1
     counts = torch.bincount(offsets.flatten(), minlength=2 * n - 1)
     means = torch.bincount(offsets.flatten(), matrix.flatten(), minlength=2 * n - 1) / counts
-    return means[offsets], means, offsets
+    return means[offsets], means
 
 
 def share_of(matrix, part):
@@ -28,7 +28,7 @@ def table_of(n=64, width=8, noise=0.3, seed=0):
     embeddings = torch.cat([angles.sin(), angles.cos()], -1)
     embeddings += noise * torch.randn(embeddings.shape, generator=generator, dtype=torch.float64)
     gram = embeddings @ embeddings.T
-    part, _, _ = part_of(gram)
+    part, _ = part_of(gram)
     return TableFindings(gram, part, share_of(gram, part), width)
 
 
@@ -57,35 +57,23 @@ def head_of(layer, head, n=64, *, scores=True, noise=0.3):
         "global": 0.6 * torch.cos(offsets / n * 3),
         "position-blind": 0 * offsets,
     }[kind]
-    matrix = spread = None
+    matrix = None
     if scores:
         index = torch.arange(n) - torch.arange(n)[:, None] + n - 1
         rows = torch.linspace(0.6, 1.4, n, dtype=torch.float64)[:, None]
         matrix = curve[index] * rows + noise * torch.randn(n, n, generator=generator, dtype=torch.float64) + 5.0
-        part, curve, index = part_of(matrix)
-        counts = torch.bincount(index.flatten())
-        spread = (torch.bincount(index.flatten(), (matrix - part).square().flatten()) / counts).sqrt()
+        part, curve = part_of(matrix)
         toeplitzness = share_of(matrix, part)
     return HeadFindings(
         layer,
         head,
         offsets,
         curve,
-        torch.zeros_like(curve) if spread is None else spread,
         toeplitzness if scores else 1.0,
         matrix,
         fits_of(curve, offsets, kind),
         kind,
-        f"its curve peaks at offset {int(offsets[curve.argmax()]):+d}, 2.41 above its median",
     )
-
-
-def attention_of(layers, heads, reach=32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    offsets = torch.arange(-reach, reach + 1)
-    near = torch.exp(-((offsets + torch.randint(-2, 3, (layers, heads, 1), generator=generator)) ** 2) / 8.0)
-    shares = 0.2 * near * torch.rand(layers, heads, 1, generator=generator) + 0.01
-    return AttentionFindings("some <i>text</i>", 4096, offsets, shares, torch.rand(layers, heads, generator=generator))
 
 
 def model_of(
@@ -96,9 +84,6 @@ def model_of(
     heads=3,
     table=True,
     scores=True,
-    attention=True,
-    score=None,
-    step=None,
     noise=0.3,
     position="learned",
     head_layers=None,
@@ -110,14 +95,8 @@ def model_of(
     )
     return ModelFindings(
         name=name,
-        source=f"models/{name}",
-        kind="bert",
         position=position,
-        sizes={"layers": layers, "heads": heads, "head_dim": 4, "hidden_size": 4 * heads, "positions": n},
         length=n,
-        score=score,
-        step=step,
         table=table_of(n, noise=noise) if table else None,
         heads=found,
-        attention=attention_of(layers, heads) if attention else None,
     )

@@ -20,10 +20,8 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 )
 PAGES = {
-    "analyze": lambda: report_of([model_of()], []).page(),
-    "several": lambda: report_of(
-        [model_of(f"m{i}", n=16, step=i, score=1.0 - i, noise=0.5 + i) for i in range(3)], []
-    ).page(),
+    "analyze": lambda: report_of([model_of()]).page(),
+    "several": lambda: report_of([model_of(f"m{i}", n=16, noise=0.5 + i) for i in range(3)]).page(),
     "compare": lambda: compare.report_of(seeds=2).page(),
     "compare-wide": lambda: compare.wide_report().page(),
 }
