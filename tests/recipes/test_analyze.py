@@ -133,7 +133,6 @@ def test_the_command_and_the_function(save, tmp_path, capsys):
     report = whereformer.analyze(model=paths[0], max_kernels=2, quiet=True)
     by_command = json.loads((out / "findings.json").read_text())
     assert [model.to_dict() for model in report.values.values()] == by_command["models"]
-    assert report.command == f"whereformer analyze {paths[0]} --max-kernels 2"
     assert "Heads of one" in str(report)
     assert "<table" in report._repr_html_()
 
