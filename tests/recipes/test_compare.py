@@ -193,12 +193,9 @@ def test_a_loss_that_is_not_finite_is_an_error_after_the_others_are_done(text, t
         --positions none,,rope => --positions: expected something between commas, got 'none,,rope'
         --causal --mask-rate 0.3 => --mask-rate: causal models mask nothing; leave it out
         --num-heads 5 => 5 heads do not divide hidden_size 64
-        --preset funnel --decoder-layers 0 => --decoder-layers: a prediction for every token needs
         --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
         --lengths 32 => --lengths: expected at least the training length 64, got 32
         --lengths 65,66,67,68,69,70 => --lengths: expected at most 5, got 6
-        --blocks 1-1 --decoder-layers 0 => --decoder-layers: a prediction for every token needs
-        --blocks 2 --decoder-layers 1 => --decoder-layers: a single block is never pooled
         --data no/such/file => --data: no such file or folder: 'no/such/file'
     """),
 )

@@ -116,9 +116,7 @@ class Compare(ManyRuns):
     but in a small size. Default: BERT with pre-layer normalization."""
     blocks: str | None = None
     """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
-    its two blocks. Default: the preset's, or 4."""
-    decoder_layers: str | None = None
-    """Layers at full length after the blocks of a funnel. Default: the preset's, or 1 for a funnel, otherwise 0."""
+    its two blocks, with a layer at full length behind them. Default: the preset's, or 4."""
     length: Annotated[int, Range(8, MOST_SIZE)] = 64
     """Tokens in a training window; the first 40% of the steps use windows of 8 tokens. Methods are ranked at this
     length."""
@@ -229,19 +227,18 @@ class Compare(ManyRuns):
         """Return one method's encoder configuration. Every method has its own default options, also in a preset.
 
         Raises:
-            InputError: if options do not fit the preset, or the encoder has no state for every token.
+            InputError: if options do not fit the preset.
         """
         own = presets.PRESETS[self.preset] if self.preset else {}
         blocks = own.get("blocks", "4") if self.blocks is None else self.blocks
-        pooled = own.get("decoder_layers", "1") if "-" in blocks else "0"
         gated = own.get("feed_forward") == "gated"
-        config = encoders.small_config(
+        return encoders.small_config(
             self.preset,
             vocab_size=vocab_size,
             hidden_size=self.hidden_size,
             num_attention_heads=self.num_heads,
             blocks=blocks,
-            decoder_layers=pooled if self.decoder_layers is None else self.decoder_layers,
+            decoder_layers=own.get("decoder_layers", "1") if "-" in blocks else "0",
             position=position,
             position_options={},
             max_position_embeddings=self.length,
@@ -250,8 +247,6 @@ class Compare(ManyRuns):
             # A gated layer has three matrices instead of two.
             intermediate_size=8 * math.ceil(self.hidden_size / 6) if gated else 2 * self.hidden_size,
         )
-        config.require_full_length()
-        return config
 
     @property
     def judged(self) -> list[int]:
