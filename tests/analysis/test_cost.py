@@ -305,9 +305,8 @@ def test_a_funnel_without_a_decoder_has_no_masked_lm_head():
     printed = str(cost(small_config(blocks="2-2", position="transformer_xl"), 16))
     assert "1 x 16 tokens, blocks of 16, 8" in printed
     assert "no masked-LM head" in printed
-    config = small_config(blocks="1-1", decoder_layers="1").without_decoder()
     with pytest.raises(ValueError, match="predictions: blocks that pool need a decoder to predict tokens, got 1"):
-        cost(config, 16, predictions=1)
+        cost(small_config(blocks="1-1"), 16, predictions=1)
 
 
 def test_windows_by_hand():

@@ -325,7 +325,7 @@ def test_the_function_does_what_the_command_does(text, tmp_path):
     }
     assert "Held-out masked-LM loss" in str(report)
     assert "<table" in report._repr_html_()
-    with pytest.raises(TypeError, match="'step'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
         whereformer.compare(step=3)
 
 

@@ -114,13 +114,13 @@ class Table:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of its columns; of JSON Lines, those of the first row.
+        """The names of its columns; of JSON Lines, those of the first row that has any.
 
         Raises:
             InputError: if the file can't be read, or two columns have the same name.
         """
         if self._kind in JSON:
-            return list(next(self._objects(), {}))
+            return list(next(filter(None, self._objects()), {}))
         if self._kind in (".csv", ".tsv"):
             first = next(self._cells(), [])
             names = first if self.header else [str(place) for place in range(1, len(first) + 1)]
@@ -140,7 +140,11 @@ class Table:
         if not texts:
             return None
         if self._kind in JSON:
-            texts = [name for name, cell in next(self._objects()).items() if isinstance(cell, str)]
+            texts = []
+            for row in self._objects():
+                texts += [name for name, cell in row.items() if isinstance(cell, str) and name not in texts]
+                if wanted in texts:
+                    break
         elif self._kind in (".parquet", ".arrow"):
             texts = [column.name for column in self._arrow_schema if _is_text(column.type)]
         if wanted in texts:

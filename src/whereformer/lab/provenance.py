@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -41,20 +42,14 @@ def _git(*arguments: str) -> str | None:
         return None
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that are measured or compared with, if installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "whereformer": __version__}
-    known = {name: _installed(name) for name in ("triton", "transformers", "x-transformers")}
-    return found | {name: number for name, number in known.items() if number}
-
-
-@cache
-def _installed(name: str) -> str | None:
-    """Return the version of a library, None if it is not installed. It is looked up in files, and asked for often."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    for name in ("triton", "transformers", "x-transformers"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def machine(device: torch.device) -> dict[str, Any]:

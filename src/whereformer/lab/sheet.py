@@ -112,10 +112,8 @@ class Sheet:
             name = _lines(column.name, column.detail)
             table.add_column(name, justify="left" if left else "right", overflow="fold")
         for number, row in enumerate(self.rows):
-            table.add_row(
-                *(_lines(cell.text, cell.detail) for cell in row),
-                style="dim" if self.looks.get(number) == "dim" else None,
-            )
+            texts = (_lines(cell.text, cell.detail) for cell in row)
+            table.add_row(*texts, style="dim" if self.looks.get(number) == "dim" else None)
         yield table
         yield from (Styled(note, "dim") for note in self.notes)
 
