@@ -293,11 +293,12 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         row: dict[str, Any] = {"outcome": "right", "seconds": round(time.perf_counter() - begun, 3)}
         stacks = {name: part for name, part in model.named_modules() if hasattr(part, NAME)}
         row["parts"] = list(stacks)
+        masks = next(iter(stacks.values())).config._attn_implementation.removeprefix(NAME)
         detach(model)
         if logged.lines:
             return {**row, "outcome": "not proven", "why": logged.lines[0]}
         # In a decoder of objects the first layer sees zeros only, whose scores do not matter.
-        layers = [call.module for call in found.find_calls(model)]
+        layers = [call.module for call in found.find_calls(model, masks)]
         return {**row, "caught": is_caught(model, layers[0]) or is_caught(model, layers[-1])}
     except InputError as error:
         return {"outcome": "refused", "why": one_line(str(error))}

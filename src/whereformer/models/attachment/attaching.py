@@ -52,7 +52,7 @@ def attach(
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
-            if it computes something else.
+            if it computes something else. A model that computes with its masks then gets matrices.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
             masks that show later tokens.
@@ -105,22 +105,20 @@ def attach_sized(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls = find_calls(model)
+    calls, masks = prove_same(model, keep_absolute) if prove else (find_calls(model), "")
     if not calls:
         loads = model.config.model_type in set(KINDS) - set(OURS)
         instead = "; whereformer.load_pretrained makes an encoder of it that takes any method" if loads else ""
         kind = type(model).__name__
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
-    if prove:
-        prove_same(model, calls, keep_absolute)
     undo = Undo()
     try:
         serve(model, undo, parts_with(model, calls))
-        _attach(model, calls, position, keep_absolute, position_options, undo, most)
+        _attach(model, calls, masks, position, keep_absolute, position_options, undo, most)
     except Exception:
         undo.run()
         raise
-    set_implementation(model, calls, NAME, undo)
+    set_implementation(model, calls, NAME + masks, undo)
     model.config.whereformer = {
         "position": position,
         "keep_absolute": keep_absolute,
@@ -139,6 +137,7 @@ def is_attached(model: PreTrainedModel) -> bool:
 def _attach(
     model: PreTrainedModel,
     calls: list[AttentionCall],
+    masks: str,
     position: str,
     keep_absolute: bool,
     position_options: dict[str, Any],
@@ -167,7 +166,7 @@ def _attach(
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
-        arrived = [call for call in record_calls(model, calls) if call.received is not None]
+        arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
     except InputError as error:
         if keep_absolute:
             raise

@@ -121,8 +121,6 @@ def run_any(
             "model", f"expected one of text, images or sound of a known form, {name} reads {main!r}{instead}"
         )
     reason = one_line(str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}")
-    if "RequestedMask" in reason:
-        reason += "; it computes with its mask, of which whereformer's attention makes no matrix"
     raise InputError("model", f"{name} did not run on {', '.join(tried)}: {reason}{instead}") from problem
 
 

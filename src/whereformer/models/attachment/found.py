@@ -15,7 +15,7 @@ from .hooks import LayerInput
 from .implementations import NAME, register
 from .interface import attend, requested
 from .kinds import serve
-from .masks import mask
+from .masks import mask, matrix, seen
 from .served import is_served
 from .trial import configs_of, owners_of, parts_of, trial, twins
 from .undo import Undo
@@ -76,13 +76,19 @@ def _probe(
     dead, real = (out == 0).flatten(2).all(-1), asked.key_mask(batch)
     if real is not None and n_q == n_k:
         dead = dead | ~real
+    if asked.matrix is not None:
+        dead = dead | ~seen(asked.matrix).any(1).any(-1)
     received, causal = options.get("whereformer"), asked.hides_later_keys(n_q)
     recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead))
     return out, weights
 
 
-def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
+def find_calls(model: PreTrainedModel, masks: str = "") -> list[AttentionCall]:
     """Find the attention calls of a model: those of one small forward, in order; none if it does not dispatch them.
+
+    Args:
+        model: the model, which stays as it is.
+        masks: ``MATRICES`` if it gets those.
 
     Raises:
         InputError: if there is no small input that it runs on.
@@ -93,15 +99,15 @@ def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
         if not (copied._can_set_attn_implementation() or any(map(is_served, copied.modules()))):
             return []
         for config in configs_of(copied):
-            setattr(config, IMPLEMENTATION, PROBE)
+            setattr(config, IMPLEMENTATION, PROBE + masks)
         return [call.of(own) for call in _record(copied)]
 
 
-def record_calls(model: PreTrainedModel, found: list[AttentionCall]) -> list[AttentionCall]:
+def record_calls(model: PreTrainedModel, found: list[AttentionCall], masks: str) -> list[AttentionCall]:
     """Record the attention calls of one small forward of a model with a method, in the parts in which calls were."""
     with trial(model) as copied:
         own = twins(model, copied)
-        set_implementation(copied, [call.of(own) for call in found], PROBE, Undo())
+        set_implementation(copied, [call.of(own) for call in found], PROBE + masks, Undo())
         return _record(copied)
 
 
@@ -143,4 +149,4 @@ def parts_with(model: PreTrainedModel, calls: list[AttentionCall]) -> list[PreTr
     return [part for part in parts_of(model) if not layers.isdisjoint(part.modules())]
 
 
-register(PROBE, _probe, mask)
+register(PROBE, _probe, mask, matrix)

@@ -1,20 +1,37 @@
-"""The names by which transformers finds our attention functions."""
+"""The names by which transformers finds our attention functions: each with our masks, or with matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from ...errors import InputError
 
 NAME = "whereformer"
 """The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
 
+MATRICES = "_eager"
+"""The end of the name of an implementation with masks as matrices, for models with parts that compute with them."""
 
-def register(name: str, attend: Callable[..., Any], mask: Callable[..., Any]) -> None:
-    """Let transformers call an attention function by a name, and our mask function with it."""
+
+def register(name: str, attend: Callable[..., Any], mask: Callable[..., Any], matrix: Callable[..., Any]) -> None:
+    """Let transformers call an attention function by a name, with our masks, and by another one with matrices."""
+
+    def attend_eagerly(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+    ) -> Any:
+        """Attend where nothing but the mask limits attention. A layer with a method may not have changed it."""
+        if options.get("whereformer") is not None and getattr(attention_mask, NAME, None) != key.shape[2]:
+            raise InputError("attention_mask", f"{type(module).__name__} computes its own, and may have other keys")
+        return attend(module, query, key, value, attention_mask, **{**options, "is_causal": False})
+
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
+    AttentionInterface.register(name + MATRICES, attend_eagerly)
+    AttentionMaskInterface.register(name + MATRICES, matrix)
 
 
 def is_ours(implementation: str | None) -> bool:

@@ -14,7 +14,7 @@ from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_wei
 from .. import packed
 from .hooks import LayerInput
 from .implementations import NAME, register
-from .masks import RequestedMask, mask
+from .masks import RequestedMask, mask, matrix
 
 Mask: TypeAlias = Tensor | RequestedMask | None
 """What arrives as a mask."""
@@ -154,4 +154,4 @@ def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
     return DenseBias(mask.expand(-1, query.shape[1], query.shape[2], n_k))
 
 
-register(NAME, attend, mask)
+register(NAME, attend, mask, matrix)
