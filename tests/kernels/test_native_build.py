@@ -265,7 +265,7 @@ def test_the_command_says_what_is_used(built, monkeypatch, capsys):
     first = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
     assert first["library"] == str(target)
     assert first["used"].startswith("base")
-    assert set(first) == {"library", "levels", "used", "threads"}
+    assert set(first) == {"library", "used", "threads"}
 
 
 def test_the_command_says_why_nothing_is_used(tmp_path, monkeypatch, capsys):

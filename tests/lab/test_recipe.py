@@ -182,6 +182,8 @@ def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_pa
         "package/beside.py": "from . import last",
         "package/last.py": "",
     }
+    (tmp_path / "torch").mkdir()  # a folder beside it, named as something that is imported
+    files["main.py"] += "\nimport torch"
     found = set()
     for changed in (None, *files):
         for name, text in files.items():

@@ -626,6 +626,31 @@ def test_heads_change_and_files_are_split(tmp_path, caplog):
     torch.testing.assert_close(again.bert.whereformer.center, model.bert.whereformer.center)
 
 
+@pytest.mark.parametrize("name", ["whereformer.amplitude", "encoder.layer.0.attention.self.query.weight"])
+def test_weights_in_other_numbers_are_refused(name, tmp_path):
+    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    weights[name] = weights[name].to(torch.int64)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(
+        InputError, match=rf"^checkpoint: '{name}' is torch.int64, expected floating-point numbers of 16"
+    ):
+        load_attached(tmp_path, transformers.AutoModel)
+
+
+def test_positions_of_a_part_that_cannot_be_switched_off_are_refused():
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    image = transformers.ViTConfig(**small, image_size=8, patch_size=4)
+    text = transformers.GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(image, text)
+    model = transformers.VisionEncoderDecoderModel(both)
+    with pytest.raises(
+        InputError, match=r"^keep_absolute: the positions of ViTEmbeddings cannot be switched off; True"
+    ):
+        attach(model, "none", keep_absolute=False)
+
+
 def test_loading_what_was_not_attached(tmp_path):
     model = make("bert")
     model.save_pretrained(tmp_path / "plain")

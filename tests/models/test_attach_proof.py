@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import threading
 
 import pytest
 import torch
@@ -205,7 +206,7 @@ def test_a_model_whose_layers_see_more_than_tokens_is_refused():
     attach(model.eval(), "alibi")
     ids = torch.arange(20).view(1, -1)
     model(ids[:, :15])
-    with pytest.raises(InputError, match=r"^attention_mask: \w+ computes its own, and may have other keys$"):
+    with pytest.raises(InputError, match=r"^position: layer 0 has 21 keys for 20 tokens, and only tokens have"):
         model(ids)
 
 
@@ -216,6 +217,20 @@ def test_other_numbers(dtype, wrong):
     wrong(lambda query, mask: (query * (1.01 if dtype is torch.float64 else 3), mask))
     with pytest.raises(InputError, match="is off by"):
         attach(model, "none")
+
+
+def test_forwards_that_are_functions_are_refused():
+    """A copy of the model would run the layer itself, whose call nobody would see."""
+    model = make("llama")
+    layer = model.layers[1]
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+    with pytest.raises(InputError, match=r"^model: the forward of layers.1 was replaced by a function, "):
+        attach(model, "t5")
+    del layer.forward
+    layer.lock = threading.Lock()
+    with pytest.raises(InputError, match=r"^model: it cannot be copied, as attach tries it \(cannot pickle"):
+        attach(model, "t5")
 
 
 def test_rounding_that_is_allowed_elsewhere_is_no_difference():

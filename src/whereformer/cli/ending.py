@@ -37,7 +37,8 @@ def ending(command: Any = None) -> Iterator[None]:
             stream.reconfigure(errors="backslashreplace")  # its encoding may lack characters
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before the command began
+            sys.stdout.flush()
     except KeyboardInterrupt as stop:
         kept = getattr(command, "INTERRUPTED", "finished work is kept, and the same command continues")
         told = str(stop) or (kept if command is not None else "")

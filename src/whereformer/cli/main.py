@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -89,9 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     """Return the class of the command that is named, its name, and the words that follow it."""
+    if any(word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word) for word in given):
+        raise InputError(None, "got an empty word")  # as a path, it would be the current folder
     if given[:1] in (["-h"], ["--help"]):
         usage = "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them"
         print(usage, *map(_summary, COMMANDS), sep="\n")
+        raise SystemExit(0)
+    group = [each for each in COMMANDS if given and each.startswith(f"{given[0]} ")]
+    if group and given[1:2] in ([], ["-h"], ["--help"]):
+        print(*map(_summary, group), sep="\n")
         raise SystemExit(0)
     words = 2 if " ".join(given[:2]) in COMMANDS else 1  # of the name
     name, rest = " ".join(given[:words]), given[words:]

@@ -164,16 +164,17 @@ class Table:
             InputError: if the file can't be read, lacks a column, or has too much text in a cell.
         """
         missing = [name for name in names if name not in self.names]
-        if missing and self.names:  # without names, there are no rows either
-            told = f"{self.file} has no column {shown(missing[0])}; it has {some_of(self.names)}"
-            raise InputError(self.field, told)
+        if self._kind not in JSON:
+            self._check_there(missing)
         for number, row in enumerate(self._rows(names), 1):
+            missing = [name for name in missing if name not in row]
             cells = tuple(row.get(name) for name in names)
             for name, cell in zip(names, cells, strict=True):
                 if isinstance(cell, str) and len(cell) > MOST_CELL:
                     told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
                     raise InputError(self.field, f"{self.file}, row {number}, {shown(name)}: {told}")
             yield cells
+        self._check_there(missing)
 
     def _rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield rows by the names of their columns, these or all."""
@@ -188,6 +189,11 @@ class Table:
                     # One at a time, so that one that is too long is not converted with many others.
                     columns = ((cell.as_py() for cell in batch[name]) for name in names)
                     yield from (dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True))
+
+    def _check_there(self, missing: Sequence[str]) -> None:
+        if missing and self.names:  # without names, there are no rows either
+            told = f"{self.file} has no column {shown(missing[0])}; it has {some_of(self.names)}"
+            raise InputError(self.field, told)
 
     def _objects(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of JSON Lines, an object per line. A string is a row's "text"."""

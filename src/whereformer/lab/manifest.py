@@ -6,10 +6,11 @@ in the folder counts.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import os.path
 from collections.abc import Iterable, Mapping, Sequence
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,28 @@ def fingerprint_of_code(file: Path) -> str:
 
     Its own name decides nothing.
     """
-    finder = ModuleFinder([str(file.resolve().parent)])
-    finder.run_script(str(file))
-    modules: dict[str, Any] = finder.modules
-    found = {name: Path(modules[name].__file__) for name in sorted(modules) if modules[name].__file__}
-    parts = [(name, _described(path)["sha256"]) for name, path in found.items()]
+    file = file.resolve()
+    waiting, found = [file], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            match node:
+                case ast.Import(names=names):
+                    folder, modules = file.parent, [each.name for each in names]
+                case ast.ImportFrom(module=module, names=names, level=level):
+                    folder = [file.parent, *path.parents][level]
+                    modules = [f"{module or ''}.{each.name}".strip(".") for each in names]
+                case _:
+                    continue
+            for module in modules:
+                place = folder
+                for part in module.split("."):  # Python runs the packages that a module is in, too
+                    place /= part
+                    files = place.with_suffix(".py"), place / "__init__.py"
+                    waiting += [each for each in files if each.is_file() and each not in (*found, *waiting)]
+    others = sorted((os.path.relpath(path, file.parent), path) for path in found - {file})
+    parts = [(name, _described(path)["sha256"]) for name, path in [("", file), *others]]
     return fingerprint(word for part in parts for word in part)
 
 

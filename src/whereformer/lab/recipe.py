@@ -99,6 +99,13 @@ class Range:
 
 Between = partial(Range, ends=False)
 
+TAKEN = {
+    **dict.fromkeys(("recipe", "code"), "records have this word for what their results are of"),
+    "help": "--help shows the options",
+    "quiet": "the Python function has such an argument",
+}
+"""Names that no option of a recipe has, and why."""
+
 Schedule = Literal["linear", "cosine", "inverse_sqrt"]
 Names = Annotated[tuple[str, ...], Listed]
 Counts = Annotated[tuple[int, ...], Listed]
@@ -145,6 +152,11 @@ class Recipe(WithPlugin):
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
+
+    def __init_subclass__(cls) -> None:
+        for name in (name for kind in cls.__mro__ for name in getattr(kind, "__annotations__", ())):
+            if name in TAKEN:
+                raise InputError(name, f"an option of {cls.__name__} needs another name; {TAKEN[name]}")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -249,11 +249,11 @@ def grid(title: str, model: ModelFindings, *, folded: bool) -> Figure:
             least, most = min(0.0, float(curve.min())), max(0.0, float(curve.max()))
             most = max(most, least + LEAST)
             zero, *up = (bottom - high * (value - least) / (most - least) for value in (0.0, *curve.tolist()))
-            line = {"color": rcParams["grid.color"], "linewidth": 0.6}
+            line = {"color": rcParams["grid.color"], "linewidth": 0.6, "linestyle": "-"}
             axes.plot((left, left + PANEL), (zero, zero), **line)
             axes.plot((left + PANEL / 2,) * 2, (bottom, bottom - high), **line)
             across = np.linspace(left, left + PANEL, len(up)) if len(up) > 1 else [left + PANEL / 2]
-            axes.plot(across, up, color="C0", linewidth=1.2, marker="" if len(up) > 1 else "o")
+            axes.plot(across, up, color="C0", linestyle="-", linewidth=1.2, marker="" if len(up) > 1 else "o")
 
         for number, (layer, heads) in enumerate(model.by_layer.items()):
             top = 30 + number * row

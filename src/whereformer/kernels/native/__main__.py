@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from .build import LIBRARY, BuildError, build
-from .library import Native, found
+from .library import level, why_not
 
 
 def main() -> int:
@@ -37,13 +37,12 @@ def main() -> int:
             print(f"the kernel for the CPU is not built: {error}", file=sys.stderr)
             return 2
         return 0
-    path, state = Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), found()
+    path = Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY))
     print(f"library   {path if path.exists() else 'none'}")
-    if not isinstance(state, Native):
-        print(f"not used  the kernel {state}")
+    if reason := why_not():
+        print(f"not used  the kernel {reason}")
         return 1
-    print(f"levels    {' '.join(state.levels)}")
-    print(f"used      {state.level}")
+    print(f"used      {level()}")
     print(f"threads   {torch.get_num_threads()}")
     return 0
 

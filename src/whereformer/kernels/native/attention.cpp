@@ -603,6 +603,10 @@ template <class F> struct Attention {
   }
 
   void collect_bias(const Tile& t, int side) {
+    if (side == 0 && line.query_stride > 16) {  // There are more diagonals than vectors in all rows.
+      for (int64_t i = 0; i < t.rows; i++) collect(gradients + i * ld, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i + i)), bias_ends, bias_sums);
+      return;
+    }
     if (side == 0) return collect_diagonals(gradients, ld, t.rows, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i)), line.query_stride, bias_ends, bias_sums);
     Vec<A> all = set(A(0));
     for (int64_t i = 0; i < t.rows; i++) for (int64_t j = 0; j < t.width; j += L) all = all + load(gradients + i * ld + j);

@@ -90,11 +90,6 @@ _found = find(FOLDER, Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)
 """Found once, when attention is first imported: compiled programs trace what follows, and read it as a constant."""
 
 
-def found() -> Native | str:
-    """Return the library that is used, or why there is none."""
-    return _found
-
-
 def why_not() -> str | None:
     """Return in one line why the library cannot be used, such as "is not built: ..."; None if it can."""
     return _found if isinstance(_found, str) else None

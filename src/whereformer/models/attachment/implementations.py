@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-
-from ...errors import InputError
 
 NAME = "whereformer"
 """The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
@@ -20,13 +17,9 @@ MATRICES = "_eager"
 def register(name: str, attend: Callable[..., Any], mask: Callable[..., Any], matrix: Callable[..., Any]) -> None:
     """Let transformers call an attention function by a name, with our masks, and by another one with matrices."""
 
-    def attend_eagerly(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
-    ) -> Any:
-        """Attend where nothing but the mask limits attention. A layer with a method may not have changed it."""
-        if options.get("whereformer") is not None and getattr(attention_mask, NAME, None) != key.shape[2]:
-            raise InputError("attention_mask", f"{type(module).__name__} computes its own, and may have other keys")
-        return attend(module, query, key, value, attention_mask, **{**options, "is_causal": False})
+    def attend_eagerly(*arguments: Any, **options: Any) -> Any:
+        """Attend where nothing but the mask limits attention."""
+        return attend(*arguments, **{**options, "is_causal": False})
 
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)

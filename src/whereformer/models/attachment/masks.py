@@ -28,7 +28,6 @@ from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...positions import Site
 from ...positions.counting import places_in, places_of
-from .implementations import NAME
 
 
 class RequestedMask(NamedTuple):
@@ -153,12 +152,11 @@ def matrix(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """A mask function of transformers that returns the matrix to add, which knows its number of keys by our name."""
+    """A mask function of transformers that returns the matrix to add."""
     _check_growing(_recognized(mask_function, kv_length), q_length, kv_offset + kv_length, q_offset, attention_mask)
     options["allow_is_bidirectional_skip"] = False
     given = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
     made: Tensor = eager_mask(*given, **options)
-    setattr(made, NAME, kv_length)
     return made
 
 

@@ -35,6 +35,9 @@ def switch_off(model: PreTrainedModel, undo: Undo) -> bool:
     for module in model.modules():
         for name in ("position_embeddings", "wpe"):
             own = getattr(module, name, None)
+            if isinstance(own, nn.Parameter):
+                told = f"the positions of {type(module).__name__} cannot be switched off"
+                raise InputError("keep_absolute", f"{told}; True keeps them, beside the method's")
             if isinstance(own, nn.Embedding):
                 replacements.append((module, name, NoEmbedding()))
                 if "token_type_ids" in module._buffers:

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from ...errors import InputError, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
-from ..checkpoints.loading import check_header, check_weights
+from ..checkpoints.loading import check_dtype, check_header, check_weights
 from ..checkpoints.sources import read_as_a_model
 from .attaching import attach_sized
 from .implementations import NAME
@@ -49,6 +49,9 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     files = find_weights(path_or_id, **hub_options)
     settings = _settings_of(path_or_id, described)
     header = read_header(files)
+    for name, tensor in header.items():
+        if name.endswith("weight") or f"{NAME}." in name:  # buffers may hold whole numbers
+            check_dtype(name, tensor)
     _check_sizes(path_or_id, model_class, header, hub_options)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report would list what is loaded below

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from ...errors import InputError
 
 
 @contextmanager
@@ -19,10 +22,19 @@ def trial(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     Some models change when they run: BigBird-Pegasus replaces its sparse attention when it reads a short text. Hooks,
     buffers and configurations are copies, too, so the caller may change them. Random numbers stay as they are.
     """
+    for name, module in model.named_modules():
+        # A function that stands for a forward would run the module itself, not its copy.
+        if isinstance(vars(module).get("forward"), FunctionType):
+            told = f"the forward of {name or type(model).__name__} was replaced by a function"
+            raise InputError("model", f"{told}, which a copy of the model would share; attach first, and wrap it then")
     weights: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        yield copy.deepcopy(model, weights).eval()
+        try:
+            copied = copy.deepcopy(model, weights)
+        except (RuntimeError, TypeError) as error:
+            raise InputError("model", f"it cannot be copied, as attach tries it ({error})") from error
+        yield copied.eval()
 
 
 def twins(one: nn.Module, other: nn.Module) -> dict[nn.Module, nn.Module]:
