@@ -66,7 +66,7 @@ def test_none_is_not_accepted(words, capsys):
         translate run a --length-penalty -20 => --length-penalty: expected -10 to 10, got -20.0
         compare --steps x => --steps: expected a whole number, got 'x'
         extend --steps 3 => MODEL: the command needs it, got none
-        translate => unknown command 'translate'; did you mean 'translate run'?
+        translat => unknown command 'translat'; did you mean 'translate run'?
     """),
 )
 def test_bad_words_are_one_line(arguments, expected, capsys):

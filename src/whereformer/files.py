@@ -98,7 +98,7 @@ def check_regular_in(field: str | None, folder: str | Path) -> None:
     Raises:
         InputError: as :func:`check_regular` does.
     """
-    inside = Path(folder).iterdir() if Path(folder).is_dir() else ()
+    inside = Path(folder).iterdir() if os.path.isdir(folder) else ()  # False for names that are too long
     check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
 
 

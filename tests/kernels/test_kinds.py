@@ -207,9 +207,9 @@ def test_a_wrong_call_after_a_good_one_is_refused():
     meta = [torch.empty(0, 2, N, 4, device="meta")] * 3
     assert attention(*meta, causal=True).shape == (0, 2, N, 4)
     at = torch.arange(N, dtype=torch.float64)
-    attend(q, k, v, causal=True, query_positions=at, key_positions=at.clone())
+    attention(q, k, v, causal=True, query_positions=at, key_positions=at.clone())
     with pytest.raises(ValueError, match="finite"):
-        attend(q, k, v, causal=True, query_positions=at.where(at != 3, torch.nan), key_positions=at)
+        attention(q, k, v, causal=True, query_positions=at.where(at != 3, torch.nan), key_positions=at)
 
 
 def test_a_conjugates_part_has_the_other_sign():

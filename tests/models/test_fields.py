@@ -49,7 +49,7 @@ def test_other_errors_of_fields():
         ("tisa", {"num_kernels": -1}, "num_kernels: expected at least 0, got -1$"),
         ("tisa", {"num_kernels": "3"}, "num_kernels: expected a whole number, got '3'$"),
         ("tisa/none", {"tisa": {"clip": 3}}, "position 'tisa' has no option 'clip'; it has "),
-        ("tisa/nope", {"nope": {"clip": 3}}, "position 'none' has no option 'clip'; it has no options$"),
+        ("tisa/nope", {"none": {"clip": 3}}, "position 'none' has no option 'clip'; it has no options$"),
         ("tisa", {"num_layers": 3}, "position 'tisa' has no option 'num_layers'; it has "),
         ("rope/none", {"rope": 3}, "rope: expected a dictionary with options of this method alone, got 3$"),
     ],

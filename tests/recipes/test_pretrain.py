@@ -25,7 +25,7 @@ from whereformer.errors import InputError
 from whereformer.kernels import torch_private
 from whereformer.lab import held_out, trackers
 from whereformer.lab.run import read_records
-from whereformer.models import checks
+from whereformer.models import encoder
 
 TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
 
@@ -200,7 +200,7 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
 
 @pytest.mark.parametrize("options", [[], [*ELECTRA, *FUNNEL], ["--hide-masked", "--accumulate=2"]], ids=str)
 def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
-    monkeypatch.setattr(checks, "can_look", lambda tensor: False)  # as for tensors of a GPU
+    monkeypatch.setattr(encoder, "can_look", lambda tensor: False)  # as for tensors of a GPU
     mode, real = Waits(sizes=True), Windows.batch
 
     def batch(self, number):
@@ -329,7 +329,7 @@ def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(t
     [
         (
             ["--preset=modernbert", "--blocks=2"],
-            {"windows": "0,64", "feed_forward": "gated", "norm": "pre", "first_norm": False, "position": "rope"},
+            {"windows": "0,64,64", "feed_forward": "gated", "norm": "pre", "first_norm": False, "position": "rope"},
         ),
         pytest.param(
             ["--preset=modernbert", "--blocks=3", "--windows=2", "--position=tisa", "--norm=pre"],
@@ -427,7 +427,6 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --blocks 4-4 --decoder-layers 0 => --decoder-layers: expected at least 1, got 0
         --blocks 2-2 --decoder-layers x => --decoder-layers: expected layers as
         --windows 3,x => --windows: expected numbers as '128' or '128,128,0' (0: no window), got '3,x'
-        --windows 1,2,3,4,5 => --windows: expected at most 4 numbers, one per layer, got '1,2,3,4,5'
         --preset modernbert --norm post => --first-norm: False needs norm 'pre', got 'post'
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 128
         --dropout 1 => --dropout: expected 0 to 0.9, got 1.0

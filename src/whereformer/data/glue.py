@@ -198,7 +198,8 @@ def _number(label: Any) -> float | None:
 def _read(table: Table, task: Task) -> Split:
     """Read the texts and labels of all rows, and check that there are rows and that texts are texts."""
     found = Split([], [])
-    for number, (*texts, label) in enumerate(table.rows((*task.texts, task.label)), 1):
+    rows = list(table.rows((*task.texts, task.label)))  # which tells of a column that no row has first
+    for number, (*texts, label) in enumerate(rows, 1):
         if not all(isinstance(text, str) for text in texts):
             expected = f"expected text in {' and '.join(task.texts)}, got {shown(tuple(texts))}"
             raise InputError(table.field, f"{table.file}, row {number}: {expected}")

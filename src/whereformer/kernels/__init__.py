@@ -136,10 +136,10 @@ def attention(
             - "blockwise": the reference for some queries at a time in plain PyTorch, O(n) memory forward and backward,
               any device. It is simple rather than fast.
             - "native": the compiled kernel for the CPU, O(n) memory. Installing the package compiles it, if there is a
-              compiler.
+              compiler. It takes neither float16 nor causality and windows at fractional positions.
             - "triton": fused kernels for NVIDIA GPUs of sm_80 and above, O(n) memory.
-            - "auto": "native" on the CPU, "triton" on a GPU that has it, and "blockwise" elsewhere. Calls without terms
-              go to torch's ``scaled_dot_product_attention`` on a GPU, where "native" cannot take them, for a few
+            - "auto": "native" on the CPU, "triton" on a GPU, where they take a call, else "blockwise". Calls without
+              terms go to torch's ``scaled_dot_product_attention`` on a GPU, where "native" cannot take them, for a few
               queries in float32, in compiled and exported programs, transforms and subclasses of tensors, and where
               autocast casts the inputs. :func:`explain` tells which backend a call gets, and why.
 

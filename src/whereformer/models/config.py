@@ -68,12 +68,13 @@ class EncoderConfig(StrictConfig):
             a token may attend to nothing (GPT-OSS).
         causal: whether tokens attend only to themselves and to earlier positions, for
             :class:`~whereformer.EncoderForCausalLM`. Blocks must not pool, which would mix a token with the next.
-        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states, and on attention weights (below 1).
+        hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states, and on attention weights, at most
+            0.99.
         activation_dropout_prob: dropout between the feed-forward layers.
         classifier_dropout: dropout before a classifier's last layer; hidden_dropout_prob if None.
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
-        classifier_norm: whether a norm follows that activation. Classifiers of tokens and answers then have the dense
-            layer, activation and norm too (ModernBERT).
+        classifier_norm: whether a norm follows that activation. Classifiers of tokens then have the dense layer,
+            activation and norm too (ModernBERT).
         classifier_pooling: what sequences are classified by: the last state of the first token ("cls"), or the mean of
             all tokens' ("mean", for a single block).
         type_vocab_size: token types (segments); 0 for none.

@@ -60,10 +60,12 @@ class Analyze(Recipe):
     def check(self) -> None:
         if not self.model:
             raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")
+        if len(set(self.model)) < len(self.model):
+            raise InputError("model", f"expected different ones, got {' '.join(self.model)}")
 
     def run(self, run: Run) -> Report:
         models: list[findings.ModelFindings] = []
-        short = [Path(path).name for path in self.model]
+        short = [Path(path).resolve().name for path in self.model]
         names = short if len(set(short)) == len(short) else self.model
         run.expect(100 * len(self.model))
         for path, name in zip(self.model, names, strict=True):

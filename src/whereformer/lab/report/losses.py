@@ -95,7 +95,7 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]]) 
             # Side by side, so that equal losses don't hide each other.
             places = [lengths.index(length) + gap * (number - (len(losses) - 1) / 2) for length in values]
             low, median, high = zip(*values.values(), strict=True)
-            (line,) = axes.plot(places, median, label=name, marker="o", markersize=5)
+            (line,) = axes.plot(places, median, label=name, marker="os^DvPX*"[number % 8], markersize=5)
             if high != low:
                 axes.vlines(places, low, high, color=line.get_color(), linewidth=1.2)
         figures.legend(canvas)

@@ -48,6 +48,7 @@ _LAYER = {
 }
 TASKS = {
     "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
+    "ForQuestionAnswering": (Encoder, both({"span": "qa_outputs"})),  # which no encoder has: it is dropped
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         raise InputError("path_or_id", told)
     check_regular_in("path_or_id", path_or_id)
     folder = Path(path_or_id, hub.get("subfolder") or "")
-    if folder.is_dir():  # without the file, transformers would return an empty one
+    if os.path.isdir(folder):  # False for names that are too long
         check_has_config("path_or_id", folder)
     try:
         file = cached_file(path_or_id, "config.json", **hub)
