@@ -83,8 +83,12 @@ class Inkling(Position):
         return span
 
     def query_factor(self, query: Tensor, site: Site) -> Tensor:
+        return self._growth(query, site)
+
+    def _growth(self, scaled: Tensor, site: Site) -> Tensor:
+        """Return the factor on each query's products, (1 or batch, 1, n_q, 1), for the tensor that it will scale."""
         assert self.log_scaling is not None
-        n = visible_keys(site, causal=self.model.causal, device=query.device).to(float_dtype(query))
+        n = visible_keys(site, causal=self.model.causal, device=scaled.device).to(float_dtype(scaled))
         return inkling_growth(n, self.log_scaling, self.alpha)[:, None, :, None]
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,7 +105,7 @@ class Inkling(Position):
         own = self.model.passes[site.layer]
         factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:
-            factors = (factors * self.query_factor(factors, site)).to(factors.dtype)
+            factors = (factors * self._growth(factors, site)).to(factors.dtype)
         # Over offsets: farther distances come first, and keys to the right last. Zeros at both ends stand for the rest.
         profiles = functional.pad(self.profiles[own].flip(-1), (1, self.extent if self.model.causal else 1))
         table = profiles[:, first + self.extent : last + self.extent + 1].mT
