@@ -170,5 +170,5 @@ def test_an_error_of_one_process_ends_all(text, tmp_path):  # noqa: F811
     assert ended.returncode != 0
     said = [line for line in ended.stderr.splitlines() if "whereformer:" in line]
     assert "whereformer: --steps: too many for this process" in said
-    # torchrun ends with one of its own.
-    assert ended.stderr.count("Traceback") == 1
+    # torchrun ends with one of its own, and so may the process that waits for this one.
+    assert 1 <= ended.stderr.count("Traceback") <= 2
