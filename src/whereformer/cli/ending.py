@@ -33,12 +33,13 @@ def ending(command: Any = None) -> Iterator[None]:
             has closed it.
     """
     for name in ("stdout", "stderr"):
-        if isinstance(stream := getattr(sys, name), TextIOWrapper):
+        if (stream := getattr(sys, name)) is None:  # it was closed before the command began
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open as long as the process
+        elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # its encoding may lack characters
     try:
         yield
-        if sys.stdout is not None:  # it was closed before the command began
-            sys.stdout.flush()
+        sys.stdout.flush()
     except KeyboardInterrupt as stop:
         kept = getattr(command, "INTERRUPTED", "finished work is kept, and the same command continues")
         told = str(stop) or (kept if command is not None else "")
