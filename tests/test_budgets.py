@@ -11,7 +11,7 @@ BUDGETS = {
     "src/whereformer/cli": 600,
     "src/whereformer/data": 2_160,
     "src/whereformer/kernels": 8_500,
-    "src/whereformer/lab": 2_860,
+    "src/whereformer/lab": 2_871,
     "src/whereformer/models": 7_150,
     "src/whereformer/positions": 3_800,
     "src/whereformer/recipes": 3_900,

@@ -69,6 +69,8 @@ def _line(error: Exception, command: Any) -> str | None:
         return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output")
     if isinstance(error, OSError):
         return str(error)
+    if ranks.lost_another(error):
+        return "another process of this run ended; the same command continues"
     if isinstance(error, MemoryError) or any(part in str(error) for part in NO_MEMORY):
         return f"not enough memory for these sizes ({str(error) or type(error).__name__})"
     return None

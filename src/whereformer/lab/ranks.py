@@ -28,6 +28,14 @@ ARRIVAL = timedelta(seconds=50)
 """How long processes wait for one another at the start. A launcher starts them all at once."""
 
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
+LOST = (
+    "gloo/transport",
+    "remote process exited",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection was likely closed",
+)
+"""Parts of the errors of torch.distributed about processes that are gone."""
 _joined: dict[str, Any] = {}
 """The "group" of the processes that have joined; None where it is torch's own."""
 
@@ -119,3 +127,8 @@ def gather(value: Value) -> list[Value]:
 def tells() -> bool:
     """Return whether this process says why it fails. Before they join, those of a machine fail alike."""
     return bool(_joined) or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def lost_another(error: Exception) -> bool:
+    """Return whether an error is that of a connection to a process which has ended without a word, as if killed."""
+    return bool(_joined) and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)
