@@ -34,11 +34,9 @@ ATTENTION = """
 extern "C" void NAME(LEVEL)() {}
 """
 LIBRARY = """
-#include <cstring>
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 EXPORTED const char* whereformer_source(void) { return SOURCE; }
 EXPORTED const char* whereformer_levels(void) { return LEVELS; }
-EXPORTED int whereformer_supports(const char* level) { return !std::strcmp(level, "base"); }
 EXPORTED int whereformer_attention(const void*) { return 0; }
 """
 LEVELS = "\n".join(
@@ -101,7 +99,8 @@ def test_a_library_is_built_and_found(built):
     assert not [file for file in built.iterdir() if file.suffix not in (".cpp", ".so")]
     native = find(built, built / "_native.so", {})
     assert isinstance(native, Native)
-    assert (native.levels, native.level) == (tuple(build.LEVELS) if ON_X86 else ("base",), "base")
+    assert native.levels == (tuple(build.LEVELS) if ON_X86 else ("base",))
+    assert native.level == choose(native.levels)
 
 
 @needs_compiler
@@ -130,16 +129,15 @@ def test_without_a_compiler(sources, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("#!/bin/sh\nkill -KILL $$", "fake failed: it ended by signal 9"),
-        ("#!/bin/sh\necho hm", "fake made no library"),
+        ("#!/bin/sh\nkill -KILL $$", "fake failed: it ended with code -9"),
         ("#!/bin/sh\necho hm\necho 'x.h:1: error: no'\nexit 1", "fake failed: x.h:1: error: no"),
-        ("", "fake cannot be started (Exec format error)"),
+        ("", ".*Exec format error.*fake'"),
     ],
-    ids=["crash", "nothing made", "error", "no program"],
+    ids=["crash", "error", "no program"],
 )
 def test_a_broken_compiler(sources, tmp_path, monkeypatch, script, expected):
     compiler(tmp_path, monkeypatch, script)
-    assert reason(sources) == expected
+    assert re.fullmatch(expected, reason(sources))
 
 
 @needs_compiler
@@ -169,7 +167,7 @@ def test_the_user_chooses_compiler_and_flags(sources, tmp_path, monkeypatch):
     monkeypatch.setenv("CXXFLAGS", "-O0 -DNAME='a b'")
     build.build(sources, tmp_path / "_native.so")
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert all("-O0 -DNAME=a b" in call for call in calls if "--version" not in call)
+    assert all("-O0 -DNAME=a b" in call for call in calls)
 
 
 @needs_compiler
@@ -178,7 +176,7 @@ def test_a_folder_that_cannot_be_written(sources, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "replace", refuse)
-    assert reason(sources) == f"cannot write {sources.parent / '_native.so'} (Read-only file system)"
+    assert reason(sources) == "[Errno 30] Read-only file system"
 
 
 def test_a_folder_without_sources(tmp_path):
@@ -191,8 +189,8 @@ def test_which_library_is_used(copied):
     target = copied / "_native.so"
     native = find(copied, target, {"WHEREFORMER_TEST_LEVEL": "base"})
     assert native.level == "base"
-    found = find(copied, target, {"WHEREFORMER_TEST_LEVEL": "amx"})
-    assert found == "cannot use WHEREFORMER_TEST_LEVEL=amx: this processor and the library have base"
+    found = find(copied, target, {"WHEREFORMER_TEST_LEVEL": "sse"})
+    assert found == f"cannot use WHEREFORMER_TEST_LEVEL=sse: the library has {', '.join(native.levels)}"
     assert find(copied, target, {"WHEREFORMER_NATIVE": "0"}) == "is switched off by WHEREFORMER_NATIVE=0"
     assert find(copied, copied / "other.so", {}) == f"is not built{AND_BUILD}"
     (copied / "attention.cpp").write_text("// changed\n")
@@ -205,8 +203,8 @@ def change(content, at, new):
 
 DAMAGED = {
     "empty": (lambda content: b"", "invalid ELF header|file too short"),
-    "another processor": (lambda content: change(content, 18, b"\xb7\x00"), "it is for another system"),
-    "another library": (lambda content: Path(_ctypes.__file__).read_bytes(), "the file is another library"),
+    "another processor": (lambda content: change(content, 18, b"\xb7\x00"), "cannot open shared object file.*"),
+    "another library": (lambda content: Path(_ctypes.__file__).read_bytes(), "undefined symbol: whereformer_source"),
 }
 
 
@@ -221,25 +219,28 @@ def test_a_library_that_cannot_be_loaded(kind, copied):
     assert isinstance(found, str)
     assert found.startswith("cannot be loaded: ")
     assert "\n" not in found
-    assert re.fullmatch(f"cannot be loaded: ({expected}){re.escape(AND_BUILD)}", found), found
+    assert re.fullmatch(f"cannot be loaded: .*({expected}){re.escape(AND_BUILD)}", found), found
 
 
 ALL = tuple(build.LEVELS)
 
 
 @pytest.mark.parametrize(
-    ("has", "torch_uses", "expected"),
+    ("compiled", "torch_uses", "halves", "expected"),
     [
-        (ALL, "AVX512", "amx"),
-        (ALL[:3], "AVX512", "avx512"),
-        (ALL, "AVX2", "avx2"),
-        (ALL, "DEFAULT", "base"),
-        (("base",), "SVE256", "base"),
+        (ALL, "AVX512", ["avx512bf16", "amx"], "amx"),
+        (ALL, "AVX512", ["avx512bf16"], "avx512bf16"),
+        (ALL, "AVX512", [], "avx512"),
+        (ALL[:2], "AVX512", ["avx512bf16"], "avx2"),
+        (ALL, "AVX2", ["avx512bf16", "amx"], "avx2"),
+        (ALL, "DEFAULT", [], "base"),
+        (("base",), "SVE256", [], "base"),
     ],
 )
-def test_the_level_is_the_highest_that_everything_admits(has, torch_uses, expected, monkeypatch):
+def test_the_level_is_the_highest_that_everything_admits(compiled, torch_uses, halves, expected, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: torch_uses)
-    assert choose(has) == expected
+    monkeypatch.setattr(library, "bfloat16_levels", lambda: halves)
+    assert choose(compiled) == expected
 
 
 @pytest.mark.skipif(COMPILER is None or not sys.platform.startswith("linux"), reason="there is no compiler")
@@ -257,28 +258,23 @@ def show(monkeypatch, capsys, *arguments):
 
 @needs_compiler
 def test_the_command_says_what_is_used(built, monkeypatch, capsys):
-    target = built / "_native.so"
-    monkeypatch.setenv("WHEREFORMER_NATIVE_LIBRARY", str(target))
-    monkeypatch.setattr(library, "_found", find(built, target, {}))
+    monkeypatch.setattr(library, "_found", find(built, built / "_native.so", {"WHEREFORMER_TEST_LEVEL": "base"}))
     code, printed = show(monkeypatch, capsys)
     assert code == 0
-    first = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
-    assert first["library"] == str(target)
-    assert first["used"].startswith("base")
-    assert set(first) == {"library", "used", "threads"}
+    assert printed.out.startswith("used: base, ")
 
 
 def test_the_command_says_why_nothing_is_used(tmp_path, monkeypatch, capsys):
-    target = tmp_path / "_native.so"
-    monkeypatch.setenv("WHEREFORMER_NATIVE_LIBRARY", str(target))
-    monkeypatch.setattr(library, "_found", find(tmp_path, target, {}))
+    monkeypatch.setattr(library, "_found", find(tmp_path, tmp_path / "_native.so", {}))
     code, printed = show(monkeypatch, capsys)
     assert code == 1
-    assert printed.out == f"library   none\nnot used  the kernel is not built{AND_BUILD}\n"
+    assert printed.out == f"not used: the kernel is not built{AND_BUILD}\n"
 
 
 def test_the_command_tells_a_failed_build_in_one_line(monkeypatch, capsys):
     monkeypatch.setenv("CXX", "none")
+    monkeypatch.setattr(build, "is_current", lambda *_: False)
+    monkeypatch.setattr(command, "is_current", lambda *_: False)
     code, printed = show(monkeypatch, capsys, "--build")
-    assert code == 2
-    assert printed.err == "the kernel for the CPU is not built: no C++ compiler found (tried CXX=none)\n"
+    assert code == 1
+    assert printed.out == "the kernel for the CPU is not built: no C++ compiler found (tried CXX=none)\n"

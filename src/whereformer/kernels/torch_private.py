@@ -81,6 +81,14 @@ def multiplies_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def bfloat16_levels() -> list[str]:
+    """Return the instructions for bfloat16 that this processor has beside AVX-512, and ask the system for the tiles of
+    AMX, which a process has to do once; no public function does."""
+    if not torch.cpu._is_avx512_bf16_supported():
+        return []
+    return ["avx512bf16", "amx"] if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx() else ["avx512bf16"]
+
+
 class DispatchMode(TorchDispatchMode):
     """A context that sees every torch operation that runs in it; only the name of its module is private."""
 

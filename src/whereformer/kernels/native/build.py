@@ -18,8 +18,8 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / ("_native.dylib" if sys.platform == "darwin" else "_native.so")
@@ -85,26 +85,42 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False)
         raise BuildError("the folder has no C++ sources")
     if sys.platform == "win32":
         raise BuildError("Windows is not supported")
-    if sys.maxsize < 2**32:
-        raise BuildError("this is a 32-bit Python")
+    levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
+    if emulated:
+        levels = [level for level in levels if level in ("base", "avx2", *EMULATED)]
     command = _compiler()
+    flags = shlex.split(os.environ.get("CXXFLAGS", ""))
     try:
         # Beside the target, so that no time is lost if that cannot be written, and the library takes its place at once.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as temporary:
-            compiler = _Compiler(command, folder, Path(temporary), shlex.split(os.environ.get("CXXFLAGS", "")))
-            version = compiler.run("--version").partition("\n")[0].strip()
-            levels, left_out, objects = _compile_levels(compiler, emulated)
-            given = [f"-DLEVELS(f)={' '.join(f'f({level})' for level in levels)}", f'-DSOURCE="{source}"']
-            library = compiler.compile("library.cpp", "library.o", *given, *["-DEMULATED"] * emulated)
-            made = Path(temporary, target.name)
-            compiler.link([library, *objects], made)
-            if not made.exists():
-                raise BuildError(f"{Path(command[0]).name} made no library")
-            os.replace(made, target)
+
+            def compiled(file: str, name: str, *more: str) -> str:
+                made = str(Path(temporary, f"{name}.o"))
+                _run(command, folder, "-c", *COMMON, *more, *flags, file, "-o", made)
+                return made
+
+            def compile_level(level: str) -> str:
+                instructions = LEVELS["avx2" if emulated and level in EMULATED else level]
+                return compiled("attention.cpp", level, *instructions, f"-DLEVEL={level}")
+
+            # The last levels take longest, so they begin first.
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                jobs = {level: pool.submit(compile_level, level) for level in reversed(levels)}
+            # Older compilers do not know the last.
+            refused = {
+                level: jobs[level].exception() for level in levels if level != "base" and jobs[level].exception()
+            }
+            levels = [level for level in levels if level not in refused]
+            objects = [jobs[level].result() for level in levels]
+            names = " ".join(f"f({level})" for level in levels)
+            objects.append(compiled("library.cpp", "library", f"-DLEVELS(f)={names}", f'-DSOURCE="{source}"'))
+            library = Path(temporary, target.name)
+            _link(command, folder, [*flags, *objects, "-o", str(library)])
+            os.replace(library, target)
     except OSError as error:
-        raise BuildError(f"cannot write {target} ({error.strerror})") from None
-    without = "".join(f"; without {level}: {line}" for level, line in left_out.items())
-    return f"built the kernel for the CPU by {version} for {', '.join(levels)}{without}"
+        raise BuildError(str(error)) from None
+    without = "".join(f"; without {level}: {error}" for level, error in refused.items())
+    return f"built the kernel for the CPU by {' '.join(command)} for {', '.join(levels)}{without}"
 
 
 def attempt(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False) -> str:
@@ -127,90 +143,27 @@ def _compiler() -> list[str]:
     raise BuildError(f"no C++ compiler found (tried {tried})")
 
 
-def _compile_levels(compiler: _Compiler, emulated: bool) -> tuple[list[str], dict[str, str], list[str]]:
-    """Compile the kernel for every level at the same time: the levels, why others are missing, and the objects."""
-    levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
-    if emulated:
-        levels = [level for level in levels if level in ("base", "avx2", *EMULATED)]
+def _link(command: list[str], folder: Path, arguments: list[str]) -> None:
+    """Link the library, where possible with the C++ library inside and its names hidden.
 
-    def compile_level(level: str) -> str | BuildError:
-        flags = LEVELS["avx2" if emulated and level in EMULATED else level]
-        try:
-            return compiler.compile("attention.cpp", f"{level}.o", *flags, f"-DLEVEL={level}")
-        except BuildError as error:
-            return error
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    # The last levels take longest, so they begin first.
-    with ThreadPoolExecutor(cores) as pool:
-        results = dict(zip(reversed(levels), pool.map(compile_level, reversed(levels)), strict=True))
-    if isinstance(error := results["base"], BuildError):
-        raise error
-    objects = {level: result for level in levels if isinstance(result := results[level], str)}
-    left_out = {level: str(results[level]) for level in levels if level not in objects}
-    return list(objects), left_out, list(objects.values())
+    Then it runs where that library is older or missing, and never uses another copy of it.
+    """
+    inside = ["-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
+    # Some distributions have the static library in a package of its own.
+    with suppress(BuildError):
+        if sys.platform != "darwin":
+            return _run(command, folder, "-shared", "-pthread", *arguments, *inside)
+    return _run(command, folder, "-shared", "-pthread", *arguments)
 
 
-@dataclass(frozen=True)
-class _Compiler:
-    """A compiler with its command, the folder of the sources, that of its output, and the flags that the user adds."""
-
-    command: list[str]
-    folder: Path
-    output: Path
-    own_flags: list[str]
-
-    def compile(self, source: str, name: str, *flags: str) -> str:
-        """Compile a source and return the object's path."""
-        target = str(self.output / name)
-        self.run("-c", *COMMON, *flags, *self.own_flags, source, "-o", target)
-        return target
-
-    def link(self, objects: list[str], target: Path) -> None:
-        """Link the library, where possible with the C++ library inside and its names hidden.
-
-        Then it runs where that library is older or missing, and never uses another copy of it.
-        """
-        flags = ["-shared", "-pthread", *self.own_flags, *objects, "-o", str(target)]
-        inside = ["-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
-        # Some distributions have the static library in a package of its own.
-        with suppress(BuildError):
-            if sys.platform != "darwin":
-                self.run(*flags, *inside)
-                return
-        self.run(*flags)
-
-    def run(self, *arguments: str) -> str:
-        """Run the compiler and return its output.
-
-        Raises:
-            BuildError: if it cannot be started, or fails.
-        """
-        name = Path(self.command[0]).name
-        try:
-            done = subprocess.run(
-                [*self.command, *arguments],
-                cwd=self.folder,
-                env={**os.environ, "LC_ALL": "C"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        except OSError as error:
-            raise BuildError(f"{name} cannot be started ({error.strerror})") from None
-        if done.returncode:
-            raise BuildError(f"{name} failed: {_first_error(done.stdout, done.returncode)}")
-        return done.stdout
-
-
-def _first_error(text: str, code: int) -> str:
-    """The first line of a compiler's output that tells of an error."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
-    return found[:300] or (f"it ended by signal {-code}" if code < 0 else f"it ended with code {code}")
+def _run(command: list[str], folder: Path, *arguments: str) -> None:
+    """Run the compiler; raise a BuildError with the first line that tells of an error if it fails."""
+    kept: dict[str, Any] = {"cwd": folder, "env": {**os.environ, "LC_ALL": "C"}, "stdin": subprocess.DEVNULL}
+    done = subprocess.run([*command, *arguments], **kept, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        told = next((line for line in lines if "error" in line.lower()), f"it ended with code {done.returncode}")
+        raise BuildError(f"{Path(command[0]).name} failed: {told[:300]}")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,11 @@
-// The functions that Python calls: which instructions there are, and a call divided among threads.
+// The functions that Python calls: what was compiled, and a call divided among threads.
 #include <atomic>
-#include <cstring>
 #include <iterator>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "call.h"
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 // From the least to the most; build.py defines the levels that it compiled, and a hash of the sources.
 #ifndef LEVELS
@@ -31,43 +22,6 @@ LEVELS(DECLARE)
 #define ADDRESS(level) level_##level,
 static int (*const levels[])(const Call&, int64_t task) = {LEVELS(ADDRESS)};
 
-#if defined(__x86_64__)
-// Tiles have to be asked for, once in a process.
-static bool permits_tiles() {
-#if defined(__linux__)
-  constexpr long request = 0x1023, tile_data = 18;
-  return syscall(SYS_arch_prctl, request, tile_data) == 0;
-#else
-  return false;
-#endif
-}
-
-// Whether the processor has a level's instructions, and the system keeps their registers.
-static bool has(const std::string& level) {
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
-  const bool fma = c >> 12 & 1, saves = c >> 27 & 1;
-  if (!saves) return false;
-  unsigned low, high;
-  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  unsigned b7, c7, d7, a71 = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return false;
-  const unsigned leaves = a;
-  if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
-  auto bit = [](unsigned x, int i) { return (x >> i & 1) != 0; };
-  const bool avx2 = fma && (low & 0x6) == 0x6 && bit(b7, 5);
-  const bool avx512 = avx2 && (low & 0xe6) == 0xe6 && bit(b7, 16) && bit(b7, 17) && bit(b7, 30) && bit(b7, 31);
-  const bool halves = avx512 && bit(a71, 5);
-  if (level == "avx2") return avx2;
-  if (level == "avx512") return avx512;
-  if (level == "avx512bf16") return halves;
-  if (level == "amx") return halves && (low & 0x60000) == 0x60000 && bit(d7, 22) && bit(d7, 24) && permits_tiles();
-  return false;
-}
-#else
-static bool has(const std::string&) { return false; }
-#endif
-
 }  // namespace whereformer
 
 using namespace whereformer;
@@ -78,14 +32,6 @@ EXPORT const char* whereformer_source() { return SOURCE; }
 // The levels that were compiled, from the least to the most, with a space after each
 #define NAME(level) #level " "
 EXPORT const char* whereformer_levels() { return LEVELS(NAME); }
-
-// Whether this processor can run a level
-EXPORT int whereformer_supports(const char* level) {
-#ifdef EMULATED
-  level = std::strcmp(level, "base") == 0 ? level : "avx2";  // A build for tests, whose levels use no higher instructions
-#endif
-  return std::strcmp(level, "base") == 0 || has(level);
-}
 
 // Computes a call. Returns 0; 1 if there was no memory; 2 if the struct is not this library's.
 EXPORT int whereformer_attention(const Call* call) {

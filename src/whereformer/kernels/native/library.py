@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ..torch_private import bfloat16_levels
 from .build import FOLDER, LEVELS, LIBRARY, source_hash
 
 REBUILD = "`python -m whereformer.kernels.native --build` builds it, or says what it lacks"
@@ -42,48 +42,33 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
     """
     if environment.get("WHEREFORMER_NATIVE") == "0":
         return "is switched off by WHEREFORMER_NATIVE=0"
-    if sys.platform == "win32":
-        return "does not support Windows"
-    source = source_hash(folder)
     if not path.exists():
         return f"is not built; {REBUILD}"
-    handle = _load(path)
-    if isinstance(handle, str):
-        return f"cannot be loaded: {handle}; {REBUILD}"
+    try:
+        handle = ctypes.CDLL(str(path))
+        handle.whereformer_source.restype = handle.whereformer_levels.restype = ctypes.c_char_p
+        handle.whereformer_attention.argtypes = [ctypes.c_void_p]
+    except (OSError, AttributeError) as error:
+        return f"cannot be loaded: {' '.join(str(error).split())}; {REBUILD}"
+    source = source_hash(folder)
     if source and handle.whereformer_source().decode() != source:
         return f"was built from other sources; {REBUILD}"
     levels = tuple(handle.whereformer_levels().decode().split())
-    has = tuple(level for level in levels if handle.whereformer_supports(level.encode()))
-    if wanted := environment.get("WHEREFORMER_TEST_LEVEL"):
-        if wanted in has:
-            return Native(handle, levels, wanted)
-        return f"cannot use WHEREFORMER_TEST_LEVEL={wanted}: this processor and the library have {', '.join(has)}"
-    return Native(handle, levels, choose(has))
+    level = environment.get("WHEREFORMER_TEST_LEVEL") or choose(levels)
+    if level not in levels:
+        return f"cannot use WHEREFORMER_TEST_LEVEL={level}: the library has {', '.join(levels)}"
+    return Native(handle, levels, level)
 
 
-def choose(has: tuple[str, ...]) -> str:
-    """Return the highest of the levels that library and processor have which torch, limited or not, uses too."""
+def choose(levels: tuple[str, ...]) -> str:
+    """Return the highest of a library's levels that the processor has and torch, limited or not, uses too."""
     order = list(LEVELS)
-    # Torch tells one level of AVX-512, so that admits what comes after it.
-    highest = {"AVX512": "amx", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "base")
-    return max((level for level in has if order.index(level) <= order.index(highest)), key=order.index)
-
-
-def _load(path: Path) -> ctypes.CDLL | str:
-    """Load a library and declare the functions that describe it, or return why that failed."""
-    try:
-        handle = ctypes.CDLL(str(path))
-        handle.whereformer_source.restype = ctypes.c_char_p
-        handle.whereformer_levels.restype = ctypes.c_char_p
-        handle.whereformer_supports.argtypes = [ctypes.c_char_p]
-        handle.whereformer_attention.argtypes = [ctypes.c_void_p]
-    except OSError as error:
-        # The loader does not find what is for another processor, and says so of a file that is there.
-        unknown = "No such file" in str(error)
-        return "it is for another system" if unknown else " ".join(str(error).replace(f"{path}: ", "").split())
-    except AttributeError:
-        return "the file is another library"
-    return handle
+    # Torch tells one level of AVX-512.
+    highest = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "base")
+    has = order[: order.index(highest) + 1]
+    if highest == "avx512":
+        has += bfloat16_levels()
+    return next(level for level in reversed(levels) if level in has)
 
 
 _found = find(FOLDER, Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), os.environ)
