@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .kernels import Positions, PositionsLike, Term, attention
+from .kernels.call import check_term
 from .positions import Position, PositionRangeError, Site, build_position, check_name
 from .positions.base import OffsetFunction
 
@@ -189,7 +190,7 @@ def _keeps_shapes(build: _Build) -> None:
             _demand(isinstance(found, tuple), f"{name} returned a {type(found).__name__}, expected a tuple of terms")
             for term in found:
                 _demand(isinstance(term, Term), f"{name} returned a {type(term).__name__} among its terms")
-                term.check(2, HEADS, 3, 7, WIDTH // HEADS)
+                check_term(term, 2, HEADS, 3, 7, WIDTH // HEADS, words.device)
         _demand(torch.equal(words, before[0]), "a hook changed the hidden states in place")
         _demand(torch.equal(heads, before[1]), "a hook changed query, key or value in place")
         _demand_finite(attend(position, words), f"attention in {dtype}")

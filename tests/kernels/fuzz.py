@@ -191,7 +191,7 @@ def _draw_term(rng: random.Random, n_q: int, n_k: int, content: bool, dtype: str
         length=length,
         first=first,
         shared=rng.random() < 0.5,
-        rank=rng.choice([0, 1, 1, 2, 3, 3, 17]),
+        rank=rng.choice([1, 1, 1, 2, 3, 3, 17]),
         dtype=rng.choice(["", "", "float32"]) if dtype in ("bfloat16", "float16") else "",
     )
     styles = {
@@ -344,7 +344,7 @@ class Built:
             self.add_decay(name, term)
         elif term.kind == "FactorPair":
             # Of products as large as a number of the normal distribution.
-            size = max(1, term.rank) ** -0.25
+            size = term.rank**-0.25
             query, key = (
                 self.tensor(
                     f"{name}.{which}_factors",

@@ -34,14 +34,14 @@ NO_CONTENT = {"query": None, "key": None}
 
 CASES = [
     # query, key and value
-    ({"value": [[1.0]]}, TypeError, r"value: expected a tensor, got list"),
-    ({"value": zeros(B, N_K, D)}, ValueError, r"value: expected \(batch, heads, length, head_dim\), .* \(2, 6, 8\)"),
+    ({"value": [[1.0]]}, TypeError, r"value: expected a floating-point tensor, got list"),
+    ({"value": zeros(B, N_K, D)}, ValueError, r"value: expected shape \(batch, heads, n_k, head_dim\), .* \(2, 6, 8\)"),
     ({"value": zeros(B, H, N_K, D).long()}, TypeError, r"value: expected a floating-point tensor, got torch.int64"),
-    ({"query": zeros(1, H, N_Q, D)}, ValueError, r"query: .*batch 2, heads 3.* as in value, got \(1, 3, 4, 8\)"),
+    ({"query": zeros(1, H, N_Q, D)}, ValueError, r"query: expected shape \(batch 2, heads, n_q, .*got \(1, 3, 4, 8\)"),
     ({"key": zeros(B, H, 5, D)}, ValueError, r"key: .*n_k 6, head_dim 8\), got \(2, 3, 5, 8\)"),
-    ({"key": zeros(B, H, N_K, D).double()}, TypeError, r"key: expected the query's dtype torch.float32, got .*float64"),
-    ({"value": zeros(B, H, N_K, D).half()}, TypeError, r"value: expected the query's dtype .*float32, got .*float16"),
-    ({"key": zeros(B, H, N_K, D).to("meta")}, ValueError, r"key: expected the query's device cpu, got meta"),
+    ({"key": zeros(B, H, N_K, D).double()}, TypeError, r"key: expected the value's dtype torch.float32, got .*float64"),
+    ({"value": zeros(B, H, N_K, D).half()}, TypeError, r"query: expected the value's dtype .*float16, got .*float32"),
+    ({"key": zeros(B, H, N_K, D).to("meta")}, ValueError, r"key: expected the value's device cpu, got meta"),
     ({"key": None}, ValueError, r"query and key: give both, or neither"),
     *(
         ({"value": nested}, TypeError, r"value: expected a dense tensor, got a nested one; attention_varlen takes seq")
@@ -50,32 +50,36 @@ CASES = [
     # options
     ({"key_mask": zeros(B, N_K)}, TypeError, r"key_mask: expected .*bool.* True = may be attended, got torch.float32"),
     ({"key_mask": zeros(N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)"),
-    ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
+    ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number from 0 to 0.999999, got 1.0"),
     ({"window": (3, -2)}, ValueError, r"window: expected a whole number of at least 0, .* got \(3, -2\)"),
-    ({"window": 1.5}, TypeError, r"window: expected a whole number of at least 0, .* got 1.5"),
-    ({"window": (3,)}, ValueError, r"window: expected one number, or two for the sides \(before, after\), got \(3,\)"),
+    ({"window": 1.5}, ValueError, r"window: expected a whole number of at least 0, .* got 1.5"),
+    ({"window": (3,)}, ValueError, r"window: expected a whole number of at least 0, or two .* got \(3,\)"),
     ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
     ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
-    ({"softcap": 0}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+30, or None for no cap, got 0.0"),
+    ({"softcap": 0}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+30, got 0"),
     ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
     ({**NO_CONTENT, "softcap": 3.0}, ValueError, r"softcap: needs a query, got query=None"),
-    ({"scale": -1e39}, ValueError, r"scale: expected a finite number in float32, got -1e\+39"),
-    ({"scale": True}, TypeError, r"scale: expected a number, got bool; multiply the query by a tensor"),
-    ({"dropout_p": False}, TypeError, r"dropout_p: expected a number in \[0, 1\), got bool"),
+    ({"scale": -1e39}, ValueError, r"scale: expected a number from -3.40282e\+38 to 3.40282e\+38, got -1e\+39"),
+    ({"scale": True}, TypeError, r"scale: expected a number, got bool"),
+    ({"dropout_p": False}, TypeError, r"dropout_p: expected a number, got bool"),
     ({**NO_CONTENT, "scale": 1.0}, ValueError, r"scale: needs a query, got query=None"),
     ({"sinks": zeros(H).long()}, TypeError, r"sinks: expected a floating-point tensor, got torch.int64"),
     (
         {"sinks": zeros(H + 1)},
         ValueError,
-        r"sinks: expected shape \(heads 3,\) or \(batch 2, heads 3, n_q 4\), got \(4,\)",
+        r"sinks: expected shape \(heads 3\) or \(batch 2, heads 3, n_q 4\), got \(4,\)",
     ),
     ({"sinks": zeros(H).to("meta")}, ValueError, r"sinks: expected the value's device cpu, got meta"),
-    ({"query": zeros(B, 4, N_Q, D)}, ValueError, r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 4, 4"),
+    ({"query": zeros(B, 4, N_Q, D)}, ValueError, r"query: expected the value's 3 heads or a multiple, got 4"),
     # positions
-    ({"query_positions": [0, 1, 2, 3]}, TypeError, r"query_positions: expected Positions or a tensor, got list"),
+    ({"query_positions": [0, 1, 2, 3]}, TypeError, r"query_positions: expected a tensor of numbers, got list"),
     ({"query_positions": Positions(0, 1, 6)}, ValueError, r"query_positions: expected length 4, got Positions\(.*h=6"),
-    ({"query_positions": zeros(6)}, ValueError, r"query_positions: expected shape \(4,\) or \(2, 4\), got \(6,\)"),
-    ({"key_positions": zeros(6).bool()}, TypeError, r"key_positions: expected numbers, got torch.bool"),
+    (
+        {"query_positions": zeros(6)},
+        ValueError,
+        r"query_positions: expected shape \(n 4\) or \(batch 1 or 2, n 4\), got \(6,\)",
+    ),
+    ({"key_positions": zeros(6).bool()}, TypeError, r"key_positions: expected a tensor of numbers, got torch.bool"),
     (
         {"key_positions": zeros(6), "terms": [OffsetBias(zeros(H, 1), 0)]},
         TypeError,
@@ -84,12 +88,12 @@ CASES = [
     # documents
     ({"query_documents": zeros(B, N_Q).long()}, ValueError, r"query_documents and key_documents: give both or neither"),
     (
-        {"query_documents": zeros(B, N_K), "key_documents": zeros(B, N_K)},
+        {"query_documents": zeros(B, N_K).long(), "key_documents": zeros(B, N_K)},
         ValueError,
         r"query_documents: expected shape \(batch 2, n_q 4\), got \(2, 6\)",
     ),
     (
-        {"query_documents": zeros(B, N_Q).long(), "key_documents": zeros(N_K)},
+        {"query_documents": zeros(B, N_Q).long(), "key_documents": zeros(N_K).long()},
         ValueError,
         r"key_documents: expected shape \(batch 2, n_k 6\), got \(6,\)",
     ),
@@ -124,10 +128,8 @@ TERMS = [
     (zeros(H, 3), TypeError, r"terms: expected OffsetBias, .*DenseBias, got Tensor"),
     # offset tables
     (OffsetBias(zeros(3), 0), ValueError, r"OffsetBias.table: expected shape \(heads 3, T\), got \(3,\)"),
-    (OffsetBias(zeros(H, 0), 0), ValueError, r"OffsetBias.table: needs at least one offset, got none"),
+    (OffsetBias(zeros(H, 0), 0), ValueError, r"OffsetBias.table: needs at least one number, got shape \(3, 0\)"),
     (OffsetBias(zeros(H, 2).int(), 0), TypeError, r"OffsetBias.table: .*floating-point.*got torch.int32"),
-    (OffsetBias(zeros(H, 2), True), TypeError, r"OffsetBias.first: expected an int, got bool"),
-    (OffsetBias(zeros(H, 2), 0, True), ValueError, r"OffsetBias.step: expected an int .*, got True"),
     (OffsetKeys(zeros(2, 5, D), 0), ValueError, r"OffsetKeys.table: .*heads 1 or 3, T, head_dim 8\), got"),
     (OffsetQueries(zeros(2, 5, D), 0), ValueError, r"OffsetQueries.table: .*heads 1 or 3, T, head_dim 8"),
     (
@@ -146,9 +148,9 @@ TERMS = [
         r"OffsetKeys.query_factors: expected a float.* got list",
     ),
     (
-        OffsetKeys(zeros(1, 5, D), 0, zeros(1, H, N_Q, D)),
+        FactorPair(zeros(1, H, N_Q, 0), zeros(1, H, N_K, 0)),
         ValueError,
-        r"OffsetKeys.step: expected an int .*, got tensor",
+        r"FactorPair.query_factors: needs at least one number, got shape \(1, 3, 4, 0\)",
     ),
     (
         OffsetQueries(zeros(1, 5, 0), 0, key_factors=zeros(1, H, N_K, 0)),
@@ -226,14 +228,28 @@ def test_explain_knows_that_logs_of_sums_change_the_backend():
 
 @pytest.mark.parametrize("length", [-1, -7])
 def test_positions_refuse_a_negative_length(length):
-    with pytest.raises(ValueError, match=rf"^Positions: length must be at least 0, got {length}"):
+    with pytest.raises(ValueError, match=rf"^Positions.length: must be at least 0, got {length}"):
         Positions(0, 1, length)
 
 
 @pytest.mark.parametrize("stride", [0, -2])
 def test_positions_refuse_a_stride_that_does_not_advance(stride):
-    with pytest.raises(ValueError, match=rf"^Positions: stride must be at least 1, got {stride}"):
+    with pytest.raises(ValueError, match=rf"^Positions.stride: must be at least 1, got {stride}"):
         Positions(0, stride, 3)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "error", "message"),
+    [
+        ((True,), TypeError, "first: expected an int, got True"),
+        ((0, True), TypeError, "step: expected an int, got True"),
+        ((0, zeros(2)), TypeError, "step: expected an int, got tensor"),
+        ((0, 0), ValueError, "step: expected an int of at least 1, got 0"),
+    ],
+)
+def test_tables_begin_and_step_at_whole_offsets(numbers, error, message):
+    with pytest.raises(error, match=f"^OffsetBias.{message}"):
+        OffsetBias(zeros(H, 2), *numbers)
 
 
 def test_positions_describe_themselves():
@@ -256,5 +272,5 @@ def test_positions_describe_themselves():
     ],
 )
 def test_affine_positions_are_whole(numbers, name):
-    with pytest.raises(TypeError, match=f"^Positions: {name} must be an int"):
+    with pytest.raises(TypeError, match=f"^Positions.{name}: expected an int"):
         Positions(*numbers)

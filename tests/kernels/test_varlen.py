@@ -206,17 +206,20 @@ def rows(n=4, heads=2, dim=3):
 
 
 WRONG = {
-    "begins elsewhere": ({"cu_seqlens_q": seqlens([4]) + 1}, "cu_seqlens_q: expected 0 as its first number, got 1"),
-    "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected numbers that never fall, got 2 after 3"),
-    "ends early": (
-        {"cu_seqlens_q": seqlens([1, 2])},
-        "cu_seqlens_q: expected 4, the number of rows of query, as its last number, got 3",
+    "begins elsewhere": (
+        {"cu_seqlens_q": seqlens([4]) + 1},
+        "cu_seqlens_q: expected numbers from 0 to 4, the rows of query, that never fall, got [1, 5]",
     ),
+    "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
+    "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
     "two axes": (
         {"cu_seqlens_q": seqlens([2, 2])[None]},
-        "cu_seqlens_q: expected shape (number of sequences + 1,), got (1, 3)",
+        "cu_seqlens_q: expected shape (number of sequences + 1), got (1, 3)",
     ),
-    "booleans": ({"cu_seqlens_q": seqlens([4]).bool()}, "cu_seqlens_q: expected whole numbers, got torch.bool"),
+    "fractions": (
+        {"cu_seqlens_q": seqlens([4]).float()},
+        "cu_seqlens_q: expected a tensor of whole numbers, got torch.float32",
+    ),
     "other numbers of sequences": (
         {"cu_seqlens_k": seqlens([1, 1, 2])},
         "cu_seqlens_k: expected 3 numbers as cu_seqlens_q has, got 4",
@@ -227,25 +230,21 @@ WRONG = {
     ),
     "key mask": (
         {"key_mask": torch.ones(1, 4, dtype=torch.bool)},
-        "key_mask: sequences without padding have nothing to mask; leave such keys out",
-    ),
-    "query documents": (
-        {"query_documents": torch.zeros(1, 4, dtype=torch.int64)},
-        "query_documents: not taken here, because cu_seqlens tell the sequences apart",
+        "key_mask: attention_varlen has no such argument",
     ),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},
-        "query_positions: expected a tensor, each token's position in its sequence, got Positions",
+        "query_positions: expected a tensor of numbers, got Positions",
     ),
     "positions of other rows": (
         {"key_positions": torch.arange(3)},
-        "key_positions: expected shape (total_k 4,), got (3,)",
+        "key_positions: expected shape (total_k 4), got (3,)",
     ),
-    "a batch": ({"query": rows()[None]}, "query: expected (total tokens, heads, head_dim), got shape (1, 4, 2, 3)"),
-    "other keys": ({"key": rows(dim=5)}, "key: expected (batch 1, heads 2, n_k 4, head_dim 3), got (1, 2, 4, 5)"),
+    "a batch": ({"query": rows()[None]}, "query: expected shape (total tokens, heads, head_dim), got (1, 4, 2, 3)"),
+    "other keys": ({"key": rows(dim=5)}, "key: expected shape (batch 1, heads 2, n_k 4, head_dim 3), got (1, 2, 4, 5)"),
     "other heads": (
         {"query": rows(heads=3)},
-        "query: expected (batch 1, heads 2 or a multiple, n_q, head_dim) as in value, got (1, 3, 4, 3)",
+        "query: expected the value's 2 heads or a multiple, got 3",
     ),
     "a table with steps": (
         {"terms": [OffsetBias(torch.ones(2, 3), 0, 2)]},

@@ -221,9 +221,9 @@ IDS = torch.ones_like(SEQ)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected 33, the number of rows of input_ids, as its last"),
-        ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected 0 as its first number"),
-        ({"cu_seq_lens_q": ENDS.float()}, "cu_seq_lens_q: expected whole numbers"),
+        ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected numbers from 0 to 33, the rows of input_ids"),
+        ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected numbers from 0 to 33"),
+        ({"cu_seq_lens_q": ENDS.float()}, "cu_seq_lens_q: expected a tensor of whole numbers"),
         ({"cu_seq_lens_q": ENDS, "input_ids": IDS.repeat(2, 1)}, "cu_seq_lens_q: it needs one row and no cache, got 2"),
         ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[1:]}, "cu_seq_lens_k: expected those of the queries"),
         ({"cu_seq_lens_k": ENDS}, "cu_seq_lens_k: expected cu_seq_lens_q too, got None"),

@@ -244,7 +244,7 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    _check_names("attention_varlen", options)
+    _check_names("attention_varlen", options, SequenceOptions.__optional_keys__)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
     query, key, value, terms, given = varlen.as_documents(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
@@ -306,9 +306,9 @@ def explain(
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
-def _check_names(function: str, options: Iterable[str]) -> None:
+def _check_names(function: str, options: Iterable[str], known: frozenset[str] = CallOptions.__optional_keys__) -> None:
     """Raise for the name of an option that a call does not have; the function passes its options on."""
-    for name in set(options) - CallOptions.__optional_keys__:
+    for name in set(options) - known:
         raise TypeError(f"{name}: {function} has no such argument")
 
 

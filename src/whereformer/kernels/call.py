@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, get_args
@@ -42,6 +41,7 @@ Window: TypeAlias = int | tuple[int | None, int | None] | None
 
 FARTHEST = 2**62
 """Positions are below this number, so offsets are below twice this number."""
+MOST_DROPOUT = 0.999999
 MOST_SOFTCAP = 1e30
 """Soft caps beyond it, or below one divided by it, leave float32's range when they are multiplied."""
 
@@ -100,7 +100,8 @@ def make_call(
         ValueError: for a wrong shape or value; the message names the argument.
     """
     check_flag("return_lse", return_lse)
-    batch, heads, n_k, value_dim = check_heads_tensor("value", value).shape
+    check_tensor("value", value, FLOATING, dict.fromkeys(("batch", "heads", "n_k", "head_dim")))
+    batch, heads, n_k, value_dim = value.shape
     if (query is None) != (key is None):
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = check_terms(terms)
@@ -110,20 +111,16 @@ def make_call(
     else:
         _check_no_content(terms, scale, softcap)
         n_q, head_dim = _query_length(terms, query_positions, n_k), value_dim
+    device = value.device
     for term in terms:
-        term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
-        for field, tensor in vars(term).items():
-            if isinstance(tensor, Tensor):
-                check_device(f"{type(term).__name__}.{field}", tensor, value)
+        check_term(term, batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim, device)
     if key_mask is not None:
-        kind = "a bool tensor with True = may be attended"
-        _check_numbers("key_mask", key_mask, value, "n_k", n_k, kind, lambda mask: mask.dtype == torch.bool)
+        check_tensor("key_mask", key_mask, BOOL, {"batch": batch, "n_k": n_k}, device=device)
     check_flag("causal", causal)
     sides = _check_window(window)
     if softcap is not None:
-        softcap = _check_softcap(softcap)
-    if not 0.0 <= _as_number("dropout_p", dropout_p, " in [0, 1)") < 1.0:
-        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
+        softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
+    dropout_p = _check_number("dropout_p", dropout_p, 0.0, MOST_DROPOUT)
     queries, keys = right_aligned(n_q, n_k)
     if query_positions is not None:
         queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
@@ -131,7 +128,8 @@ def make_call(
         keys = _check_positions("key_positions", key_positions, batch, n_k, terms)
     query_documents, key_documents = _check_documents(query_documents, key_documents, value, n_q)
     if sinks is not None:
-        _check_sinks(sinks, value, (batch, heads, n_q))
+        of_query = {"batch": batch, "heads": heads, "n_q": n_q}
+        check_tensor("sinks", sinks, FLOATING, {"heads": heads}, of_query, device=device)
     scale = _check_scale(scale, head_dim, value.dtype)
     low, high = _offset_limits(causal, sides, queries, keys)
     merged = _NO_TERMS
@@ -176,19 +174,18 @@ def _check_no_content(terms: tuple[Term, ...], scale: Any, softcap: Any) -> None
 def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value in one dtype."""
     batch, heads, n_k, _ = value.shape
-    check_heads_tensor("query", query)
-    check_heads_tensor("key", key)
-    query, key, value = _check_kind(query, key, value)
-    query_batch, query_heads, _, head_dim = query.shape
-    if query_batch != batch or not _can_share(query_heads, heads):
-        raise ValueError(
-            f"query: expected (batch {batch}, heads {heads} or a multiple, n_q, head_dim) as in value, "
-            f"got {tuple(query.shape)}"
-        )
-    if key.shape != (batch, heads, n_k, head_dim):
-        raise ValueError(
-            f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
-        )
+    check_tensor("query", query, FLOATING, {"batch": batch, "heads": None, "n_q": None, "head_dim": None})
+    sizes: dict[str, Size] = {"batch": batch, "heads": heads, "n_k": n_k, "head_dim": query.shape[3]}
+    check_tensor("key", key, FLOATING, sizes, device=value.device)
+    if not query.dtype == key.dtype == value.dtype:
+        query, key, value = as_autocast(query, key, value)
+    for name, tensor in (("query", query), ("key", key)):
+        if tensor.dtype != value.dtype:
+            raise TypeError(f"{name}: expected the value's dtype {value.dtype}, got {tensor.dtype}")
+        if tensor.device != value.device:
+            raise ValueError(f"{name}: expected the value's device {value.device}, got {tensor.device}")
+    if not _can_share(query.shape[1], heads):
+        raise ValueError(f"query: expected the value's {heads} heads or a multiple, got {query.shape[1]}")
     return query, key, value
 
 
@@ -221,61 +218,38 @@ def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> C
     return decorate
 
 
-def _as_number(name: str, number: Any, which: str = "", instead: str = "") -> Any:
-    """Convert a number to float, one beyond all floats to infinity; symbols of a compiled program stay symbols."""
+def _check_number(name: str, number: Any, least: float, most: float) -> Any:
+    """Return a number as a float if it is between two others; symbols of a compiled program stay symbols."""
     kinds: tuple[Any, ...] = (float, Real, torch.SymFloat, torch.SymInt)
     if isinstance(number, bool) or not isinstance(number, kinds):
-        raise TypeError(f"{name}: expected a number{which}, got {type(number).__name__}{instead}")
-    if isinstance(number, torch.SymFloat | torch.SymInt):
-        return number
-    if torch.compiler.is_compiling():
-        return float(number)
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        raise TypeError(f"{name}: expected a number, got {type(number).__name__}")
+    if not (torch.compiler.is_compiling() or least <= number <= most):
+        raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {number}")
+    return number if isinstance(number, torch.SymFloat | torch.SymInt) else float(number)
+
+
+def _check_scale(scale: Any, head_dim: int, dtype: torch.dtype) -> Any:
+    if scale is None:
+        return head_dim**-0.5 if head_dim else 1.0
+    most = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    return _check_number("scale", scale, -most, most)
 
 
 def _check_window(window: Any) -> tuple[int | None, int | None]:
     """Return how far a query attends before and after its position."""
     if window is None:
         return None, None
-    sides = tuple(window) if isinstance(window, tuple | list) else (window, window)
-    if len(sides) != 2:
-        raise ValueError(f"window: expected one number, or two for the sides (before, after), got {window!r}")
-    numbers = tuple(as_int(side) for side in sides)
-    for side, number in zip(sides, numbers, strict=True):
-        if side is not None and (number is None or number < 0):
-            kind = ValueError if number is not None else TypeError
-            raise kind(
-                "window: expected a whole number of at least 0, or two (before, after), where None is no limit, "
-                f"got {window!r}"
-            )
+    sides = window if isinstance(window, tuple | list) else (window, window)
+    numbers = [as_int(side) for side in sides]
+    fit = [side is None or (number is not None and number >= 0) for side, number in zip(sides, numbers, strict=True)]
+    if len(sides) != 2 or not all(fit):
+        raise ValueError(
+            "window: expected a whole number of at least 0, or two (before, after), where None is no limit, "
+            f"got {window!r}"
+        )
     # Larger numbers, which an int64 may not hold, forbid no offset.
     before, after = (None if isinstance(number, int) and number >= 2 * FARTHEST - 1 else number for number in numbers)
     return before, after
-
-
-def _check_softcap(softcap: Any) -> Any:
-    number = _as_number("softcap", softcap)
-    if not (torch.compiler.is_compiling() or 1 / MOST_SOFTCAP <= number <= MOST_SOFTCAP):
-        least, most = 1 / MOST_SOFTCAP, MOST_SOFTCAP
-        raise ValueError(f"softcap: expected a number from {least:g} to {most:g}, or None for no cap, got {number}")
-    return number
-
-
-def _check_sinks(sinks: Any, value: Tensor, rows: tuple[int, int, int]) -> None:
-    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
-        got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
-        raise TypeError(f"sinks: expected a floating-point tensor, got {got}")
-    batch, heads, n_q = rows
-    # "shape not in (...)" would not compile with symbolic sizes.
-    if sinks.shape != (heads,) and sinks.shape != rows:
-        raise ValueError(
-            f"sinks: expected shape (heads {heads},) or (batch {batch}, heads {heads}, n_q {n_q}), "
-            f"got {tuple(sinks.shape)}"
-        )
-    check_device("sinks", sinks, value)
 
 
 def _offset_limits(
@@ -327,47 +301,79 @@ def _without_steps(
     return (tuple(rescaled), Positions(0, strides[0], queries.length), Positions(start, strides[1], keys.length), step)
 
 
-def check_heads_tensor(name: str, tensor: Tensor) -> Tensor:
-    """Return a query, key or value unchanged if it is one."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+Size: TypeAlias = int | tuple[int, int] | None
+"""The size of an axis: one number, either of two, or any."""
+
+FLOATING, NUMBERS, WHOLE = "a floating-point tensor", "a tensor of numbers", "a tensor of whole numbers"
+BOOL = "a bool tensor with True = may be attended"
+
+_IS: dict[str, Callable[[Tensor], bool]] = {
+    FLOATING: torch.is_floating_point,
+    NUMBERS: lambda tensor: tensor.dtype != torch.bool and not tensor.is_complex(),
+    WHOLE: lambda tensor: not (tensor.is_floating_point() or tensor.is_complex()),
+    BOOL: lambda tensor: tensor.dtype == torch.bool,
+}
+
+
+def check_tensor(
+    name: str, tensor: Any, kind: str, *shapes: Mapping[str, Size], device: torch.device | None = None
+) -> None:
+    """Raise unless a tensor is of the kind, has one of the shapes, and is on the device of the call's value.
+
+    Args:
+        kind: one of those above.
+        shapes: axes with their sizes.
+        device: None for any.
+    """
+    if not isinstance(tensor, Tensor) or not _IS[kind](tensor):
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{name}: expected {kind}, got {got}")
     if tensor.is_nested:
         raise TypeError(
             f"{name}: expected a dense tensor, got a nested one; attention_varlen takes sequences of different lengths"
         )
-    if tensor.dim() != 4:
-        raise ValueError(f"{name}: expected (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
-    return tensor
+    if not any(_fits(tensor, tuple(shape.values())) for shape in shapes):
+        wanted = " or ".join(
+            f"({', '.join(axis if size is None else f'{axis} {_words(size)}' for axis, size in shape.items())})"
+            for shape in shapes
+        )
+        raise ValueError(f"{name}: expected shape {wanted}, got {tuple(tensor.shape)}")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name}: expected the value's device {device}, got {tensor.device}")
 
 
-def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three in one dtype, cast as autocast does, after checking that they are on one device."""
-    if not query.dtype == key.dtype == value.dtype:
-        query, key, value = as_autocast(query, key, value)
-    for name, tensor in (("key", key), ("value", value)):
-        if tensor.dtype != query.dtype:
-            raise TypeError(f"{name}: expected the query's dtype {query.dtype}, got {tensor.dtype}")
-        if tensor.device != query.device:
-            raise ValueError(f"{name}: expected the query's device {query.device}, got {tensor.device}")
-    return query, key, value
+def _fits(tensor: Tensor, sizes: tuple[Size, ...]) -> bool:
+    # Tests of membership, and comparisons of shapes with others of their number, would not compile with symbolic sizes.
+    return tensor.dim() == len(sizes) and all(
+        wanted is None or (size == wanted[0] or size == wanted[1] if isinstance(wanted, tuple) else size == wanted)
+        for size, wanted in zip(tensor.shape, sizes, strict=True)
+    )
 
 
-def _check_scale(scale: Any, head_dim: int, dtype: torch.dtype) -> float:
-    if scale is None:
-        return head_dim**-0.5 if head_dim else 1.0
-    number: float = _as_number("scale", scale, instead="; multiply the query by a tensor")
-    kind = torch.promote_types(dtype, torch.float32)
-    if not (torch.compiler.is_compiling() or abs(number) <= torch.finfo(kind).max):
-        raise ValueError(f"scale: expected a finite number in {str(kind).removeprefix('torch.')}, got {number}")
-    return number
+def _words(size: Size) -> str:
+    return " or ".join(map(str, dict.fromkeys(size))) if isinstance(size, tuple) else str(size)
 
 
-def check_device(name: str, tensor: Tensor, value: Tensor) -> None:
-    """Raise unless a tensor is on the value's device."""
-    if tensor.device != value.device:
-        raise ValueError(f"{name}: expected the value's device {value.device}, got {tensor.device}")
+def check_term(term: Term, batch: int, heads: int, n_q: int, n_k: int, head_dim: int, device: torch.device) -> None:
+    """Raise a TypeError or ValueError unless a term fits a call of these sizes on the device."""
+    sizes: dict[str, tuple[str, Size]] = {
+        "items": ("batch", (1, batch)),
+        "heads": ("heads", heads),
+        "any_heads": ("heads", (1, heads)),
+        "n_q": ("n_q", n_q),
+        "n_k": ("n_k", n_k),
+        "head_dim": ("head_dim", head_dim),
+        "T": ("T", None),
+        "r": ("r", None),
+    }
+    for field, axes in term.axes.items():
+        tensor, names, name = getattr(term, field), axes.split(), f"{type(term).__name__}.{field}"
+        check_tensor(name, tensor, FLOATING, dict([sizes[axis] for axis in names]), device=device)
+        if any(size == 0 for axis, size in zip(names, tensor.shape, strict=True) if axis in ("T", "r")):
+            raise ValueError(f"{name}: needs at least one number, got shape {tuple(tensor.shape)}")
+        if "r" in names:
+            # Other tensors of the term have the same.
+            sizes["r"] = "r", tensor.shape[names.index("r")]
 
 
 def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
@@ -411,15 +417,7 @@ def _check_positions(
         if positions.length != length:
             raise ValueError(f"{name}: expected length {length}, got {positions}")
         return positions
-    if not isinstance(positions, Tensor):
-        raise TypeError(f"{name}: expected Positions or a tensor, got {type(positions).__name__}")
-    shape = positions.shape
-    # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
-    rows = shape[0] == batch or shape[0] == 1 if positions.dim() == 2 else positions.dim() == 1
-    if not rows or shape[-1] != length:
-        raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(shape)}")
-    if positions.dtype == torch.bool or positions.is_complex():
-        raise TypeError(f"{name}: expected numbers, got {positions.dtype}")
+    check_tensor(name, positions, NUMBERS, {"n": length}, {"batch": (1, batch), "n": length})
     if not positions.is_floating_point():
         return _signed(positions)
     if any(isinstance(term, TABLES) for term in terms):
@@ -427,20 +425,6 @@ def _check_positions(
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
     return positions
-
-
-def _check_numbers(
-    name: str, numbers: Any, value: Tensor, axis: str, length: int, kind: str, right: Callable[[Tensor], bool]
-) -> None:
-    """Raise unless a tensor has one number of the right kind for each query or key of each item."""
-    batch = value.shape[0]
-    if not isinstance(numbers, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(numbers).__name__}")
-    if numbers.shape != (batch, length):
-        raise ValueError(f"{name}: expected shape (batch {batch}, {axis} {length}), got {tuple(numbers.shape)}")
-    if not right(numbers):
-        raise TypeError(f"{name}: expected {kind}, got {numbers.dtype}")
-    check_device(name, numbers, value)
 
 
 def _check_documents(
@@ -451,12 +435,11 @@ def _check_documents(
         raise ValueError("query_documents and key_documents: give both or neither")
     if queries is None or keys is None:
         return None, None
-
-    def whole(ids: Tensor) -> bool:
-        return not (ids.is_floating_point() or ids.is_complex())
-
-    _check_numbers("query_documents", queries, value, "n_q", n_q, "whole numbers", whole)
-    _check_numbers("key_documents", keys, value, "n_k", value.shape[2], "whole numbers", whole)
+    for name, ids, axis, n in (
+        ("query_documents", queries, "n_q", n_q),
+        ("key_documents", keys, "n_k", value.shape[2]),
+    ):
+        check_tensor(name, ids, WHOLE, {"batch": value.shape[0], axis: n}, device=value.device)
     return _signed(queries), _signed(keys)
 
 

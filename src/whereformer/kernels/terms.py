@@ -37,6 +37,15 @@ def as_int(number: Any) -> int | None:
         return None
 
 
+def _make_whole(record: Any, *names: str) -> None:
+    """Convert fields of a frozen dataclass to Python's int."""
+    for name in names:
+        if type(number := getattr(record, name)) is not int:
+            if (whole := as_int(number)) is None:
+                raise TypeError(f"{type(record).__name__}.{name}: expected an int, got {number!r}")
+            object.__setattr__(record, name, whole)
+
+
 @dataclass(frozen=True)
 class Positions:
     """The affine positions ``start + stride * index`` for ``index`` in ``0 .. length - 1``.
@@ -53,20 +62,11 @@ class Positions:
     length: int
 
     def __post_init__(self) -> None:
-        for name in ("start", "stride", "length"):
-            number = getattr(self, name)
-            if type(number) is int:
-                continue
-            whole = as_int(number)
-            if whole is None and torch.jit.is_tracing():
-                raise TypeError("torch.jit.trace would fix the lengths; use torch.export.export or torch.onnx.export")
-            if whole is None:
-                raise TypeError(f"Positions: {name} must be an int, got {number!r}; others go in a tensor")
-            object.__setattr__(self, name, whole)
+        _make_whole(self, "start", "stride", "length")
         if self.length < 0:
-            raise ValueError(f"Positions: length must be at least 0, got {self.length}")
+            raise ValueError(f"Positions.length: must be at least 0, got {self.length}")
         if self.stride < 1:
-            raise ValueError(f"Positions: stride must be at least 1, got {self.stride}")
+            raise ValueError(f"Positions.stride: must be at least 1, got {self.stride}")
 
     @property
     def last(self) -> int:
@@ -160,25 +160,6 @@ class _Described:
         """The axes of each tensor, by name: "items" is 1 or batch, and "any_heads" 1 or heads; others have one size."""
         raise NotImplementedError
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
-        sizes: dict[str, tuple[str, tuple[int, ...] | None]] = {
-            "items": ("batch", (1, batch)),
-            "heads": ("heads", (heads,)),
-            "any_heads": ("heads", (1, heads)),
-            "n_q": ("n_q", (n_q,)),
-            "n_k": ("n_k", (n_k,)),
-            "head_dim": ("head_dim", (head_dim,)),
-            "T": ("T", None),
-            "r": ("r", None),
-        }
-        for field, axes in self.axes.items():
-            tensor, names = getattr(self, field), axes.split()
-            check_shape(f"{type(self).__name__}.{field}", tensor, tuple([sizes[name] for name in names]))
-            if "r" in names:
-                # Other tensors of the term have the same.
-                sizes["r"] = "r", (tensor.shape[names.index("r")],)
-
 
 @dataclass(frozen=True, eq=False)
 class _OffsetTable(_Described):
@@ -196,28 +177,13 @@ class _OffsetTable(_Described):
     step: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("first", "step"):
-            number = getattr(self, name)
-            # ``attention`` refuses other types, together with everything else that is wrong.
-            if type(number) is not int and (whole := as_int(number)) is not None:
-                object.__setattr__(self, name, whole)
+        _make_whole(self, "first", "step")
+        if self.step < 1:
+            raise ValueError(f"{type(self).__name__}.step: expected an int of at least 1, got {self.step}")
 
     @property
     def axes(self) -> dict[str, str]:
         return _TABLE
-
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        super().check(batch, heads, n_q, n_k, head_dim)
-        name = type(self).__name__
-        if self.table.shape[1] == 0:
-            raise ValueError(f"{name}.table: needs at least one offset, got none")
-        for field in self.axes:
-            if field != "table" and (shape := getattr(self, field).shape)[3] == 0:
-                raise ValueError(f"{name}.{field}: needs at least one number, got shape {tuple(shape)}")
-        if isinstance(self.first, bool) or not isinstance(self.first, int | torch.SymInt):
-            raise TypeError(f"{name}.first: expected an int, got {type(self.first).__name__}")
-        if isinstance(self.step, bool) or not isinstance(self.step, int | torch.SymInt) or self.step < 1:
-            raise ValueError(f"{name}.step: expected an int of at least 1, got {self.step!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,7 +273,7 @@ class FactorPair(_Described):
     """``score_ij += <query_factors_i, key_factors_j>``, for low-rank positional scores; not scaled.
 
     Args:
-        query_factors: (1 or batch, heads, n_q, r).
+        query_factors: (1 or batch, heads, n_q, r) with any r of at least 1.
         key_factors: (1 or batch, heads, n_k, r).
     """
 
@@ -360,24 +326,3 @@ Term: TypeAlias = OffsetBias | OffsetKeys | OffsetQueries | OffsetValues | Facto
 
 TABLES = (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)
 """The terms with a table over offsets."""
-
-_Wanted: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
-"""The axes of a tensor, and the sizes that each may have."""
-
-
-def check_shape(name: str, tensor: Tensor, wanted: _Wanted) -> None:
-    """Raise unless ``tensor`` is floating point and each axis has one of the wanted sizes (None: any)."""
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
-    # "size in sizes" would not compile with symbolic sizes; there are one or two of them.
-    fits = tensor.dim() == len(wanted) and all(
-        sizes is None or size == sizes[0] or size == sizes[-1]
-        for size, (_, sizes) in zip(tensor.shape, wanted, strict=True)
-    )
-    if not fits:
-        text = ", ".join(
-            axis if sizes is None else f"{axis} {' or '.join(str(size) for size in dict.fromkeys(sizes))}"
-            for axis, sizes in wanted
-        )
-        raise ValueError(f"{name}: expected shape ({text}), got {tuple(tensor.shape)}")

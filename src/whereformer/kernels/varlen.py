@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .call import check_device, check_heads_tensor, check_terms
+from .call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_look
 
@@ -34,13 +33,19 @@ def as_documents(
     Raises:
         TypeError, ValueError: if the sequences do not fit the tensors, or for an option that has no meaning for them.
     """
-    query, key, value = _check_content(query, key, value)
+    query, key = (None if rows is None else _as_one_row(name, rows) for name, rows in (("query", query), ("key", key)))
+    value = _as_one_row("value", value)
     n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
     terms = check_terms(terms)
     for term in terms:
         if isinstance(term, TABLES) and term.step != 1:
             raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
-    options = _check_options(options, n_q, n_k)
+    options = dict(options)
+    for name, axis, n in (("query_positions", "total_q", n_q), ("key_positions", "total_k", n_k)):
+        if (positions := options.get(name)) is not None:
+            check_tensor(name, positions, NUMBERS, {axis: n})
+    if isinstance(sinks := options.get("sinks"), Tensor) and sinks.dim() == 2:
+        options["sinks"] = sinks.mT.unsqueeze(0)
     affine = affine and (cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q)
     if cu_seqlens_k is None:
         if n_q != n_k:
@@ -76,72 +81,16 @@ def _sequence_of(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
     return torch.searchsorted(cu_seqlens[1:], rows, right=True).clamp(max=len(cu_seqlens) - 2)
 
 
-def _check_content(
-    query: Tensor | None, key: Tensor | None, value: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Return query, key and value, (total, heads, dim), as (1, heads, total, dim)."""
-    if (query is None) != (key is None):
-        raise ValueError("query and key: give both, or neither for attention without content scores")
-    value = _as_one_row("value", value)
-    if query is None or key is None:
-        return None, None, value
-    return _as_one_row("query", query), _as_one_row("key", key), value
-
-
 def _as_one_row(name: str, rows: Tensor) -> Tensor:
-    if not isinstance(rows, Tensor) or rows.is_nested:
-        # It is refused here.
-        return check_heads_tensor(name, rows)
-    if rows.dim() != 3:
-        raise ValueError(f"{name}: expected (total tokens, heads, head_dim), got shape {tuple(rows.shape)}")
-    return check_heads_tensor(name, rows.transpose(0, 1).unsqueeze(0))
-
-
-_TOLD_APART = "not taken here, because cu_seqlens tell the sequences apart"
-_MEANINGLESS = {
-    "key_mask": "sequences without padding have nothing to mask; leave such keys out",
-    "query_documents": _TOLD_APART,
-    "key_documents": _TOLD_APART,
-}
-
-
-def _check_options(options: Mapping[str, Any], n_q: int, n_k: int) -> dict[str, Any]:
-    """Return the options with the sinks of queries, (total_q, heads), as those of one row."""
-    for name, why in _MEANINGLESS.items():
-        if options.get(name) is not None:
-            raise ValueError(f"{name}: {why}")
-    for name, total, n in (("query_positions", "total_q", n_q), ("key_positions", "total_k", n_k)):
-        if (positions := options.get(name)) is None:
-            continue
-        if not isinstance(positions, Tensor):
-            kind = type(positions).__name__
-            raise TypeError(f"{name}: expected a tensor, each token's position in its sequence, got {kind}")
-        if positions.shape != (n,):
-            raise ValueError(f"{name}: expected shape ({total} {n},), got {tuple(positions.shape)}")
-    sinks = options.get("sinks")
-    if not isinstance(sinks, Tensor) or sinks.dim() == 1:
-        return dict(options)
-    if sinks.dim() != 2 or len(sinks) != n_q:
-        raise ValueError(f"sinks: expected shape (heads,) or (total_q {n_q}, heads), got {tuple(sinks.shape)}")
-    return {**options, "sinks": sinks.mT.unsqueeze(0)}
+    """Return (total, heads, dim) as (1, heads, total, dim)."""
+    check_tensor(name, rows, FLOATING, dict.fromkeys(("total tokens", "heads", "head_dim")))
+    return rows.transpose(0, 1).unsqueeze(0)
 
 
 def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> None:
     """Check where sequences begin, unless reading that would stall a device."""
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(cu_seqlens).__name__}")
-    if cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool:
-        raise TypeError(f"{name}: expected whole numbers, got {cu_seqlens.dtype}")
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) == 0:
-        raise ValueError(f"{name}: expected shape (number of sequences + 1,), got {tuple(cu_seqlens.shape)}")
-    check_device(name, cu_seqlens, value)
-    if not can_look(cu_seqlens):
-        return
-    starts = cu_seqlens.tolist()
-    if starts[0] != 0:
-        raise ValueError(f"{name}: expected 0 as its first number, got {starts[0]}")
-    for start, stop in pairwise(starts):
-        if stop < start:
-            raise ValueError(f"{name}: expected numbers that never fall, got {stop} after {start}")
-    if starts[-1] != total:
-        raise ValueError(f"{name}: expected {total}, the number of rows of {of}, as its last number, got {starts[-1]}")
+    check_tensor(name, cu_seqlens, WHOLE, {"number of sequences + 1": None}, device=value.device)
+    if can_look(cu_seqlens) and (
+        (starts := cu_seqlens.tolist()) != sorted(starts) or starts[:1] + starts[-1:] != [0, total]
+    ):
+        raise ValueError(f"{name}: expected numbers from 0 to {total}, the rows of {of}, that never fall, got {starts}")

@@ -119,7 +119,7 @@ class Arguments:
             elif name == "dense":
                 self._tensor(tensor if tensor is None or tensor.dtype in DTYPES else tensor.float())
             elif name in ("query_factors", "key_factors"):
-                self._tensor(None if tensor is None or ranks[0] == 0 else tensor.to(call.wide))
+                self._tensor(None if tensor is None else tensor.to(call.wide))
             else:
                 self._tensor(tensor)
         self._tensor(kept.output)

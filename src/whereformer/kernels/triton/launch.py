@@ -77,8 +77,6 @@ class Triton(Backend):
             # By the call's own scale, whatever its sign.
             key: Any = changes.get("key", call.key)
             changes["query_table_factors"] = key.float() * call.scale
-        if call.query_factors is not None and call.query_factors.shape[3] == 0:
-            changes["query_factors"] = changes["key_factors"] = None
         return replace(call, **changes) if changes else call
 
     def new_kept(self, call: Call) -> Tensor:
