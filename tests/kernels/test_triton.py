@@ -2,7 +2,6 @@
 
 import importlib
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -239,23 +238,17 @@ def test_needs_a_cuda_device_unless_interpreted(kind, monkeypatch):
 
 GPUS = {
     "needs an NVIDIA GPU, got one of AMD's": {"hip": "6.4"},
-    "needs Triton 3.6, got 3.5.1": {"version": "3.5.1"},
     "needs compute capability 8.0, got 7.5": {"capability": (7, 5)},
-    "needs 99 KiB of shared memory for a block, got 64": {"shared": 64},
-    "needs 227 KiB of shared memory for a block, got 99": {"capability": (9, 0)},
-    "": {"version": "3.10.0"},
+    "": {},
 }
 
 
 @pytest.mark.parametrize("expected", GPUS)
 def test_says_which_gpus_it_cannot_use(expected, monkeypatch):
-    gpu = {"hip": None, "version": "3.6.0", "capability": (8, 9), "shared": 99, **GPUS[expected]}
-    properties = SimpleNamespace(shared_memory_per_block_optin=gpu["shared"] * 1024)
+    gpu = {"hip": None, "capability": (8, 9), **GPUS[expected]}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.version, "hip", gpu["hip"])
-    monkeypatch.setattr(available, "_version", lambda: gpu["version"])
     reason = available.why_not(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
     assert reason == (expected or None)
 
@@ -271,7 +264,5 @@ def test_needs_positions_that_fit():
 def test_tiles_that_reach_beyond_32_bits_are_refused(stride, options):
     """The offsets of four positions fit, but not those of the 128 in a tile."""
     tensors, at = [torch.zeros(1, 2, 4, 16, device=DEVICE)] * 3, Positions(0, stride, 4)
-    with pytest.raises(
-        ValueError, match=r"needs offsets below 2\*\*30, also in tiles that reach beyond the ends, got \d+;"
-    ):
+    with pytest.raises(ValueError, match=r"needs offsets below 2\*\*30, got positions from 0 and 0 on;"):
         attention(*tensors, query_positions=at, key_positions=at, backend="triton", **options)

@@ -184,15 +184,9 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
             raise TypeError(f"{name}: expected the value's dtype {value.dtype}, got {tensor.dtype}")
         if tensor.device != value.device:
             raise ValueError(f"{name}: expected the value's device {value.device}, got {tensor.device}")
-    if not _can_share(query.shape[1], heads):
+    if query.shape[1] != heads and (heads == 0 or query.shape[1] == 0 or query.shape[1] % heads):
         raise ValueError(f"query: expected the value's {heads} heads or a multiple, got {query.shape[1]}")
     return query, key, value
-
-
-def _can_share(query_heads: int, heads: int) -> bool:
-    """Whether so many query heads can share so many heads of keys and values."""
-    # Without a value head, any number would be a multiple of theirs.
-    return query_heads == heads or (heads != 0 and query_heads != 0 and query_heads % heads == 0)
 
 
 def check_flag(name: str, flag: Any) -> None:

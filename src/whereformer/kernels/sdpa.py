@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,14 +42,9 @@ def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal
     if holds(diagonal == 0):
         # torch's own flag aligns queries to the left.
         return _attend(call, query, key, value, causal=True)
-    if not is_plain(query) or diagonal < 0 or (query.device.type != "cpu" and diagonal != n_k - n_q):
+    if not is_plain(query) or query.device.type == "cpu" or diagonal < 0 or diagonal != n_k - n_q:
         return None
-    if query.device.type != "cpu":
-        # Not at the top, because it imports torch's compiler.
-        from torch.nn.attention.bias import causal_lower_right
+    # Not at the top, because it imports torch's compiler.
+    from torch.nn.attention.bias import causal_lower_right
 
-        return _attend(call, query, key, value, causal_lower_right(n_q, n_k))
-    # With the queries reversed, one row of numbers has an entry per offset, and the mask of all pairs is a view of it.
-    row = torch.zeros(n_q + n_k - 1, dtype=query.dtype)
-    row[n_q + diagonal :] = -torch.inf
-    return _attend(call, query.flip(2), key, value, row.as_strided((n_q, n_k), (1, 1))).flip(2)
+    return _attend(call, query, key, value, causal_lower_right(n_q, n_k))

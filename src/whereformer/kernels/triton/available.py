@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from functools import lru_cache
 
 import torch
 
 from ..fields import Call
-from ..terms import Positions
 from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NARROWEST, _WIDEST = 16, 256
-_MOST_OFFSET = 2**30
 _MOST_QUERY_OFFSETS = 1024  # the kernels keep a product of each key with each of these, so memory grows with both
 LARGEST_BLOCK = 128
 """The most queries or keys in a tile."""
-
-_OLDEST = (3, 6)
-_SHARED_KIB = (99, 227)
-"""The shared memory that the largest tiles need: in general, and on compute capability 9 and 10."""
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -40,20 +33,12 @@ def why_not(call: Call, device: torch.device) -> str | None:
         return f"needs FactorPairs of at most {_WIDEST} factors, got {factors}"
     if call.query_table is not None and (offsets := call.query_table.shape[1]) > _MOST_QUERY_OFFSETS:
         return f"needs OffsetQueries of at most {_MOST_QUERY_OFFSETS} offsets, got {offsets}"
-    farthest = _farthest(call)
-    if farthest is not None and farthest >= _MOST_OFFSET:
-        return f"needs offsets below 2**30, also in tiles that reach beyond the ends, got {farthest}"
+    query_start, query_stride, key_start, key_stride = call.affine
+    # Also in tiles that reach beyond the ends
+    steps = (call.n_q + 2 * LARGEST_BLOCK) * query_stride + (call.n_k + 2 * LARGEST_BLOCK) * key_stride
+    if abs(key_start - query_start) + steps >= 2**30:
+        return f"needs offsets below 2**30, got positions from {query_start} and {key_start} on"
     return None
-
-
-def _farthest(call: Call) -> int | None:
-    """Return the largest offset, of either sign, in the tiles of a call; None if positions are explicit."""
-    queries, keys = call.positions()
-    if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
-        return None
-    # A tile at the end, and the start of the next.
-    before, after = ((at.length + 2 * LARGEST_BLOCK) * at.stride for at in (queries, keys))
-    return max(abs(keys.start - queries.start - before), abs(keys.start - queries.start + after))
 
 
 @constant_when_compiled
@@ -70,24 +55,10 @@ def _unavailable_on(device: torch.device) -> str | None:
         return f"needs a CUDA device, got {device.type}"
     if torch.version.hip is not None:
         return "needs an NVIDIA GPU, got one of AMD's"
-    version = _version()
-    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
-        return f"needs Triton {_OLDEST[0]}.{_OLDEST[1]}, got {version}"
     major, minor = capability(device)
     if major < 8:
         return f"needs compute capability 8.0, got {major}.{minor}"
-    needed = _SHARED_KIB[major in (9, 10)]
-    shared = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
-    if shared is not None and shared < needed * 1024:
-        return f"needs {needed} KiB of shared memory for a block, got {shared // 1024}"
     return None
-
-
-@lru_cache(1)
-def _version() -> str:
-    import triton  # not every build of torch has it, and it takes long
-
-    return str(triton.__version__)
 
 
 def capability(device: torch.device) -> tuple[int, int]:
