@@ -64,7 +64,7 @@ def test_positions_are_finite(number):
             attention(*content(5, 5), causal=True, **{name: positions})
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
 @pytest.mark.parametrize("backend", ["auto", "reference", "blockwise"])
 def test_positions_and_documents_of_any_whole_dtype(backend, dtype):
     inputs, terms = content(7, 7), [OffsetBias(torch.randn(H, 5, dtype=torch.float64), -2)]

@@ -13,7 +13,7 @@ from whereformer.kernels.fields import AXES, TENSORS
 from whereformer.kernels.native import INPUTS
 
 IDS = {f"{side}_positions": torch.arange(n) for side, n in (("query", 7), ("key", 9))}
-IDS |= {f"{side}_documents": torch.zeros(BATCH, n, dtype=torch.uint16) for side, n in (("query", 7), ("key", 9))}
+IDS |= {f"{side}_documents": torch.zeros(BATCH, n, dtype=torch.uint8) for side, n in (("query", 7), ("key", 9))}
 IDS["key_mask"] = torch.ones(BATCH, 9, dtype=torch.bool)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
 
@@ -168,36 +168,6 @@ def attention(
     return (output, lse) if return_lse and lse is not None else output
 
 
-@overload
-def attention_varlen(
-    query: Float[Tensor, "total_q heads head_dim"] | None,
-    key: Float[Tensor, "total_k key_heads head_dim"] | None,
-    value: Float[Tensor, "total_k key_heads value_dim"],
-    terms: Sequence[Term] = (),
-    *,
-    cu_seqlens_q: Integer[Tensor, "ends"],
-    cu_seqlens_k: Integer[Tensor, "ends"] | None = None,
-    return_lse: Literal[False] = False,
-    backend: str = "auto",
-    **options: Unpack[SequenceOptions],
-) -> Float[Tensor, "total_q heads value_dim"]: ...
-
-
-@overload
-def attention_varlen(
-    query: Float[Tensor, "total_q heads head_dim"] | None,
-    key: Float[Tensor, "total_k key_heads head_dim"] | None,
-    value: Float[Tensor, "total_k key_heads value_dim"],
-    terms: Sequence[Term] = (),
-    *,
-    cu_seqlens_q: Integer[Tensor, "ends"],
-    cu_seqlens_k: Integer[Tensor, "ends"] | None = None,
-    return_lse: Literal[True],
-    backend: str = "auto",
-    **options: Unpack[SequenceOptions],
-) -> tuple[Float[Tensor, "total_q heads value_dim"], Float[Tensor, "total_q heads"]]: ...
-
-
 @shows_options(attention, without=("key_mask", "query_documents", "key_documents"))
 def attention_varlen(
     query: Float[Tensor, "total_q heads head_dim"] | None,
@@ -210,10 +180,7 @@ def attention_varlen(
     return_lse: bool = False,
     backend: str = "auto",
     **options: Unpack[SequenceOptions],
-) -> (
-    Float[Tensor, "total_q heads value_dim"]
-    | tuple[Float[Tensor, "total_q heads value_dim"], Float[Tensor, "total_q heads"]]
-):
+) -> Any:
     """Attention within sequences of different lengths that lie one after another, without padding.
 
     Args:

@@ -121,12 +121,14 @@ def make_call(
     if softcap is not None:
         softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
     dropout_p = _check_number("dropout_p", dropout_p, 0.0, MOST_DROPOUT)
-    queries, keys = right_aligned(n_q, n_k)
-    if query_positions is not None:
-        queries = _check_positions("query_positions", query_positions, batch, n_q, terms)
-    if key_positions is not None:
-        keys = _check_positions("key_positions", key_positions, batch, n_k, terms)
-    query_documents, key_documents = _check_documents(query_documents, key_documents, value, n_q)
+    by_default = right_aligned(n_q, n_k)
+    queries = _check_positions("query_positions", query_positions, by_default[0], batch, terms)
+    keys = _check_positions("key_positions", key_positions, by_default[1], batch, terms)
+    if (query_documents is None) != (key_documents is None):
+        raise ValueError("query_documents and key_documents: give both or neither")
+    if query_documents is not None:
+        check_tensor("query_documents", query_documents, WHOLE, {"batch": batch, "n_q": n_q}, device=device)
+        check_tensor("key_documents", key_documents, WHOLE, {"batch": batch, "n_k": n_k}, device=device)
     if sinks is not None:
         of_query = {"batch": batch, "heads": heads, "n_q": n_q}
         check_tensor("sinks", sinks, FLOATING, {"heads": heads}, of_query, device=device)
@@ -301,10 +303,13 @@ Size: TypeAlias = int | tuple[int, int] | None
 FLOATING, NUMBERS, WHOLE = "a floating-point tensor", "a tensor of numbers", "a tensor of whole numbers"
 BOOL = "a bool tensor with True = may be attended"
 
+_WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+"""The dtypes of whole numbers that torch computes with."""
+
 _IS: dict[str, Callable[[Tensor], bool]] = {
     FLOATING: torch.is_floating_point,
-    NUMBERS: lambda tensor: tensor.dtype != torch.bool and not tensor.is_complex(),
-    WHOLE: lambda tensor: not (tensor.is_floating_point() or tensor.is_complex()),
+    NUMBERS: lambda tensor: tensor.is_floating_point() or tensor.dtype in _WHOLE,
+    WHOLE: lambda tensor: tensor.dtype in _WHOLE or tensor.dtype == torch.bool,
     BOOL: lambda tensor: tensor.dtype == torch.bool,
 }
 
@@ -404,39 +409,20 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
 
 
 def _check_positions(
-    name: str, positions: PositionsLike, batch: int, length: int, terms: tuple[Term, ...]
+    name: str, positions: PositionsLike | None, default: Positions, batch: int, terms: tuple[Term, ...]
 ) -> PositionsLike:
-    """Check the positions and return them in a dtype that torch can compute with."""
+    """Check positions and return them, or the default if there are none."""
+    if positions is None:
+        return default
     if isinstance(positions, Positions):
-        if positions.length != length:
-            raise ValueError(f"{name}: expected length {length}, got {positions}")
+        if positions.length != default.length:
+            raise ValueError(f"{name}: expected length {default.length}, got {positions}")
         return positions
-    check_tensor(name, positions, NUMBERS, {"n": length}, {"batch": (1, batch), "n": length})
+    check_tensor(name, positions, NUMBERS, {"n": default.length}, {"batch": (1, batch), "n": default.length})
     if not positions.is_floating_point():
-        return _signed(positions)
+        return positions
     if any(isinstance(term, TABLES) for term in terms):
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
     return positions
-
-
-def _check_documents(
-    queries: Tensor | None, keys: Tensor | None, value: Tensor, n_q: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Check the ids and return them in a dtype that torch can compute with."""
-    if (queries is None) != (keys is None):
-        raise ValueError("query_documents and key_documents: give both or neither")
-    if queries is None or keys is None:
-        return None, None
-    for name, ids, axis, n in (
-        ("query_documents", queries, "n_q", n_q),
-        ("key_documents", keys, "n_k", value.shape[2]),
-    ):
-        check_tensor(name, ids, WHOLE, {"batch": value.shape[0], axis: n}, device=value.device)
-    return _signed(queries), _signed(keys)
-
-
-def _signed(numbers: Tensor) -> Tensor:
-    """Return whole numbers in a dtype that torch can compute with, which excludes the wider unsigned ones."""
-    return numbers.to(torch.int64) if numbers.dtype in (torch.uint16, torch.uint32, torch.uint64) else numbers

@@ -12,7 +12,7 @@ from .tracing import holds, is_plain
 
 def attend(call: Call) -> Tensor:
     """Compute attention by ``scaled_dot_product_attention``; rows that may not attend to anything are zeros."""
-    query, key, value = call.query, call.key, call.value
+    query, key, value, n_q, n_k = call.query, call.key, call.value, call.n_q, call.n_k
     assert query is not None
     assert key is not None
     if call.key_mask is None and call.query_documents is None:
@@ -20,8 +20,14 @@ def attend(call: Call) -> Tensor:
             return _attend(call, query, key, value)
         # torch masks before it multiplies by the scale, so only a positive scale preserves -inf.
         diagonal = diagonal_of(*call.positions()) if call.scale > 0 else None
-        if diagonal is not None and (out := _attend_past(call, query, key, value, diagonal)) is not None:
-            return out
+        if diagonal is not None and holds(diagonal == 0):
+            # torch's own flag aligns queries to the left.
+            return _attend(call, query, key, value, causal=True)
+        if diagonal is not None and query.device.type != "cpu" and is_plain(query) and 0 <= diagonal == n_k - n_q:
+            # Not at the top, because it imports torch's compiler.
+            from torch.nn.attention.bias import causal_lower_right
+
+            return _attend(call, query, key, value, causal_lower_right(n_q, n_k))
     allowed = call.allowed()
     assert allowed is not None
     return _attend(call, query, key, value, allowed).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
@@ -34,17 +40,3 @@ def _attend(
     return functional.scaled_dot_product_attention(
         query, key, value, mask, call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped
     )
-
-
-def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal: int) -> Tensor | None:
-    """Compute causal attention (see ``diagonal_of``) without a mask entry per pair; None if that is impossible."""
-    n_q, n_k = call.n_q, call.n_k
-    if holds(diagonal == 0):
-        # torch's own flag aligns queries to the left.
-        return _attend(call, query, key, value, causal=True)
-    if not is_plain(query) or query.device.type == "cpu" or diagonal < 0 or diagonal != n_k - n_q:
-        return None
-    # Not at the top, because it imports torch's compiler.
-    from torch.nn.attention.bias import causal_lower_right
-
-    return _attend(call, query, key, value, causal_lower_right(n_q, n_k))

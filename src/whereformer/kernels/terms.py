@@ -99,7 +99,7 @@ def position_values(positions: PositionsLike, device: torch.device | str | None 
     return positions.to(device) if positions.is_floating_point() else positions.to(device, torch.int64)
 
 
-def right_aligned(n_q: int, n_k: int) -> tuple[PositionsLike, PositionsLike]:
+def right_aligned(n_q: int, n_k: int) -> tuple[Positions, Positions]:
     """Return the positions of queries and keys by default: the last query has that of the last key."""
     return Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)
 
