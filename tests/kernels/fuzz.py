@@ -54,11 +54,6 @@ class TermCase:
     dtype: str = ""  # another than the value's
     factors: bool = False  # whether vectors meet factors in place of queries and keys
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether it tells how many queries there are."""
-        return self.kind in ("DenseBias", "FactorPair", "DistanceDecay") or (self.kind == "OffsetKeys" and self.factors)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -139,7 +134,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         positions, step = "affine", one_of(2, 3)
     if not tables and chance(0.15):
         positions = "fractional"
-    if not head_dim and not positions and not any(term.has_rows for term in terms):
+    if not head_dim and not positions:
         n_q = n_k
     causal = chance(0.35)
     count = 4 + 2 * len(terms)

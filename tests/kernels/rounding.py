@@ -11,7 +11,7 @@ import torch
 from whereformer import DistanceDecay, FactorPair
 from whereformer.kernels.call import make_call
 from whereformer.kernels.dropout import draw_seed, keep_mask, row_seeds
-from whereformer.kernels.reference import attention_scores, attention_weights, columns_of
+from whereformer.kernels.reference import attention_scores, columns_of, softmax
 
 ROUNDINGS = 8
 """Unit roundoffs of its size that a number may be off.
@@ -48,7 +48,7 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
         options = {**options, "scale": abs(call.scale), "softcap": None}
     positive = make_call(*leaves[:3], positive, **options)
     leaves = [leaf for leaf in leaves if leaf is not None]
-    weights = attention_weights(call)
+    weights = softmax(call, None)[0]
     if not weights.numel():
         return [torch.zeros_like(tensor) for tensor in (d_out, *leaves)]
     scores, _ = attention_scores(positive)

@@ -114,13 +114,13 @@ CASES = [
         ValueError,
         r"OffsetValues.table: .*head_dim 5\), got \(1, 5, 8\)",
     ),
-    # without content, where n_q has to be found in what may not fit either
+    # without content, where n_q is n_k
     ({**NO_CONTENT, "terms": [DenseBias(zeros(3))]}, ValueError, r"DenseBias.scores: .*, got \(3,\)"),
     ({**NO_CONTENT, "terms": [FactorPair(zeros(1), zeros(1))]}, ValueError, r"FactorPair.query_factors: .*got \(1,\)"),
     (
-        {**NO_CONTENT, "terms": [DenseBias(zeros(1, H, 4, N_K)), DenseBias(zeros(1, H, 5, N_K))]},
+        {**NO_CONTENT, "terms": [DenseBias(zeros(1, H, 5, N_K))]},
         ValueError,
-        r"DenseBias.scores: .*n_q 4, n_k 6\), got \(1, 3, 5, 6\)",
+        r"DenseBias.scores: .*n_q 6, n_k 6\), got \(1, 3, 5, 6\)",
     ),
 ]
 PER_QUERY, PER_KEY = zeros(1, H, N_Q, 2), zeros(1, H, N_K, 2)

@@ -108,11 +108,10 @@ def test_each_term_without_content(term):
     check(term, head_dim=0, n_k=5)
 
 
-def test_without_content_the_number_of_queries_follows_from_positions_or_terms():
+def test_without_content_the_number_of_queries_follows_from_positions():
     for positions in ("affine", "ids", "ids per item"):
         check("bias", head_dim=0, n_q=2, n_k=5, positions=positions)
-    for names in (("bias", "dense"), ("factors of all rows", "values")):
-        check(*names, head_dim=0, n_q=2, n_k=5)
+    check("factors of all rows", "values", head_dim=0, n_q=2, n_k=5, positions="affine")
 
 
 @pytest.mark.parametrize("kinds", KINDS)

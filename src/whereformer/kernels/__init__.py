@@ -100,8 +100,8 @@ def attention(
 
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
-            then that of ``query_positions`` or of a term with rows, else n_k. Query, key and value have one dtype; if
-            they differ under autocast, it casts them.
+            then that of ``query_positions``, or n_k. Query, key and value have one dtype; autocast casts those that
+            differ.
         key: (batch, key heads, n_k, head_dim). Keys and values may have fewer heads than queries if they divide their
             number: each then serves as many neighboring query heads ("grouped" heads), without a copy for each.
         value: (batch, key heads, n_k, value_dim).
@@ -292,7 +292,7 @@ def attention_weights(
     """
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
-        return reference.attention_weights(call, options.get("sinks"))
+        return reference.softmax(call, options.get("sinks"))[0]
 
 
 def attention_and_weights(

@@ -109,8 +109,7 @@ def make_call(
         query, key, value = _check_content(query, key, value)
         _, heads, n_q, head_dim = query.shape
     else:
-        _check_no_content(terms, scale, softcap)
-        n_q, head_dim = _query_length(terms, query_positions, n_k), value_dim
+        n_q, head_dim = _length_without_content(terms, scale, softcap, query_positions, n_k), value_dim
     device = value.device
     for term in terms:
         check_term(term, batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim, device)
@@ -162,15 +161,18 @@ def make_call(
     )
 
 
-def _check_no_content(terms: tuple[Term, ...], scale: Any, softcap: Any) -> None:
-    """Raise for what a call without a query cannot have."""
+def _length_without_content(terms: tuple[Term, ...], scale: Any, softcap: Any, positions: Any, n_k: int) -> int:
+    """Raise for what a call without a query cannot have, and return n_q: that of positions, else n_k."""
     for term in terms:
-        if isinstance(term, OffsetKeys | OffsetQueries) and term.factors is None:
-            met = "query" if isinstance(term, OffsetKeys) else "key"
-            raise ValueError(f"{type(term).__name__}: needs a {met}, got {met}=None")
+        for kind, met in ((OffsetKeys, "query"), (OffsetQueries, "key")):
+            if isinstance(term, kind) and getattr(term, f"{met}_factors") is None:
+                raise ValueError(f"{kind.__name__}: needs a {met}, got {met}=None")
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is not None:
             raise ValueError(f"{name}: needs a query, got query=None")
+    if isinstance(positions, Tensor) and positions.dim():
+        return positions.shape[-1]
+    return positions.length if isinstance(positions, Positions) else n_k
 
 
 def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -389,23 +391,6 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
             known = ", ".join(kind.__name__ for kind in get_args(Term))
             raise TypeError(f"terms: expected {known}, got {type(term).__name__}")
     return terms
-
-
-def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:
-    """Return n_q of a call without a query: from the positions, else from a term that has rows, else n_k.
-
-    Invalid positions and terms are ignored here; their own checks report them.
-    """
-    if isinstance(query_positions, Positions):
-        return query_positions.length
-    if isinstance(query_positions, Tensor) and query_positions.dim():
-        return query_positions.shape[-1]
-    for term in terms:
-        for field, axes in term.axes.items():
-            rows, names = getattr(term, field), axes.split()
-            if "n_q" in names and isinstance(rows, Tensor) and rows.dim() == len(names):
-                return rows.shape[names.index("n_q")]
-    return n_k
 
 
 def _check_positions(

@@ -35,8 +35,8 @@ def merge(
     dtype = value.dtype if value.dtype.itemsize >= 4 else torch.float32
     heads = (value if query is None else query).shape[1]
     biases = [(term.table, term.first) for term in terms if isinstance(term, OffsetBias)]
-    keys = [term for term in terms if isinstance(term, OffsetKeys)]
-    queries = [term for term in terms if isinstance(term, OffsetQueries)]
+    keys = [(term.table, term.first, term.query_factors) for term in terms if isinstance(term, OffsetKeys)]
+    queries = [(term.table, term.first, term.key_factors) for term in terms if isinstance(term, OffsetQueries)]
     values = [(term.table, term.first) for term in terms if isinstance(term, OffsetValues)]
     pairs = [term for term in terms if isinstance(term, FactorPair)]
     decays = [term for term in terms if isinstance(term, DistanceDecay)]
@@ -79,22 +79,22 @@ def _merge_tables(
 
 
 def _merge_vectors(
-    terms: Sequence[OffsetKeys | OffsetQueries],
+    given: list[tuple[Tensor, int, Tensor | None]],
     rows: Tensor | None,
     heads: int,
     scale: float,
     span: tuple[int, int] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, int, Tensor | None]:
-    """Merge tables of vectors into one; return it with its first offset, and its factors if any have.
+    """Merge tables of vectors, each with its first offset and its factors, into one; return the same of it.
 
     Those without factors meet ``rows``, the queries or keys, times ``scale``.
     """
-    plain = [(term.table, term.first) for term in terms if term.factors is None]
-    if len(plain) == len(terms):
+    plain = [(table, first) for table, first, factors in given if factors is None]
+    if len(plain) == len(given):
         return *_merge_tables(plain, span, dtype), None
-    tables = [(term.table, term.first) for term in terms if term.factors is not None]
-    factors = [term.factors for term in terms if term.factors is not None]
+    tables = [(table, first) for table, first, factors in given if factors is not None]
+    factors = [factors for *_, factors in given if factors is not None]
     if plain:
         assert rows is not None
         parts, first = _on_same_offsets(plain, span, dtype)

@@ -25,7 +25,7 @@ def attend(
         kept: the weights that dropout keeps, bool (batch, heads, n_q, n_k); None for those of the call's seed.
     """
     with without_autocast(call.value.device):
-        weights, lse = _softmax(call, sinks)
+        weights, lse = softmax(call, sinks)
         if (seeds := call.dropout_seeds()) is not None:
             kept = keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
         left = weights if kept is None else weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
@@ -39,16 +39,11 @@ def attend(
         return out.to(call.value.dtype), lse, weights
 
 
-def attention_weights(call: Call, sinks: Tensor | None = None) -> Tensor:
-    """Compute the softmax weights before dropout, (batch, heads, n_q, n_k), in float32 or wider.
+def softmax(call: Call, sinks: Tensor | None) -> tuple[Tensor, LogSums | None]:
+    """Return the weights before dropout, (batch, heads, n_q, n_k), in float32 or wider, and ``LogSums`` if wanted.
 
     A pair that may not attend has weight 0, even in a row where no pair may attend: that row is all zeros.
     """
-    return _softmax(call, sinks)[0]
-
-
-def _softmax(call: Call, sinks: Tensor | None) -> tuple[Tensor, LogSums | None]:
-    """Return the weights, and ``LogSums`` if the call wants it."""
     scores, allowed = attention_scores(call)
     empty = None
     if allowed is not None:

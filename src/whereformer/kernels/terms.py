@@ -219,13 +219,8 @@ class OffsetKeys(_OffsetTable):
     query_factors: Float[Tensor, "#batch heads n_q _width"] | None = None
 
     @property
-    def factors(self) -> Tensor | None:
-        """The rows that the table's vectors are multiplied with, if they are not the queries."""
-        return self.query_factors
-
-    @property
     def axes(self) -> dict[str, str]:
-        return _TABLE if self.factors is None else {"query_factors": "items heads n_q r", **_TABLE_OF_FACTORS}
+        return _TABLE if self.query_factors is None else {"query_factors": "items heads n_q r", **_TABLE_OF_FACTORS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,13 +241,8 @@ class OffsetQueries(_OffsetTable):
     key_factors: Float[Tensor, "#batch heads n_k _width"] | None = None
 
     @property
-    def factors(self) -> Tensor | None:
-        """The rows that the table's vectors are multiplied with, if they are not the keys."""
-        return self.key_factors
-
-    @property
     def axes(self) -> dict[str, str]:
-        return _TABLE if self.factors is None else {"key_factors": "items heads n_k r", **_TABLE_OF_FACTORS}
+        return _TABLE if self.key_factors is None else {"key_factors": "items heads n_k r", **_TABLE_OF_FACTORS}
 
 
 _TABLE, _TABLE_OF_FACTORS = {"table": "any_heads T head_dim"}, {"table": "any_heads T r"}

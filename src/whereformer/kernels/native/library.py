@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..torch_private import bfloat16_levels
-from .build import FOLDER, LEVELS, LIBRARY, source_hash
+from .build import EMULATED, FOLDER, LEVELS, LIBRARY, source_hash
 
 REBUILD = "`python -m whereformer.kernels.native --build` builds it, or says what it lacks"
 
@@ -84,10 +84,7 @@ def level_for(dtype: torch.dtype) -> int:
     """Return the index of the instructions for calls of a dtype: the highest levels have bfloat16's products alone."""
     assert isinstance(_found, Native)
     usable = _found.levels[: _found.levels.index(_found.level) + 1]
-    halves = [level for level in usable if level in ("avx512bf16", "amx")]
-    if halves and dtype == torch.bfloat16:
-        return _found.levels.index(halves[-1])
-    return _found.levels.index(next(level for level in reversed(usable) if level not in halves))
+    return max(usable.index(level) for level in usable if dtype == torch.bfloat16 or level not in EMULATED)
 
 
 def compute(fields: array[int]) -> None:
