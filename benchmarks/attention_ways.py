@@ -91,7 +91,7 @@ def _added(problem: BenchProblem, term: Term, columns: Tensor) -> Tensor:
             return gather(term.table, columns, dtype).unsqueeze(0)
         case OffsetKeys() | OffsetQueries():
             of_queries = isinstance(term, OffsetQueries)
-            rows = term.factors
+            rows = term.key_factors if isinstance(term, OffsetQueries) else term.query_factors
             if rows is None:
                 rows = (problem.key if of_queries else problem.query) * problem.query.shape[3] ** -0.5
             per_offset = rows @ term.table.to(rows.dtype).mT
