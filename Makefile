@@ -95,7 +95,7 @@ sanitize-threads: $(VENV)/.dev  ## The tests of threads with what they share che
 
 # Few processors have the highest instructions. For these levels the portable twin of each instruction is compiled.
 test-emulated: $(VENV)/.dev  ## The tests of attention with the highest instructions emulated; options: ARGS
-	$(PYTHON) $(NATIVE)/build.py --emulated $(VENV)/emulated.so
+	CXXFLAGS="-mno-avx512f -mno-amx-tile -mno-amx-bf16" $(PYTHON) $(NATIVE)/build.py $(VENV)/emulated.so
 	export WHEREFORMER_NATIVE_LIBRARY=$(CURDIR)/$(VENV)/emulated.so; \
 	for level in avx512bf16 amx; do \
 		export WHEREFORMER_TEST_LEVEL=$$level; \

@@ -8,9 +8,8 @@ differentiate it, so nothing is kept but the inputs. Scores and all sums are flo
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,28 +29,11 @@ FEWEST_ROWS = 64
 """A narrow window makes blocks of no fewer queries, because each block takes some time."""
 
 
-class _Block(NamedTuple):
-    """Some queries of a call with the keys that they may reach; ``seeds`` are the dropout seeds of all rows, if any."""
-
-    call: Call
-    rows: range
-    keys: range
-    seeds: Tensor | None
-
-    def inputs(self) -> dict[str, Tensor]:
-        """Return the block's part of each input of ``GRADIENTS``, in the dtype of scores and without its history."""
-        parts = {name: getattr(self.call, name) for name in GRADIENTS}
-        return {name: part.detach().to(self.call.wide) for name, part in parts.items() if part is not None}
-
-    def attend(self, inputs: Mapping[str, Any]) -> tuple[Tensor, LogSums | None]:
-        """Compute the block's output, (batch, heads, rows, value_dim), and ``LogSums`` if the call wants it."""
-        seeds, kept, call = self.seeds, None, replace(self.call, **inputs)
-        if seeds is not None:
-            keys = torch.arange(self.keys.start, self.keys.stop, device=seeds.device)
-            kept = keep_mask(seeds[:, :, self.rows.start : self.rows.stop], keys, call.dropout_p)
-        added = [each for each in (_from_bias(call), _from_keys(call), call.dense) if each is not None]
-        dense = functools.reduce(torch.add, added) if added else None
-        return reference.attend(replace(call, bias=None, query_table=None, dense=dense, seed=None), kept=kept)[:2]
+def _attend(call: Call, kept: Tensor | None) -> tuple[Tensor, LogSums | None]:
+    """Compute a block's output, (batch, heads, rows, value_dim), and ``LogSums`` if the call wants it."""
+    added = [each for each in (_from_bias(call), _from_keys(call), call.dense) if each is not None]
+    dense = functools.reduce(torch.add, added) if added else None
+    return reference.attend(replace(call, bias=None, query_table=None, dense=dense, seed=None), kept=kept)[:2]
 
 
 def _from_bias(call: Call) -> Tensor | None:
@@ -117,13 +99,21 @@ def _rows_per_block(call: Call) -> int:
     return max(1, min(most, BLOCK_SCORES // max(1, scores)))
 
 
-def _blocks_of(call: Call) -> Iterator[_Block]:
-    """Yield the blocks; every query is in one."""
+def _blocks_of(call: Call) -> Iterator[tuple[range, range, Call, Tensor | None]]:
+    """Yield blocks: some queries and the keys that they may reach, their call in the dtype of scores without its
+    history, and the weights that dropout keeps, if any. Every query is in one block."""
     size, seeds = _rows_per_block(call), call.dropout_seeds()
     for start in range(0, call.n_q, size):
         rows = range(start, min(start + size, call.n_q))
         keys = _keys_of(call, rows)
-        yield _Block(call.part(rows, keys), rows, keys, seeds)
+        part, kept, changes = call.part(rows, keys), None, {}
+        for name in GRADIENTS:
+            if (tensor := getattr(part, name)) is not None:
+                changes[name] = tensor.detach().to(call.wide)
+        if seeds is not None:
+            columns = torch.arange(keys.start, keys.stop, device=seeds.device)
+            kept = keep_mask(seeds[:, :, rows.start : rows.stop], columns, call.dropout_p)
+        yield rows, keys, replace(part, **changes), kept
 
 
 class Blockwise(Backend):
@@ -137,11 +127,11 @@ class Blockwise(Backend):
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
         output, lse = call.new_output(), call.new_lse()
         with torch.no_grad(), without_autocast(output.device):
-            for block in _blocks_of(call):
-                rows = slice(block.rows.start, block.rows.stop)
-                output[:, :, rows], sums = block.attend(block.inputs())
+            for rows, _, part, kept in _blocks_of(call):
+                some = slice(rows.start, rows.stop)
+                output[:, :, some], sums = _attend(part, kept)
                 if sums is not None:
-                    lse[..., rows] = sums
+                    lse[..., some] = sums
         return (output, self.new_kept(call), lse if call.wants_lse else None), None
 
     def backward(
@@ -154,19 +144,18 @@ class Blockwise(Backend):
             for name, gradient in gradients.items()
         }
         with recording(), without_autocast(given.output.device):
-            for block in _blocks_of(call):
-                rows = slice(block.rows.start, block.rows.stop)
-                inputs = block.inputs()
-                leaves = [inputs[name].requires_grad_() for name in needed]
-                found, logs = block.attend(inputs)
-                results, d_results = [found], [given.d_output[:, :, rows].to(found.dtype)]
+            for rows, keys, part, kept in _blocks_of(call):
+                some = slice(rows.start, rows.stop)
+                leaves = [getattr(part, name).requires_grad_() for name in needed]
+                found, logs = _attend(part, kept)
+                results, d_results = [found], [given.d_output[:, :, some].to(found.dtype)]
                 if given.d_lse is not None and logs is not None and logs.requires_grad:
                     results.append(logs[1])
-                    d_results.append(given.d_lse[:, :, rows])
-                parts = torch.autograd.grad(results, leaves, d_results, materialize_grads=True)
-                for name, part in zip(needed, parts, strict=True):
-                    whole = part_of(name, sums[name], block.rows, block.keys)
-                    whole += part.to(whole.dtype)
+                    d_results.append(given.d_lse[:, :, some])
+                gradients_of_part = torch.autograd.grad(results, leaves, d_results, materialize_grads=True)
+                for name, gradient in zip(needed, gradients_of_part, strict=True):
+                    whole = part_of(name, sums[name], rows, keys)
+                    whole += gradient.to(whole.dtype)
         return [gradient.copy_(sums[name]) for name, gradient in gradients.items()], None
 
 

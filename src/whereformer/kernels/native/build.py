@@ -3,7 +3,7 @@
 Only the standard library is imported here, and nothing of the package: ``hatch_build.py`` runs this file by its path,
 in an environment without torch.
 
-Run: python src/whereformer/kernels/native/build.py [--emulated] [LIBRARY]
+Run: python src/whereformer/kernels/native/build.py [LIBRARY]
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 """The instructions that the kernel is compiled for, from few to many, and the flags of each."""
 
-EMULATED = ("avx512bf16", "amx")
-"""The levels with code of their own, which any processor with AVX2 can test: every instruction that they name has a
-portable twin, and a library for tests has that instead."""
-
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -69,13 +65,12 @@ def is_current(folder: Path, target: Path) -> bool:
     return source != "" and target.exists() and source.encode() in target.read_bytes()
 
 
-def build(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False) -> str:
+def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
     """Compile the sources, move the library into its place, and return in one line what was built.
 
     Args:
         folder: where ``library.cpp`` and ``attention.cpp`` are.
         target: the library's file.
-        emulated: whether the levels above AVX2 use its instructions instead of their own; for tests.
 
     Raises:
         BuildError: if there is no library, or nowhere to put it. An older library stays as it is.
@@ -86,8 +81,6 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False)
     if sys.platform == "win32":
         raise BuildError("Windows is not supported")
     levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
-    if emulated:
-        levels = [level for level in levels if level in ("base", "avx2", *EMULATED)]
     command = _compiler()
     flags = shlex.split(os.environ.get("CXXFLAGS", ""))
     try:
@@ -100,8 +93,7 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False)
                 return made
 
             def compile_level(level: str) -> str:
-                instructions = LEVELS["avx2" if emulated and level in EMULATED else level]
-                return compiled("attention.cpp", level, *instructions, f"-DLEVEL={level}")
+                return compiled("attention.cpp", level, *LEVELS[level], f"-DLEVEL={level}")
 
             # The last levels take longest, so they begin first.
             with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -123,12 +115,12 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False)
     return f"built the kernel for the CPU by {' '.join(command)} for {', '.join(levels)}{without}"
 
 
-def attempt(folder: Path = FOLDER, target: Path = LIBRARY, emulated: bool = False) -> str:
+def attempt(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
     """Build unless the library is that of these sources, and return in one line what became of it."""
     if is_current(folder, target):
         return "the kernel for the CPU is built"
     try:
-        return build(folder, target, emulated)
+        return build(folder, target)
     except BuildError as error:
         return f"the kernel for the CPU is not built: {error}"
 
@@ -167,7 +159,5 @@ def _run(command: list[str], folder: Path, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    is_emulated, *given = sys.argv[1:2] == ["--emulated"], *sys.argv[1:]
-    library = Path(given[-1]).resolve() if given[is_emulated:] else LIBRARY
     # It succeeds in any case: the package works without.
-    print(f"whereformer: {attempt(FOLDER, library, is_emulated)}")
+    print(f"whereformer: {attempt(FOLDER, Path(sys.argv[1]).resolve() if sys.argv[1:] else LIBRARY)}")

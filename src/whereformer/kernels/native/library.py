@@ -6,26 +6,22 @@ import ctypes
 import os
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from ..torch_private import bfloat16_levels
-from .build import EMULATED, FOLDER, LEVELS, LIBRARY, source_hash
+from .build import FOLDER, LEVELS, LIBRARY, source_hash
 
 REBUILD = "`python -m whereformer.kernels.native --build` builds it, or says what it lacks"
 
 
-@dataclass(frozen=True)
-class Native:
-    """A library that can be used.
+_BFLOAT16 = ("avx512bf16", "amx")
 
-    Args:
-        handle: the loaded library.
-        levels: the levels that it was compiled for.
-        level: the level that is used.
-    """
+
+class Native(NamedTuple):
+    """A loaded library, the levels that it was compiled for, and the one that is used."""
 
     handle: ctypes.CDLL
     levels: tuple[str, ...]
@@ -84,7 +80,7 @@ def level_for(dtype: torch.dtype) -> int:
     """Return the index of the instructions for calls of a dtype: the highest levels have bfloat16's products alone."""
     assert isinstance(_found, Native)
     usable = _found.levels[: _found.levels.index(_found.level) + 1]
-    return max(usable.index(level) for level in usable if dtype == torch.bfloat16 or level not in EMULATED)
+    return max(usable.index(level) for level in usable if dtype == torch.bfloat16 or level not in _BFLOAT16)
 
 
 def compute(fields: array[int]) -> None:
