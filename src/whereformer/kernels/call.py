@@ -99,7 +99,9 @@ def make_call(
         TypeError: for a wrong type or dtype; the message names the argument.
         ValueError: for a wrong shape or value; the message names the argument.
     """
-    check_flag("return_lse", return_lse)
+    for name, flag in (("return_lse", return_lse), ("causal", causal)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: expected True or False, got {flag!r}")
     check_tensor("value", value, FLOATING, dict.fromkeys(("batch", "heads", "n_k", "head_dim")))
     batch, heads, n_k, value_dim = value.shape
     if (query is None) != (key is None):
@@ -115,7 +117,6 @@ def make_call(
         check_term(term, batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim, device)
     if key_mask is not None:
         check_tensor("key_mask", key_mask, BOOL, {"batch": batch, "n_k": n_k}, device=device)
-    check_flag("causal", causal)
     sides = _check_window(window)
     if softcap is not None:
         softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
@@ -191,12 +192,6 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
     if query.shape[1] != heads and (heads == 0 or query.shape[1] == 0 or query.shape[1] % heads):
         raise ValueError(f"query: expected the value's {heads} heads or a multiple, got {query.shape[1]}")
     return query, key, value
-
-
-def check_flag(name: str, flag: Any) -> None:
-    """Raise unless a flag is True or False."""
-    if not isinstance(flag, bool):
-        raise TypeError(f"{name}: expected True or False, got {flag!r}")
 
 
 def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:

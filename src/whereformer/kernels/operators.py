@@ -282,19 +282,14 @@ class Operators:
         call = Call(*arguments)
         return call.new_output(), self.backend.new_kept(call), call.new_lse()
 
-    def _run_backward(
-        self, d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any
-    ) -> list[Tensor]:
-        plan, tensors = self.plan_of(Call(*arguments))
-        wanted = dict(zip(GRADIENTS, needed, strict=True))
-        needs = [wanted.get(name, False) for name in plan.names]
-        return plan.backward(tensors, needs, Given(d_output, d_lse, output, kept))
+    def _run_backward(self, *given: Any) -> list[Tensor]:
+        plan, tensors = self.plan_of(Call(*given[5:]))
+        wanted = dict(zip(GRADIENTS, given[4], strict=True))
+        return plan.backward(tensors, [wanted.get(name, False) for name in plan.names], Given(*given[:4]))
 
-    def _fake_backward(
-        self, d_output: Tensor, d_lse: Tensor | None, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any
-    ) -> list[Tensor]:
-        call = Call(*arguments)
-        return [call.new_gradient(name) for name, need in zip(GRADIENTS, needed, strict=True) if need]
+    def _fake_backward(self, *given: Any) -> list[Tensor]:
+        call = Call(*given[5:])
+        return [call.new_gradient(name) for name, need in zip(GRADIENTS, given[4], strict=True) if need]
 
 
 def _define(name: str, schema: str, function: Any, fake: Any) -> Any:
