@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
-from ..checkpoints.sources import KINDS, OURS
+from ..checkpoints.families import FAMILIES
 from ..devices import check_devices
 from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
 from .hooks import Enter, Start
@@ -107,7 +107,7 @@ def attach_sized(
         )
     calls, masks = prove_same(model, keep_absolute) if prove else (find_calls(model), "")
     if not calls:
-        loads = model.config.model_type in set(KINDS) - set(OURS)
+        loads = model.config.model_type in FAMILIES
         instead = "; whereformer.load_pretrained makes an encoder of it that takes any method" if loads else ""
         kind = type(model).__name__
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")

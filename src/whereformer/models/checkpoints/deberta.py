@@ -15,7 +15,7 @@ TABLE, KEYS, QUERIES, BIAS = (f"encoder.{name}" for name in ("positions", "pos_k
 """The names of what :func:`deberta_state` computes."""
 
 
-def deberta_options(config: Any, masked_lm: bool) -> dict[str, Any]:
+def deberta_options(config: Any) -> dict[str, Any]:
     """Return the fields of a DeBERTa that depend on several of its options, or are named otherwise.
 
     Raises:
@@ -23,14 +23,6 @@ def deberta_options(config: Any, masked_lm: bool) -> dict[str, Any]:
     """
     if getattr(config, "conv_kernel_size", 0) > 0:
         raise InputError("conv_kernel_size", "the checkpoint has a convolution beside its first layer; expected 0")
-    width = config.hidden_size // config.num_attention_heads
-    for name, wanted in (
-        ("embedding_size", config.hidden_size),
-        ("pooler_hidden_size", config.hidden_size),
-        ("attention_head_size", width),
-    ):
-        if (got := getattr(config, name, None) or wanted) != wanted:
-            raise InputError(name, f"expected {wanted} as hidden_size has it, got {got}")
     kinds = [kind for kind in ("c2p", "p2c") if kind in (config.pos_att_type or ())]
     relative = config.relative_attention and bool(kinds)
     if bool(kinds) != relative or config.relative_attention != relative:
@@ -66,8 +58,8 @@ def deberta_names(config: Any) -> dict[str, str]:
     return names
 
 
-def deberta_state(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Return the tensors with vectors of positions for each layer, and one kind of masked-LM head.
+def deberta_state(state: Mapping[str, Tensor], _: Any, config: Any) -> dict[str, Tensor]:
+    """Return the tensors with vectors of positions for each layer; ``config`` is the checkpoint's own.
 
     All layers read one table. With ``share_att_key`` they project it as they project words, and with ``norm_rel_ebd``
     it is normalized first. Here the table is the normalized one, and the projections are copies: what the model
@@ -75,13 +67,6 @@ def deberta_state(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]
     is left out.
     """
     state = dict(state)
-    if not config.legacy:
-        for part in ("dense", "LayerNorm"):
-            for kind in ("weight", "bias"):
-                if (tensor := state.pop(f"lm_predictions.lm_head.{part}.{kind}", None)) is not None:
-                    state[f"cls.predictions.transform.{part}.{kind}"] = tensor
-        if (bias := state.pop("lm_predictions.lm_head.bias", None)) is not None:
-            state["cls.predictions.bias"] = bias
     table = state.pop("encoder.rel_embeddings.weight", None)
     norm = [state.pop(f"encoder.LayerNorm.{kind}", None) for kind in ("weight", "bias")]
     if table is None:
