@@ -23,6 +23,7 @@ from whereformer.positions import Position, counting
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import SIZES, of_both_stacks
+from .served import SERVED
 
 MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
@@ -639,18 +640,6 @@ def test_weights_in_other_numbers_are_refused(name, tmp_path):
         load_attached(tmp_path, transformers.AutoModel)
 
 
-def test_positions_of_a_part_that_cannot_be_switched_off_are_refused():
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    image = transformers.ViTConfig(**small, image_size=8, patch_size=4)
-    text = transformers.GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16)
-    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(image, text)
-    model = transformers.VisionEncoderDecoderModel(both)
-    with pytest.raises(
-        InputError, match=r"^keep_absolute: the positions of ViTEmbeddings cannot be switched off; True"
-    ):
-        attach(model, "none", keep_absolute=False)
-
-
 def test_loading_what_was_not_attached(tmp_path):
     model = make("bert")
     model.save_pretrained(tmp_path / "plain")
@@ -813,19 +802,24 @@ def test_bad_methods(error, message, position, options):
     assert structure(model) == before
 
 
-def test_models_of_text_and_images():
+def test_models_of_text_and_images_get_a_method_for_their_text():
     tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.CLIPConfig(
-        text_config={**tower, "vocab_size": 50}, vision_config={**tower, "image_size": 32}, projection_dim=8
+        text_config={**tower, "vocab_size": 50, "eos_token_id": 49},
+        vision_config={**tower, "image_size": 32},
+        projection_dim=8,
     )
     model = make(transformers.CLIPModel(config))
     inputs = {"input_ids": torch.randint(3, 49, (2, 7)), "pixel_values": torch.randn(2, 3, 32, 32)}
+    inputs["input_ids"][:, -1] = 49
     expected = model(**inputs).logits_per_image
-    attach(model, "tisa")
+    with pytest.raises(InputError, match=r"^model: CLIPModel did not .* to a part of it: text_model, vision_model$"):
+        attach(model, "tisa")
+    with pytest.raises(InputError, match=r"^model: expected one of text, or of sound .* reads 'pixel_values'$"):
+        attach(model.vision_model, "tisa")
+    attach(model.text_model, "tisa")
     assert (model(**inputs).logits_per_image - expected).abs().max() > 1e-3
-    assert len(positions_of(model)) == 2
-    for position in positions_of(model):
-        nn.init.zeros_(position.amplitude)
+    nn.init.zeros_(model.text_model.whereformer.amplitude)
     close(model(**inputs).logits_per_image, expected)
 
 
@@ -849,9 +843,8 @@ def test_bad_models():
         attach(transformers.GPTJModel(transformers.GPTJConfig(**sizes)), "tisa", keep_absolute=False)
     with pytest.raises(ValueError, match=r"^position: the model has T5's biases of its own; 'none' keeps them"):
         attach(make("t5"), "t5")
-    sizes = {"image_size": 56, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
     with pytest.raises(InputError, match=r"^position: the layers of \w+ differ in their heads; expected 'none', got"):
-        attach(transformers.SwinModel(transformers.SwinConfig(**sizes)), "tisa")
+        attach(SERVED["InklingText"].make(swa_num_attention_heads=2), "tisa")
 
 
 HEADS = {

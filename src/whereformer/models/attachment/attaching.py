@@ -17,14 +17,12 @@ from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..devices import check_devices
 from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
-from .hooks import Enter, Start
-from .implementations import NAME
+from .hooks import NAME, Enter, Start, Undo
 from .kinds import serve
 from .own import own_table, rotates, serve_tables, switch_off
 from .proof import prove as prove_same
 from .served import is_served
 from .trial import parts_of
-from .undo import Undo
 
 _UNDO = "_whereformer_undo"
 
@@ -45,14 +43,14 @@ def attach(
     anything gets zeros; transformers averages all values.
 
     Args:
-        model: any model of text, images or sound that dispatches its attention through transformers'
+        model: any model of text or sound that dispatches its attention through transformers'
             ``AttentionInterface``, and those that the guide lists.
         position: a method that acts in attention, several joined by "+", or a pattern over layers such as
             "rope/rope/rope/none"; "none" adds nothing.
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
-            if it computes something else. A model that computes with its masks then gets matrices.
+            if it computes something else.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
             masks that show later tokens.
@@ -105,26 +103,26 @@ def attach_sized(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls, masks = prove_same(model, keep_absolute) if prove else (find_calls(model), "")
+    calls = prove_same(model, keep_absolute) if prove else find_calls(model)
     if not calls:
         loads = model.config.model_type in FAMILIES
         instead = "; whereformer.load_pretrained makes an encoder of it that takes any method" if loads else ""
         kind = type(model).__name__
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
-    undo = Undo()
+    undo: Undo = []
     try:
         serve(model, undo, parts_with(model, calls))
-        _attach(model, calls, masks, position, keep_absolute, position_options, undo, most)
+        _attach(model, calls, position, keep_absolute, position_options, undo, most)
     except Exception:
-        undo.run()
+        _take_back(undo)
         raise
-    set_implementation(model, calls, NAME + masks, undo)
+    set_implementation(model, calls, NAME, undo)
     model.config.whereformer = {
         "position": position,
         "keep_absolute": keep_absolute,
         "options": position_options,
     }
-    undo.add(delattr, model.config, NAME)
+    undo.append(partial(delattr, model.config, NAME))
     setattr(model, _UNDO, undo)
     return model
 
@@ -137,7 +135,6 @@ def is_attached(model: PreTrainedModel) -> bool:
 def _attach(
     model: PreTrainedModel,
     calls: list[AttentionCall],
-    masks: str,
     position: str,
     keep_absolute: bool,
     position_options: dict[str, Any],
@@ -166,7 +163,7 @@ def _attach(
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
-        arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
+        arrived = [call for call in record_calls(model, calls) if call.received is not None]
     except InputError as error:
         if keep_absolute:
             raise
@@ -188,9 +185,15 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     undo = vars(model).get(_UNDO)
     if undo is None:
         raise InputError("model", f"no position method is attached to this {type(model).__name__}")
-    undo.run()
+    _take_back(undo)
     delattr(model, _UNDO)
     return model
+
+
+def _take_back(undo: Undo) -> None:
+    """Take everything back, the last change first."""
+    while undo:
+        undo.pop()()
 
 
 def _takes_keywords(module: nn.Module) -> bool:
@@ -292,7 +295,7 @@ class Stack:
         stack = self.stack
         self.position.to(stack.device, stack.dtype).train(stack.training)
         setattr(stack, NAME, self.position)
-        undo.add(delattr, stack, NAME)
+        undo.append(partial(delattr, stack, NAME))
         layers: dict[nn.Module, list[int]] = {}
         for layer, call in enumerate(self.calls):
             layers.setdefault(call.module, []).append(layer)
@@ -300,7 +303,7 @@ class Stack:
         begins = self._beginning()
         if _takes_keywords(begins):
             start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
-            undo.add(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
+            undo.append(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
         for module, own in layers.items():
             enter = Enter(stack, tuple(own), counted)
-            undo.add(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            undo.append(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

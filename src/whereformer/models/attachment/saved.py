@@ -18,7 +18,7 @@ from ..checkpoints.files import find_config, find_weights, read_header, read_ten
 from ..checkpoints.loading import check_dtype, check_header, check_weights
 from ..checkpoints.sources import read_as_a_model
 from .attaching import attach_sized
-from .implementations import NAME
+from .hooks import NAME
 
 SETTINGS = {"position", "keep_absolute", "options"}
 """What a model's config.json says of what was attached."""

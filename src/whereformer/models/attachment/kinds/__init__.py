@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..hooks import Undo
 from ..served import Served
 from ..trial import owners_of
-from ..undo import Undo
 from . import deberta, inkling, mpnet, sound
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
@@ -52,7 +53,7 @@ def serve(model: PreTrainedModel, undo: Undo, parts: Collection[PreTrainedModel]
 
     for module, part in owners_of(model).items():
         for name, function in _functions(type(module)).items() if parts is None or part in parts else ():
-            undo.add(_put_back, module, name, vars(module).get(name))
+            undo.append(partial(_put_back, module, name, vars(module).get(name)))
             served = Served(module, part.config, function)
             # Trainer and generate look there for the names of arguments.
             served.__signature__ = inspect.signature(getattr(module, name))  # type: ignore[attr-defined]
