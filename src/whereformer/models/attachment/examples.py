@@ -179,7 +179,7 @@ def _sound(model: PreTrainedModel, name: str, rows: int) -> Tensor | None:
 
 def _shape(name: str, config: Any) -> tuple[int, ...] | None:
     """Return the shape of a short sound, without the batch; None if the configuration does not tell it."""
-    bins = getattr(config, "num_mel_bins", None)
+    bins: Any = getattr(config, "num_mel_bins", None)
     if name == "input_values":
         spectrogram = bins and hasattr(config, "max_length") and not hasattr(config, "conv_stride")
         return (config.max_length, bins) if spectrogram else (4000,)

@@ -17,7 +17,7 @@ from ..heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .deberta import deberta_names, deberta_options, deberta_state
+from .deberta import BIAS, KEYS, QUERIES, TABLE, deberta_options, deberta_state
 from .funnel import funnel_layers, funnel_names, funnel_options, funnel_state
 
 
@@ -176,9 +176,6 @@ def _modernbert(config: Any) -> dict[str, Any]:
     if config.classifier_activation != config.hidden_activation:
         reason = f"expected hidden_activation's {config.hidden_activation!r}"
         raise InputError("classifier_activation", f"{reason}, got {config.classifier_activation!r}")
-    biases = {name: getattr(config, name) for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")}
-    if len(set(biases.values())) > 1:
-        raise InputError("norm_bias", f"all parts have biases here, or none; got {biases}")
     rotations = [config.rope_parameters[kind] for kind in config.layer_types]
     for rotation in rotations:
         if rotation["rope_type"] != "default":
@@ -191,7 +188,6 @@ def _modernbert(config: Any) -> dict[str, Any]:
     return {
         "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
         "windows": ",".join(map(str, windows)) if any(windows) else None,
-        "biases": config.norm_bias,
         "sparse_prediction": config.sparse_prediction,
         "classifier_pooling": config.classifier_pooling,
     }
@@ -339,6 +335,7 @@ FAMILIES = {
             "feed_forward_norm": "mlp_norm",
         },
         fused=True,
+        without=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
         renamed={
             "hidden_act": "hidden_activation",
             "classifier_act": "classifier_activation",
@@ -349,6 +346,7 @@ FAMILIES = {
         },
         fixed={
             "position": "rope",
+            "biases": False,
             "norm": "pre",
             "first_norm": False,
             "feed_forward": "gated",
@@ -362,7 +360,13 @@ FAMILIES = {
         prefix="deberta.",
         models=_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
         tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        embeddings=_WITHOUT_POSITIONS,
+        embeddings={
+            **_WITHOUT_POSITIONS,
+            "position.table": TABLE,
+            "position.key_weight": KEYS,
+            "position.query_weight": QUERIES,
+            "position.query_bias": BIAS,
+        },
         layer={
             **_LAYER,
             "attention.query": "attention.self.query_proj",
@@ -373,7 +377,6 @@ FAMILIES = {
         unused=("pooler.", "lm_predictions.", "mask_predictions."),
         without={"legacy": True},
         options=deberta_options,
-        positions=deberta_names,
         prepared=deberta_state,
     ),
     "funnel": Family(

@@ -34,7 +34,7 @@ def load_pretrained(
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
     This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
-    (versions 2 and 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
+    (version 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
     method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and
     freshly initialised; a warning is logged if any were dropped or initialised.
 
@@ -71,7 +71,7 @@ def load_pretrained(
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError("dtype", f"expected a floating dtype of torch, got {shown(dtype)}")
-    layout = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
+    layout: dict[str, Any] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
     source = source_of(find_config(path_or_id), layout)
     build = source.built_as if model_class is None else model_class
     if getattr(build, "base_model_prefix", None) != Encoder.base_model_prefix:

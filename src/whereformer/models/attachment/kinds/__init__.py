@@ -26,7 +26,6 @@ KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention": {"forward": sound.conformer},
     "seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder": {"_apply_chunk_attention": sound.chunks},
     "parakeet.ParakeetEncoderAttention": {"forward": sound.parakeet},
-    "parakeet.ParakeetEncoder": {"_get_output_attention_mask": sound.parakeet_padding},
     "wavlm.WavLMAttention": {"forward": sound.wavlm},
     "deberta.DebertaPreTrainedModel": {"forward": deberta.unpacked},
     "deberta.DisentangledSelfAttention": {"forward": deberta.deberta},
