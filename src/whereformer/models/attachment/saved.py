@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -71,7 +71,10 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     saved = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
     state = model.state_dict()
     # Positions that were switched off are in neither.
-    _check_complete(model, found["missing_keys"] & state.keys())
+    missing = sorted(found["missing_keys"] & state.keys())
+    if lost := [name for name in missing if re.search(r"\.\d+\.", name)]:
+        kind = type(model).__name__
+        raise InputError("path_or_id", f"the checkpoint has no {lost[0]!r}, so it is of another model than {kind}")
     with torch.no_grad():
         for name, tensor in state.items():
             if f"{NAME}." in name:
@@ -80,8 +83,8 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
                     shape = tuple(tensor.shape)
                     raise InputError("path_or_id", f"the checkpoint has no {name!r} of shape {shape}")
                 tensor.copy_(found_here)
-    if fresh := sorted(name for name in found["missing_keys"] if name in state):
-        logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(fresh))
+    if missing:
+        logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(missing))
     return model
 
 
@@ -93,15 +96,6 @@ def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str,
     if not isinstance(settings, dict) or not settings.keys() >= SETTINGS or not isinstance(settings["options"], dict):
         raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
     return settings
-
-
-def _check_complete(model: PreTrainedModel, missing: Collection[str]) -> None:
-    """Raise an InputError if the checkpoint has nothing of a layer of the model, which is then of another kind."""
-    body = {f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    lost = sorted(name for name in missing if any(name.startswith(layers) for layers in body))
-    if lost:
-        kind = type(model).__name__
-        raise InputError("path_or_id", f"the checkpoint has no {lost[0]!r}, so it is of another model than {kind}")
 
 
 def _check_sizes(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -38,17 +37,9 @@ def read_as_a_model() -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (
-        StrictDataclassError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ValueError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except Exception as error:
         reason = f"{type(error).__name__}: {one_line(str(error))}"
-        raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
+        raise InputError("path_or_id", f"its config.json describes no model ({reason})") from error
 
 
 @read_as_a_model()
