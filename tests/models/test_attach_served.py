@@ -13,7 +13,7 @@ from whereformer.errors import InputError
 from whereformer.positions.tisa import Tisa
 
 from .checkpointing import checkpoint_activations
-from .served import KINDS, SERVED
+from .served import INKLING, KINDS, SERVED
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning")
 
@@ -230,7 +230,7 @@ def test_masks_of_pairs_stay_what_they_are(name):
 
 def test_inkling_generates_with_a_cache():
     torch.manual_seed(0)
-    config = transformers.InklingTextConfig(**SERVED["InklingText that scales"].options)
+    config = transformers.InklingTextConfig(**INKLING.options)
     model = transformers.InklingForCausalLM(config).eval()
     ids = torch.randint(3, 50, (2, 7))
     options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}

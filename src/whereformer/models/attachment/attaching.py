@@ -103,7 +103,7 @@ def attach_sized(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls = prove_same(model, keep_absolute) if prove else find_calls(model)
+    calls = prove_same(model) if prove else find_calls(model)
     if not calls:
         loads = model.config.model_type in FAMILIES
         instead = "; whereformer.load_pretrained makes an encoder of it that takes any method" if loads else ""

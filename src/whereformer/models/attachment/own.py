@@ -101,7 +101,7 @@ class OwnBias:
     def __init__(self, module: Any) -> None:
         furthest = module.relative_attention_max_distance
         exact = module.relative_attention_num_buckets // (2 if module.is_decoder else 4)
-        if own_table(module) and module.relative_attention_bias is not None and furthest <= exact:
+        if furthest <= exact:
             raise InputError(
                 "relative_attention_max_distance", f"expected more than {exact} (the exact buckets), got {furthest}"
             )

@@ -40,12 +40,8 @@ WINDOW = 6
 """What they become, if they are longer than the batch."""
 
 
-def prove(model: PreTrainedModel, tables: bool) -> list[AttentionCall]:
+def prove(model: PreTrainedModel) -> list[AttentionCall]:
     """Compare a model with itself when this library computes its attention, and leave it as it was.
-
-    Args:
-        model: the model.
-        tables: whether T5's biases, if it has them, become tables over offsets.
 
     Returns:
         The calls of its attention.
@@ -56,7 +52,7 @@ def prove(model: PreTrainedModel, tables: bool) -> list[AttentionCall]:
     calls = find_calls(model)
     reference = _as_it_is(model, calls) if calls else None
     if reference is not None:
-        _compare(model, calls, reference, tables)
+        _compare(model, calls, reference)
     return calls
 
 
@@ -105,7 +101,7 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
     return None
 
 
-def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run, tables: bool) -> None:
+def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run) -> None:
     """Run a model served, and raise an InputError at the first layer, or the first output, that differs."""
     limit, awaited = TOLERANCE[model.dtype], iter(reference.outputs)
     made: list[AttentionCall] = []
@@ -130,8 +126,7 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
         here = [call.of(own) for call in calls]
         _shorten_windows(copied, reference.window)
         serve(copied, [], parts_with(copied, here))
-        if tables:
-            serve_tables(dict.fromkeys(call.module for call in here), [])
+        serve_tables(dict.fromkeys(call.module for call in here), [])
         set_implementation(copied, here, PROBE, [])
         for name, module in _layers(copied, here).items():
             module.register_forward_hook(partial(check, name))

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..hooks import Undo
 from ..served import Served
 from ..trial import owners_of
-from . import deberta, inkling, mpnet, sound
+from . import deberta, mpnet, sound
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": sound.conformer},
@@ -33,7 +33,6 @@ KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "deberta_v2.DebertaV2PreTrainedModel": {"forward": deberta.unpacked},
     "deberta_v2.DisentangledSelfAttention": {"forward": deberta.deberta_v2},
     "deberta_v2.DebertaV2Encoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
-    "inkling.InklingAttention": {"forward": inkling.inkling},
     "mpnet.MPNetPreTrainedModel": {"forward": mpnet.packed},
     "mpnet.MPNetEncoder": {"compute_position_bias": mpnet.distances},
     "mpnet.MPNetSelfAttention": {"forward": mpnet.mpnet},
