@@ -19,7 +19,7 @@ from ..devices import check_devices
 from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
 from .hooks import NAME, Enter, Start, Undo
 from .kinds import serve
-from .own import own_table, rotates, serve_tables, switch_off
+from .own import rotates, serve_tables, switch_off
 from .proof import prove as prove_same
 from .served import is_served
 from .trial import parts_of
@@ -86,14 +86,11 @@ def attach_sized(
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(position, str):
-        got = type(position).__name__
-        if isinstance(position, type):
-            got = f"the class {position.__name__}; give it a name by whereformer.positions.register"
-        raise TypeError(f"position: expected the name of a method, got {got}")
+        raise TypeError(f"position: expected the name of a method, got {shown(position)}")
     for name, choice in (("keep_absolute", keep_absolute), ("prove", prove)):
         if not isinstance(choice, bool):
             raise InputError(name, f"expected True or False, got {shown(choice)}")
-    if is_attached(model):
+    if any(hasattr(part, NAME) for part in parts_of(model)):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     check_devices(model)
     if any(part.config.output_attentions for part in parts_of(model)):
@@ -127,11 +124,6 @@ def attach_sized(
     return model
 
 
-def is_attached(model: PreTrainedModel) -> bool:
-    """Whether a position method is attached to a model or to a part of it."""
-    return any(hasattr(part, NAME) for part in parts_of(model))
-
-
 def _attach(
     model: PreTrainedModel,
     calls: list[AttentionCall],
@@ -145,10 +137,6 @@ def _attach(
     grouped = by_stack(model, calls)
     if not grouped:
         raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
-    if keep_absolute and "t5" in method_names(position) and any(own_table(call.module) for call in calls):
-        raise InputError(
-            "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
-        )
     stacks = [Stack(stack, own, position, position_options, most) for stack, own in grouped]
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
@@ -177,12 +165,9 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo :func:`attach` and remove the method's parameters; the model is then bit for bit what it was.
 
     Raises:
-        TypeError: if ``model`` is not a PreTrainedModel.
         ValueError: if nothing is attached to it.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
-    undo = vars(model).get(_UNDO)
+    undo = getattr(model, _UNDO, None)
     if undo is None:
         raise InputError("model", f"no position method is attached to this {type(model).__name__}")
     _take_back(undo)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,7 +54,7 @@ class AttentionCall:
         return replace(self, module=modules[self.module])
 
 
-recorded: ContextVar[list[AttentionCall]] = ContextVar("recorded")
+_recorded: ContextVar[list[AttentionCall]] = ContextVar("recorded")
 
 
 def _probe(
@@ -78,7 +79,7 @@ def _probe(
     if asked.matrix is not None:
         dead = dead | ~seen(asked.matrix).any(1).any(-1)
     received, causal = options.get("whereformer"), asked.hides_later_keys(n_q)
-    recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead))
+    _recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead))
     return out, weights
 
 
@@ -107,13 +108,19 @@ def record_calls(model: PreTrainedModel, found: list[AttentionCall]) -> list[Att
 
 
 def _record(model: PreTrainedModel) -> list[AttentionCall]:
-    calls: list[AttentionCall] = []
-    token = recorded.set(calls)
-    try:
+    with recording() as calls:
         run_any(model, rows=1, length=5, before=calls.clear)
-    finally:
-        recorded.reset(token)
     return calls
+
+
+@contextmanager
+def recording() -> Iterator[list[AttentionCall]]:
+    """Return the list that gets the calls of :data:`PROBE`."""
+    token = _recorded.set([])
+    try:
+        yield _recorded.get()
+    finally:
+        _recorded.reset(token)
 
 
 def set_implementation(model: PreTrainedModel, calls: list[AttentionCall], name: str, undo: Undo) -> None:

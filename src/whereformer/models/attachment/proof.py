@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ...errors import InputError
 from .examples import Example, run_any
-from .found import PROBE, AttentionCall, find_calls, parts_with, recorded, set_implementation
+from .found import PROBE, AttentionCall, find_calls, parts_with, recording, set_implementation
 from .kinds import serve
 from .own import serve_tables
 from .trial import configs_of, trial, twins
@@ -104,7 +104,6 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
 def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run) -> None:
     """Run a model served, and raise an InputError at the first layer, or the first output, that differs."""
     limit, awaited = TOLERANCE[model.dtype], iter(reference.outputs)
-    made: list[AttentionCall] = []
 
     def check(name: str, module: nn.Module, args: Any, output: Any) -> Any:
         for found in _first_of(output):
@@ -121,7 +120,7 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
             return (*output[:place], expected.clone(), *output[place + 1 :])
         return None
 
-    with trial(model) as copied, _full_precision(model):
+    with trial(model) as copied, _full_precision(model), recording() as made:
         own = twins(model, copied)
         here = [call.of(own) for call in calls]
         _shorten_windows(copied, reference.window)
@@ -130,7 +129,6 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
         set_implementation(copied, here, PROBE, [])
         for name, module in _layers(copied, here).items():
             module.register_forward_hook(partial(check, name))
-        token = recorded.set(made)
         try:
             part = copied if type(reference.example.model) is type(copied) else copied.base_model
             finals = reference.example._replace(model=part).run()
@@ -140,8 +138,6 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
             raise InputError(
                 "model", f"{type(model).__name__} did not run with whereformer's attention: {error}"
             ) from error
-        finally:
-            recorded.reset(token)
     if next(awaited, None) is not None:
         raise _differs(model, "fewer layers run than before")
     for name, found in _tensors(finals):
