@@ -175,7 +175,6 @@ def test_decoders_are_proven_with_a_cache(name):
     assert example.cache in ("cache", "past_key_values")
     n = 14 if name in ("gpt2", "llama") else 10
     assert sum(output.last_hidden_state.shape[1] for output in outputs) == n
-    assert name in ("gpt2", "llama") or outputs[0].encoder_last_hidden_state is outputs[2].encoder_last_hidden_state
     assert len(outputs) == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -67,27 +67,34 @@ def attach(
             positions cannot be switched off; for "rope" where the model keeps a rotation of its own; for a model that
             computes something else when this library attends. A model that is refused is as it was.
     """
-    return attach_sized(model, position, keep_absolute, prove, position_options)
+    return attach_wanted(model, Wanted(position, keep_absolute, position_options), prove)
 
 
-def attach_sized(
-    model: PreTrainedModel,
-    position: str,
-    keep_absolute: bool,
-    prove: bool,
-    position_options: dict[str, Any],
-    most: int | None = None,
-) -> PreTrainedModel:
-    """Do what :func:`attach` does, with a method of at most so many numbers, however many are asked for.
+class Wanted(NamedTuple):
+    """What is to be attached: arguments of :func:`attach`.
+
+    Args:
+        position, keep_absolute, options: what the model's configuration then records.
+        most: the most numbers that a checkpoint has for the method; None: any.
+    """
+
+    position: str
+    keep_absolute: bool
+    options: dict[str, Any]
+    most: int | None = None
+
+
+def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool) -> PreTrainedModel:
+    """Do what :func:`attach` does.
 
     Raises:
-        InputError: for ``path_or_id``, before memory is taken, if it has more.
+        InputError: for ``path_or_id``, before memory is taken, if the method has more numbers than it may.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
-    if not isinstance(position, str):
-        raise TypeError(f"position: expected the name of a method, got {shown(position)}")
-    for name, choice in (("keep_absolute", keep_absolute), ("prove", prove)):
+    if not isinstance(wanted.position, str):
+        raise TypeError(f"position: expected the name of a method, got {shown(wanted.position)}")
+    for name, choice in (("keep_absolute", wanted.keep_absolute), ("prove", prove)):
         if not isinstance(choice, bool):
             raise InputError(name, f"expected True or False, got {shown(choice)}")
     if any(hasattr(part, NAME) for part in parts_of(model)):
@@ -109,35 +116,24 @@ def attach_sized(
     undo: Undo = []
     try:
         serve(model, undo, parts_with(model, calls))
-        _attach(model, calls, position, keep_absolute, position_options, undo, most)
+        _attach(model, calls, wanted, undo)
     except Exception:
         _take_back(undo)
         raise
     set_implementation(model, calls, NAME, undo)
-    model.config.whereformer = {
-        "position": position,
-        "keep_absolute": keep_absolute,
-        "options": position_options,
-    }
+    model.config.whereformer = {name: value for name, value in wanted._asdict().items() if name != "most"}
     undo.append(partial(delattr, model.config, NAME))
     setattr(model, _UNDO, undo)
     return model
 
 
-def _attach(
-    model: PreTrainedModel,
-    calls: list[AttentionCall],
-    position: str,
-    keep_absolute: bool,
-    position_options: dict[str, Any],
-    undo: Undo,
-    most: int | None,
-) -> None:
+def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, undo: Undo) -> None:
     """Do what :func:`attach` says to a model with these calls; ``undo`` gets what takes it back, as far as it got."""
     grouped = by_stack(model, calls)
     if not grouped:
         raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
-    stacks = [Stack(stack, own, position, position_options, most) for stack, own in grouped]
+    position, keep_absolute = wanted.position, wanted.keep_absolute
+    stacks = [Stack(stack, own, wanted) for stack, own in grouped]
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
         raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
@@ -198,20 +194,12 @@ class Stack:
     Args:
         stack: the innermost PreTrainedModel around the layers.
         calls: the calls of its self-attention in one forward.
-        name: the position method, or several joined by "+".
-        options: the method's options, and the sizes that callers of :func:`attach` may change.
-        most: the most numbers that the method may have; None: any.
+        wanted: the method.
     """
 
-    def __init__(
-        self,
-        stack: PreTrainedModel,
-        calls: list[AttentionCall],
-        name: str,
-        options: dict[str, Any],
-        most: int | None,
-    ) -> None:
+    def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted) -> None:
         self.stack = stack
+        name, options, most = wanted.position, wanted.options, wanted.most
         # Residuals that attend to the layers before (Inkling 2) have another number of queries than there are tokens.
         lengths = {call.n_q for call in calls if _takes_position(call.module)}
         self.calls = calls = [
@@ -221,8 +209,8 @@ class Stack:
         modules = list(dict.fromkeys(call.module for call in calls))
         for module in modules:
             if not _takes_position(module):
-                name = type(module).__name__
-                raise InputError("model", f"{name} does not hand keyword arguments to its attention function")
+                kind = type(module).__name__
+                raise InputError("model", f"{kind} does not hand keyword arguments to its attention function")
         if not isinstance(getattr(config, "hidden_size", None), int):
             raise InputError("model", f"{type(stack).__name__} has no one hidden_size for all its layers")
         sizes = {

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from ...errors import InputError, one_line, some_of
 from .trial import configs_of
@@ -63,10 +62,6 @@ class Example(NamedTuple):
                 given[mask] = self.inputs[mask][:, :end]
             outputs.append(self.model(**given))
             given[self.cache] = outputs[-1][self.cache]
-            if outputs[0].get("encoder_last_hidden_state") is not None:
-                # As generation does, so that the encoder runs once.
-                given["encoder_outputs"] = BaseModelOutput(outputs[0].encoder_last_hidden_state)
-                given.pop(self.model.main_input_name, None)
         return outputs
 
 
@@ -114,7 +109,7 @@ def run_any(
 def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> Iterator[Example]:
     """Return batches that a model may take, the likeliest and most telling first.
 
-    Of three rows of text, one is whole, one is padded on the right and one on the left; sound is padded on the right.
+    Of three rows, one is whole, one is padded on the right and one on the left.
     A decoder beside an encoder reads fewer tokens, so that lengths tell cross-attention from self-attention.
     """
     takes = inspect.signature(type(model).forward).parameters
@@ -122,8 +117,7 @@ def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> It
     for name in SOUNDS if model.main_input_name != "input_ids" else ():
         if name in takes and (values := _sound(model, name, rows)) is not None:
             masks = [mask for mask in (*SOUND_MASKS, f"{name}_mask") if mask in takes]
-            padding = torch.ones(values.shape[:2], dtype=torch.long, device=model.device)
-            padding[1:2, -padding.shape[1] // 4 :] = 0
+            padding = _padding(model, rows, values.shape[1])
             mains += [{name: values, **dict.fromkeys(masks, padding)}, {name: values}]
     if "input_ids" in takes or model.main_input_name == "input_ids":
         text = {"input_ids": _tokens(model, rows, length)}

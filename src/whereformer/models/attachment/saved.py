@@ -17,7 +17,7 @@ from ...errors import InputError, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
 from ..checkpoints.sources import read_as_a_model
-from .attaching import attach_sized
+from .attaching import Wanted, attach_wanted
 from .hooks import NAME
 
 SETTINGS = {"position", "keep_absolute", "options"}
@@ -63,7 +63,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     finally:
         transformers_logging.set_verbosity(verbosity)
     most = sum(tensor.numel() for name, tensor in header.items() if f"{NAME}." in name)
-    attach_sized(model, settings["position"], settings["keep_absolute"], prove, settings["options"], most)
+    attach_wanted(model, Wanted(**settings, most=most), prove)
     saved = read_tensors(files, part=f"{NAME}.")
     check_weights(saved)
     # The names of a base model and of a model with a head differ by a prefix.
@@ -93,7 +93,7 @@ def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str,
     settings = config.get(NAME)
     if settings is None:
         raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
-    if not isinstance(settings, dict) or not settings.keys() >= SETTINGS or not isinstance(settings["options"], dict):
+    if not isinstance(settings, dict) or settings.keys() != SETTINGS or not isinstance(settings["options"], dict):
         raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
     return settings
 
