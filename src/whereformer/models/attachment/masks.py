@@ -63,6 +63,13 @@ class RequestedMask(NamedTuple):
         """What older releases ask."""
         return self.ndim
 
+    def __radd__(self, scores: Tensor) -> Tensor:
+        """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
+        if self._replace(n_k=0, first=0, real=None) != RequestedMask(0):
+            raise InputError("attention_mask", "layers that add masks to scores themselves can have padding only")
+        keys = self.key_mask(len(scores))
+        return scores if keys is None else scores.masked_fill(~keys[:, None, None], torch.finfo(scores.dtype).min)
+
     def key_mask(self, batch: int) -> Tensor | None:
         """Return which keys are real, (batch, n_k); None if all are."""
         return None if self.real is None else self.real[:, self.first :].expand(batch, self.n_k)
