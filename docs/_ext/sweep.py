@@ -33,7 +33,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from whereformer import attach, detach
 from whereformer.errors import InputError, one_line
 from whereformer.models.attachment import found, proof
-from whereformer.models.attachment.implementations import NAME
+from whereformer.models.attachment.hooks import NAME
 
 SECONDS = 30
 """What one model class may take of a processor, in all its sizes."""
@@ -293,12 +293,11 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         row: dict[str, Any] = {"outcome": "right", "seconds": round(time.perf_counter() - begun, 3)}
         stacks = {name: part for name, part in model.named_modules() if hasattr(part, NAME)}
         row["parts"] = list(stacks)
-        masks = next(iter(stacks.values())).config._attn_implementation.removeprefix(NAME)
         detach(model)
         if logged.lines:
             return {**row, "outcome": "not proven", "why": logged.lines[0]}
         # In a decoder of objects the first layer sees zeros only, whose scores do not matter.
-        layers = [call.module for call in found.find_calls(model, masks)]
+        layers = [call.module for call in found.find_calls(model)]
         return {**row, "caught": is_caught(model, layers[0]) or is_caught(model, layers[-1])}
     except InputError as error:
         return {"outcome": "refused", "why": one_line(str(error))}

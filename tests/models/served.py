@@ -129,7 +129,7 @@ BERT = {
     "relative_attention": True,
     "pos_att_type": ["c2p", "p2c"],
 }
-INKLING = {
+INKLING_SIZES = {
     "vocab_size": 50,
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -236,10 +236,11 @@ SERVED = {
     "DebertaV2 of keys": Kind("DebertaV2", "text", {**BERT, "pos_att_type": ["c2p"]}),
     "DebertaV2 without": Kind("DebertaV2", "text", {**BERT, "relative_attention": False}),
     "MPNet": Kind("MPNet", "text", BERT, reentrant=False),
-    "InklingText": Kind("InklingText", "text", INKLING),
-    # transformers rounds what it scales to float32.
-    "InklingText that scales": Kind("InklingText", "text", {**INKLING, "log_scaling_n_floor": 4}, tolerance=1e-6),
 }
 """Models with positions of their own in attention, which become terms."""
 
-KINDS = {**SOUND, **SERVED}
+# transformers rounds what it scales to float32.
+INKLING = Kind("InklingText", "text", {**INKLING_SIZES, "log_scaling_n_floor": 4}, tolerance=1e-6)
+"""A model whose own positions stay a matrix, and whose layers differ in their heads if it is asked for."""
+
+KINDS = {**SOUND, **SERVED, "InklingText": INKLING}

@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import pickle
-from functools import partial
 
 import pytest
 import torch
@@ -19,10 +18,11 @@ from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, load_pretrained
 from whereformer.errors import InputError
 from whereformer.models.inputs import CACHE
-from whereformer.positions import Position, counting
+from whereformer.positions import counting
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import SIZES, of_both_stacks
+from .served import INKLING
 
 MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
@@ -443,7 +443,7 @@ def test_t5_with_its_own_biases_as_a_table_is_t5(implementation):
 
 
 @pytest.mark.parametrize(("distance", "exact"), [(8, 8), (16, 16)])
-def test_a_t5_without_logarithmic_buckets_is_refused_unless_its_biases_go(distance, exact):
+def test_a_t5_without_logarithmic_buckets_is_refused(distance, exact):
     """There transformers itself divides 0 by 0 at this distance: the encoder's first, then the decoder's."""
     model = make(make_t5(relative_attention_max_distance=distance))
     reason = rf"expected more than {exact} \(the exact buckets\), got {distance}"
@@ -451,7 +451,6 @@ def test_a_t5_without_logarithmic_buckets_is_refused_unless_its_biases_go(distan
         attach(model, "none")
     with pytest.raises(IndexError, match="out of range"):
         model(**dict.fromkeys(("input_ids", "decoder_input_ids"), torch.randint(3, 50, (1, distance + 1))))
-    assert states(attach(model, "t5", keep_absolute=False, max_distance=20)).isfinite().all()
 
 
 def test_t5_hands_on_a_table_and_no_matrix():
@@ -639,18 +638,6 @@ def test_weights_in_other_numbers_are_refused(name, tmp_path):
         load_attached(tmp_path, transformers.AutoModel)
 
 
-def test_positions_of_a_part_that_cannot_be_switched_off_are_refused():
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    image = transformers.ViTConfig(**small, image_size=8, patch_size=4)
-    text = transformers.GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16)
-    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(image, text)
-    model = transformers.VisionEncoderDecoderModel(both)
-    with pytest.raises(
-        InputError, match=r"^keep_absolute: the positions of ViTEmbeddings cannot be switched off; True"
-    ):
-        attach(model, "none", keep_absolute=False)
-
-
 def test_loading_what_was_not_attached(tmp_path):
     model = make("bert")
     model.save_pretrained(tmp_path / "plain")
@@ -795,8 +782,7 @@ def test_models_that_do_not_dispatch(model, instead, caplog):
     ("error", "message", "position", "options"),
     [
         (ValueError, "position: unknown position method 'tsia'; did you mean 'tisa'", "tsia", {}),
-        (TypeError, "position: expected the name of a method, got NoneType", None, {}),
-        (TypeError, "position: expected .* got the class Position; give it a name by", Position, {}),
+        (TypeError, "position: expected the name of a method, got None", None, {}),
         (TypeError, "position 'tisa' has no option 'kernels'", "tisa", {"kernels": 3}),
         (ValueError, "position: Learned acts on the embeddings", "learned", {}),
         (ValueError, "position: Sinusoidal acts on the embeddings", "tisa+sinusoidal", {}),
@@ -813,26 +799,30 @@ def test_bad_methods(error, message, position, options):
     assert structure(model) == before
 
 
-def test_models_of_text_and_images():
+def test_models_of_text_and_images_get_a_method_for_their_text():
     tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.CLIPConfig(
-        text_config={**tower, "vocab_size": 50}, vision_config={**tower, "image_size": 32}, projection_dim=8
+        text_config={**tower, "vocab_size": 50, "eos_token_id": 49},
+        vision_config={**tower, "image_size": 32},
+        projection_dim=8,
     )
     model = make(transformers.CLIPModel(config))
     inputs = {"input_ids": torch.randint(3, 49, (2, 7)), "pixel_values": torch.randn(2, 3, 32, 32)}
+    inputs["input_ids"][:, -1] = 49
     expected = model(**inputs).logits_per_image
-    attach(model, "tisa")
+    with pytest.raises(InputError, match=r"^model: CLIPModel did not .* to a part of it: text_model, vision_model$"):
+        attach(model, "tisa")
+    with pytest.raises(InputError, match=r"^model: expected one of text, or of sound .* reads 'pixel_values'$"):
+        attach(model.vision_model, "tisa")
+    attach(model.text_model, "tisa")
     assert (model(**inputs).logits_per_image - expected).abs().max() > 1e-3
-    assert len(positions_of(model)) == 2
-    for position in positions_of(model):
-        nn.init.zeros_(position.amplitude)
+    nn.init.zeros_(model.text_model.whereformer.amplitude)
     close(model(**inputs).logits_per_image, expected)
 
 
 def test_bad_models():
-    for change in (detach, partial(attach, position="tisa")):
-        with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
-            change(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
+        attach(nn.Linear(2, 2), "tisa")
     model = make("bert")
     with pytest.raises(ValueError, match=r"^model: no position method is attached to this BertModel$"):
         detach(model)
@@ -847,11 +837,8 @@ def test_bad_models():
     sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
     with pytest.raises(InputError, match=r"^keep_absolute: GPTJModel does not run without its own positions; True ke"):
         attach(transformers.GPTJModel(transformers.GPTJConfig(**sizes)), "tisa", keep_absolute=False)
-    with pytest.raises(ValueError, match=r"^position: the model has T5's biases of its own; 'none' keeps them"):
-        attach(make("t5"), "t5")
-    sizes = {"image_size": 56, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
     with pytest.raises(InputError, match=r"^position: the layers of \w+ differ in their heads; expected 'none', got"):
-        attach(transformers.SwinModel(transformers.SwinConfig(**sizes)), "tisa")
+        attach(INKLING.make(swa_num_attention_heads=2), "tisa")
 
 
 HEADS = {

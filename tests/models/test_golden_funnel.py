@@ -10,7 +10,10 @@ import torch
 from safetensors import safe_open
 
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig
-from whereformer.models.checkpoints.funnel import from_funnel, funnel_names
+from whereformer.models.checkpoints.bert import from_bert
+from whereformer.models.checkpoints.families import FAMILIES
+from whereformer.models.checkpoints.funnel import funnel_layers
+from whereformer.models.checkpoints.loading import BODY
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "funnel"
 TOLERANCE = 2e-5
@@ -91,11 +94,10 @@ def close(found, golden, tolerance=TOLERANCE):
 
 def from_authors(state, config):
     """The authors' tensors by transformers' names: linear layers are (inputs, outputs) there, with heads as an axis."""
-    names = funnel_names(config)
-    theirs = dict(AUTHORS)
-    for layer, kernel in enumerate(names["position.kernel"]):
-        prefix = kernel.removesuffix("attention.r_kernel")
-        for name in (name for stack in names.values() for name in stack if name.startswith(prefix)):
+    names, theirs = FAMILIES["funnel"].encoder_names(config).values(), dict(AUTHORS)
+    for layer, prefix in enumerate(funnel_layers(config)):
+        own = {name for name in names if name.startswith(prefix) and "q_head.bias" not in name}
+        for name in own | {prefix + f"attention.{part}" for part in ("r_w_bias", "r_r_bias", "r_kernel")}:
             part = name.removeprefix(prefix).replace("linear_1", "pffn.0").replace("linear_2", "pffn.3")
             theirs[name] = re.sub("^attention", f"attn_layers.{layer}", re.sub("^ffn", f"pffn_layers.{layer}", part))
     found = {name: state[authors] for name, authors in theirs.items()}
@@ -105,6 +107,11 @@ def from_authors(state, config):
         elif name.endswith(".weight") and found[name].dim() > 1:
             found[name] = (found[name].flatten(0, -2) if "post_proj" in name else found[name].flatten(1)).T
     return found
+
+
+def from_funnel(state, config):
+    found = from_bert(state, FAMILIES["funnel"], config, config, None, {})
+    return {name.removeprefix(BODY): tensor for name, tensor in found.state.items()}
 
 
 def authors_encoder(name, case, **changes):

@@ -169,13 +169,13 @@ def test_a_funnels_tensors_that_do_not_fit_are_named(tmp_path):
     for change, message in (
         (
             lambda state: state.update({"adapter.weight": torch.ones(2)}),
-            "it has 'adapter.weight', for which there is no",
+            "checkpoint: it has 'adapter.weight', for which there is no",
         ),
-        (narrow, f"'{kernel}' has shape (8, 2, 6), 'encoder.blocks.0.0.attention.r_kernel' (16, 2, 6)"),
+        (narrow, "config: no model has these sizes (stack expects each tensor to be equal size"),
     ):
         theirs("Model").save_pretrained(tmp_path)
         change_tensors(tmp_path, change)
-        with pytest.raises(ValueError, match=f"^checkpoint: {re.escape(message)}"):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
             load_pretrained(tmp_path)
     # Fewer layers than there are have to be asked for.
     theirs("Model").save_pretrained(tmp_path)
@@ -213,7 +213,7 @@ def test_bad_checkpoints(tmp_path):
     with pytest.raises(ValueError, match=r"checkpoint: .* has shape .*, this model .*; options may"):
         load_pretrained(tmp_path, intermediate_size=32)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"from safetensors only, since its pytorch_model.bin is a pickle, which can run"):
+    with pytest.raises(OSError, match=r"from safetensors only; a pickle such as pytorch_model.bin can run any code"):
         load_pretrained(tmp_path)
     state = {name: tensor for name, tensor in model.state_dict().items() if "decoder.layers.1.ffn" not in name}
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
@@ -224,7 +224,7 @@ def test_bad_checkpoints(tmp_path):
             load_pretrained(missing)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(
-        ValueError, match=r"path_or_id: expected a checkpoint of model_type whereformer, funnel, .*; got 'gpt2'"
+        ValueError, match=r"path_or_id: expected a checkpoint of model_type whereformer, .*, funnel.*; got 'gpt2'"
     ):
         load_pretrained(tmp_path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,17 +14,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
-from ..checkpoints.sources import KINDS, OURS
+from ..checkpoints.families import FAMILIES
 from ..devices import check_devices
 from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
-from .hooks import Enter, Start
-from .implementations import NAME
+from .hooks import NAME, Enter, Start, Undo
 from .kinds import serve
-from .own import own_table, rotates, serve_tables, switch_off
+from .own import rotates, serve_tables, switch_off
 from .proof import prove as prove_same
 from .served import is_served
 from .trial import parts_of
-from .undo import Undo
 
 _UNDO = "_whereformer_undo"
 
@@ -45,14 +43,14 @@ def attach(
     anything gets zeros; transformers averages all values.
 
     Args:
-        model: any model of text, images or sound that dispatches its attention through transformers'
+        model: any model of text or sound that dispatches its attention through transformers'
             ``AttentionInterface``, and those that the guide lists.
         position: a method that acts in attention, several joined by "+", or a pattern over layers such as
             "rope/rope/rope/none"; "none" adds nothing.
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
-            if it computes something else. A model that computes with its masks then gets matrices.
+            if it computes something else.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
             masks that show later tokens.
@@ -69,33 +67,37 @@ def attach(
             positions cannot be switched off; for "rope" where the model keeps a rotation of its own; for a model that
             computes something else when this library attends. A model that is refused is as it was.
     """
-    return attach_sized(model, position, keep_absolute, prove, position_options)
+    return attach_wanted(model, Wanted(position, keep_absolute, position_options), prove)
 
 
-def attach_sized(
-    model: PreTrainedModel,
-    position: str,
-    keep_absolute: bool,
-    prove: bool,
-    position_options: dict[str, Any],
-    most: int | None = None,
-) -> PreTrainedModel:
-    """Do what :func:`attach` does, with a method of at most so many numbers, however many are asked for.
+class Wanted(NamedTuple):
+    """What is to be attached: arguments of :func:`attach`.
+
+    Args:
+        position, keep_absolute, options: what the model's configuration then records.
+        most: the most numbers that a checkpoint has for the method; None: any.
+    """
+
+    position: str
+    keep_absolute: bool
+    options: dict[str, Any]
+    most: int | None = None
+
+
+def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool) -> PreTrainedModel:
+    """Do what :func:`attach` does.
 
     Raises:
-        InputError: for ``path_or_id``, before memory is taken, if it has more.
+        InputError: for ``path_or_id``, before memory is taken, if the method has more numbers than it may.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
-    if not isinstance(position, str):
-        got = type(position).__name__
-        if isinstance(position, type):
-            got = f"the class {position.__name__}; give it a name by whereformer.positions.register"
-        raise TypeError(f"position: expected the name of a method, got {got}")
-    for name, choice in (("keep_absolute", keep_absolute), ("prove", prove)):
+    if not isinstance(wanted.position, str):
+        raise TypeError(f"position: expected the name of a method, got {shown(wanted.position)}")
+    for name, choice in (("keep_absolute", wanted.keep_absolute), ("prove", prove)):
         if not isinstance(choice, bool):
             raise InputError(name, f"expected True or False, got {shown(choice)}")
-    if is_attached(model):
+    if any(hasattr(part, NAME) for part in parts_of(model)):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     check_devices(model)
     if any(part.config.output_attentions for part in parts_of(model)):
@@ -105,54 +107,33 @@ def attach_sized(
             "transformers has it with its own 'eager' attention only; set it to False, and give output_attentions=True "
             "in the call",
         )
-    calls, masks = prove_same(model, keep_absolute) if prove else (find_calls(model), "")
+    calls = prove_same(model) if prove else find_calls(model)
     if not calls:
-        loads = model.config.model_type in set(KINDS) - set(OURS)
+        loads = model.config.model_type in FAMILIES
         instead = "; whereformer.load_pretrained makes an encoder of it that takes any method" if loads else ""
         kind = type(model).__name__
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
-    undo = Undo()
+    undo: Undo = []
     try:
         serve(model, undo, parts_with(model, calls))
-        _attach(model, calls, masks, position, keep_absolute, position_options, undo, most)
+        _attach(model, calls, wanted, undo)
     except Exception:
-        undo.run()
+        _take_back(undo)
         raise
-    set_implementation(model, calls, NAME + masks, undo)
-    model.config.whereformer = {
-        "position": position,
-        "keep_absolute": keep_absolute,
-        "options": position_options,
-    }
-    undo.add(delattr, model.config, NAME)
+    set_implementation(model, calls, NAME, undo)
+    model.config.whereformer = {name: value for name, value in wanted._asdict().items() if name != "most"}
+    undo.append(partial(delattr, model.config, NAME))
     setattr(model, _UNDO, undo)
     return model
 
 
-def is_attached(model: PreTrainedModel) -> bool:
-    """Whether a position method is attached to a model or to a part of it."""
-    return any(hasattr(part, NAME) for part in parts_of(model))
-
-
-def _attach(
-    model: PreTrainedModel,
-    calls: list[AttentionCall],
-    masks: str,
-    position: str,
-    keep_absolute: bool,
-    position_options: dict[str, Any],
-    undo: Undo,
-    most: int | None,
-) -> None:
+def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, undo: Undo) -> None:
     """Do what :func:`attach` says to a model with these calls; ``undo`` gets what takes it back, as far as it got."""
     grouped = by_stack(model, calls)
     if not grouped:
         raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
-    if keep_absolute and "t5" in method_names(position) and any(own_table(call.module) for call in calls):
-        raise InputError(
-            "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
-        )
-    stacks = [Stack(stack, own, position, position_options, most) for stack, own in grouped]
+    position, keep_absolute = wanted.position, wanted.keep_absolute
+    stacks = [Stack(stack, own, wanted) for stack, own in grouped]
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
         raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
@@ -166,7 +147,7 @@ def _attach(
         stack.attach(undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
-        arrived = [call for call in record_calls(model, calls, masks) if call.received is not None]
+        arrived = [call for call in record_calls(model, calls) if call.received is not None]
     except InputError as error:
         if keep_absolute:
             raise
@@ -180,17 +161,20 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo :func:`attach` and remove the method's parameters; the model is then bit for bit what it was.
 
     Raises:
-        TypeError: if ``model`` is not a PreTrainedModel.
         ValueError: if nothing is attached to it.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
-    undo = vars(model).get(_UNDO)
+    undo = getattr(model, _UNDO, None)
     if undo is None:
         raise InputError("model", f"no position method is attached to this {type(model).__name__}")
-    undo.run()
+    _take_back(undo)
     delattr(model, _UNDO)
     return model
+
+
+def _take_back(undo: Undo) -> None:
+    """Take everything back, the last change first."""
+    while undo:
+        undo.pop()()
 
 
 def _takes_keywords(module: nn.Module) -> bool:
@@ -210,20 +194,12 @@ class Stack:
     Args:
         stack: the innermost PreTrainedModel around the layers.
         calls: the calls of its self-attention in one forward.
-        name: the position method, or several joined by "+".
-        options: the method's options, and the sizes that callers of :func:`attach` may change.
-        most: the most numbers that the method may have; None: any.
+        wanted: the method.
     """
 
-    def __init__(
-        self,
-        stack: PreTrainedModel,
-        calls: list[AttentionCall],
-        name: str,
-        options: dict[str, Any],
-        most: int | None,
-    ) -> None:
+    def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted) -> None:
         self.stack = stack
+        name, options, most = wanted.position, wanted.options, wanted.most
         # Residuals that attend to the layers before (Inkling 2) have another number of queries than there are tokens.
         lengths = {call.n_q for call in calls if _takes_position(call.module)}
         self.calls = calls = [
@@ -233,8 +209,8 @@ class Stack:
         modules = list(dict.fromkeys(call.module for call in calls))
         for module in modules:
             if not _takes_position(module):
-                name = type(module).__name__
-                raise InputError("model", f"{name} does not hand keyword arguments to its attention function")
+                kind = type(module).__name__
+                raise InputError("model", f"{kind} does not hand keyword arguments to its attention function")
         if not isinstance(getattr(config, "hidden_size", None), int):
             raise InputError("model", f"{type(stack).__name__} has no one hidden_size for all its layers")
         sizes = {
@@ -292,7 +268,7 @@ class Stack:
         stack = self.stack
         self.position.to(stack.device, stack.dtype).train(stack.training)
         setattr(stack, NAME, self.position)
-        undo.add(delattr, stack, NAME)
+        undo.append(partial(delattr, stack, NAME))
         layers: dict[nn.Module, list[int]] = {}
         for layer, call in enumerate(self.calls):
             layers.setdefault(call.module, []).append(layer)
@@ -300,7 +276,7 @@ class Stack:
         begins = self._beginning()
         if _takes_keywords(begins):
             start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
-            undo.add(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
+            undo.append(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
         for module, own in layers.items():
             enter = Enter(stack, tuple(own), counted)
-            undo.add(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            undo.append(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -1,36 +1,24 @@
-"""Small batches of text, images and sound on which ``attach`` runs a model: their forms come from its configuration."""
+"""Small batches of text and sound on which ``attach`` runs a model: their forms come from its configuration."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from ...errors import InputError, one_line, some_of
-
-PARTS = (
-    "vision_config",
-    "audio_config",
-    "encoder_config",
-    "encoder",
-    "backbone_config",
-    "text_config",
-    "thinker_config",
-)
-"""Where a configuration has those of the parts that read images and sound."""
+from .trial import configs_of
 
 CACHES = ("cache", "past_key_values", "cache_params")
 """The names under which models take and return their caches."""
 
-ANY_SIZE = {"pixel_values": (3, 64, 64), "input_values": (4000,)}
-"""Images and waves for models that take those of any size."""
+SOUNDS = ("input_features", "input_values")
+"""The names under which models take sound, as frames and as waves."""
 
 SOUND_MASKS = ("attention_mask", "feature_attention_mask", "padding_mask")
 """The names under which models take masks of padded sound."""
@@ -74,10 +62,6 @@ class Example(NamedTuple):
                 given[mask] = self.inputs[mask][:, :end]
             outputs.append(self.model(**given))
             given[self.cache] = outputs[-1][self.cache]
-            if outputs[0].get("encoder_last_hidden_state") is not None:
-                # As generation does, so that the encoder runs once.
-                given["encoder_outputs"] = BaseModelOutput(outputs[0].encoder_last_hidden_state)
-                given.pop(self.model.main_input_name, None)
         return outputs
 
 
@@ -117,9 +101,7 @@ def run_any(
     instead = f"; attach to a part of it: {some_of(inner)}" if inner else ""
     if problem is None:
         main = model.main_input_name
-        raise InputError(
-            "model", f"expected one of text, images or sound of a known form, {name} reads {main!r}{instead}"
-        )
+        raise InputError("model", f"expected one of text, or of sound of a known form, {name} reads {main!r}{instead}")
     reason = one_line(str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}")
     raise InputError("model", f"{name} did not run on {', '.join(tried)}: {reason}{instead}") from problem
 
@@ -127,45 +109,38 @@ def run_any(
 def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> Iterator[Example]:
     """Return batches that a model may take, the likeliest and most telling first.
 
-    Of three rows of text, one is whole, one is padded on the right and one on the left; sound is padded on the right.
+    Of three rows, one is whole, one is padded on the right and one on the left.
     A decoder beside an encoder reads fewer tokens, so that lengths tell cross-attention from self-attention.
     """
     takes = inspect.signature(type(model).forward).parameters
-    config, main = model.config, model.main_input_name
-    text = {"input_ids": _tokens(model, rows, length)}
-    padded_text = text | ({"attention_mask": _padding(model, rows, length)} if "attention_mask" in takes else {})
+    mains: list[dict[str, Tensor]] = []
+    for name in SOUNDS if model.main_input_name != "input_ids" else ():
+        if name in takes and (values := _sound(model, name, rows)) is not None:
+            masks = [mask for mask in (*SOUND_MASKS, f"{name}_mask") if mask in takes]
+            padding = _padding(model, rows, values.shape[1])
+            mains += [{name: values, **dict.fromkeys(masks, padding)}, {name: values}]
+    if "input_ids" in takes or model.main_input_name == "input_ids":
+        text = {"input_ids": _tokens(model, rows, length)}
+        mains += [text | {"attention_mask": _padding(model, rows, length)}] if "attention_mask" in takes else []
+        mains += [text]
     decoder: dict[str, Tensor] = {}
-    if config.is_encoder_decoder or "decoder_input_ids" in takes:
+    if model.config.is_encoder_decoder or "decoder_input_ids" in takes:
         fewer = length * 3 // 4
         decoder["decoder_input_ids"] = _tokens(model, rows, fewer)
         if "decoder_attention_mask" in takes:
             decoder["decoder_attention_mask"] = _padding(model, rows, fewer)
-    main_inputs = [padded_text, text]
-    if main != "input_ids":
-        values = _values(model, main, rows) if isinstance(main, str) else {}
-        masks = [] if "pixel" in main else [name for name in (*SOUND_MASKS, f"{main}_mask") if name in takes]
-        padded = {name: _sound_padding(model, *values.values()) for name in masks} if values else {}
-        main_inputs = [values | padded, values]
-    other: dict[str, Tensor] = {}
-    for name in ("pixel_values", "input_features", "input_values"):
-        if name in takes:
-            other |= _values(model, name, rows)
     cache = next((name for name in CACHES if name in takes), None) if "use_cache" in takes else None
-    if cached and cache is not None and (decoder or main == "input_ids"):
-        yield Example(model, main_inputs[0] | decoder, cache)
-    tries = [inputs | decoder for inputs in main_inputs if inputs] + [inputs for inputs in main_inputs[1:] if decoder]
-    if "input_ids" in takes:
-        tries += [padded_text | other | decoder, text | other | decoder]
-    for inputs in (*tries, other):
-        if inputs:
-            yield Example(model, inputs)
+    if cached and cache is not None and mains and (decoder or "input_ids" in mains[0]):
+        yield Example(model, mains[0] | decoder, cache)
+    for inputs in mains:
+        yield Example(model, inputs | decoder)
+    for inputs in mains if decoder else ():
+        yield Example(model, inputs)
 
 
 def _tokens(model: PreTrainedModel, rows: int, length: int) -> Tensor:
     """Return random tokens (rows, length), none of them a special one."""
-    configs = [model.config]
-    with suppress(ValueError):  # for two texts, as of MusicGen
-        configs.append(model.config.get_text_config())
+    configs = configs_of(model)
     sizes = [getattr(config, "vocab_size", None) for config in configs]
     size = min((size for size in sizes if type(size) is int and size > 0), default=50)
     special = {
@@ -187,54 +162,25 @@ def _padding(model: PreTrainedModel, rows: int, length: int) -> Tensor:
     return mask
 
 
-def _sound_padding(model: PreTrainedModel, values: Tensor) -> Tensor:
-    """Return a mask of padding for sound, whose second row is padded on the right."""
-    mask = torch.ones(len(values), _frames(model, values), dtype=torch.long, device=model.device)
-    mask[1:2, -mask.shape[1] // 4 :] = 0
-    return mask
-
-
-def _frames(model: PreTrainedModel, values: Tensor) -> int:
-    # Whisper has the bins before the frames.
-    return values.shape[2] if values.dim() == 3 and hasattr(model.config, "max_source_positions") else values.shape[1]
-
-
-def _values(model: PreTrainedModel, name: str, rows: int) -> dict[str, Tensor]:
-    """Return random images or sound for an argument; nothing if their form is not known."""
-    shape: tuple[int, ...] | None = None
-    for config in (model.config, *(getattr(model.config, part, None) for part in PARTS)):
-        with suppress(AttributeError, TypeError):
-            shape = shape or _shape(name, config)
-    shape = shape or ANY_SIZE.get(name)
-    if shape is None:
-        return {}
-    noise = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(5))
-    return {name: noise.to(model.device, model.dtype)}
+def _sound(model: PreTrainedModel, name: str, rows: int) -> Tensor | None:
+    """Return random sound for an argument; None if its form is not known."""
+    shapes = [shape for config in configs_of(model) if (shape := _shape(name, config)) is not None]
+    if not shapes:
+        return None
+    noise = torch.randn(rows, *shapes[0], generator=torch.Generator().manual_seed(5))
+    return noise.to(model.device, model.dtype)
 
 
 def _shape(name: str, config: Any) -> tuple[int, ...] | None:
-    """Return the shape of a small image or sound, without the batch; None if the configuration does not tell it.
-
-    Raises:
-        AttributeError, TypeError: if the configuration is of something else.
-    """
-    bins = getattr(config, "num_mel_bins", None)
-    if name == "pixel_values":
-        size = config.image_size
-        return (getattr(config, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size)))
-    if name == "input_values" and hasattr(config, "conv_stride"):
-        samples = 5  # what convolutions make this number of
-        for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
-            samples = (samples - 1) * stride + kernel
-        return (samples,)
-    if name == "input_values" and bins and hasattr(config, "max_length"):
-        return config.max_length, bins
-    if name == "input_features" and bins and hasattr(config, "max_source_positions"):
+    """Return the shape of a short sound, without the batch; None if the configuration does not tell it."""
+    bins: Any = getattr(config, "num_mel_bins", None)
+    if name == "input_values":
+        spectrogram = bins and hasattr(config, "max_length") and not hasattr(config, "conv_stride")
+        return (config.max_length, bins) if spectrogram else (4000,)
+    if bins and hasattr(config, "max_source_positions"):
         return bins, 2 * config.max_source_positions
-    if name == "input_features":
-        width = getattr(config, "feature_projection_input_dim", bins)
-        if width is None and hasattr(config, "input_feat_per_channel"):
-            width = config.input_feat_per_channel * config.input_channels
-        # Enough for convolutions that make one of eight.
-        return None if width is None else (40, width)
-    return None
+    width = getattr(config, "feature_projection_input_dim", bins)
+    if width is None and hasattr(config, "input_feat_per_channel"):
+        width = config.input_feat_per_channel * config.input_channels
+    # Enough for convolutions that make one of eight.
+    return None if width is None else (40, width)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .examples import run_any
-from .hooks import LayerInput
-from .implementations import NAME, register
+from .hooks import NAME, LayerInput, Undo
 from .interface import attend, requested
 from .kinds import serve
-from .masks import mask, matrix, seen
+from .masks import mask, seen
 from .served import is_served
 from .trial import configs_of, owners_of, parts_of, trial, twins
-from .undo import Undo
 
 PROBE = f"{NAME}_probe"
 """The name of the attention implementation that records its calls."""
@@ -54,7 +54,7 @@ class AttentionCall:
         return replace(self, module=modules[self.module])
 
 
-recorded: ContextVar[list[AttentionCall]] = ContextVar("recorded")
+_recorded: ContextVar[list[AttentionCall]] = ContextVar("recorded")
 
 
 def _probe(
@@ -79,46 +79,48 @@ def _probe(
     if asked.matrix is not None:
         dead = dead | ~seen(asked.matrix).any(1).any(-1)
     received, causal = options.get("whereformer"), asked.hides_later_keys(n_q)
-    recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead))
+    _recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead))
     return out, weights
 
 
-def find_calls(model: PreTrainedModel, masks: str = "") -> list[AttentionCall]:
+def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
     """Find the attention calls of a model: those of one small forward, in order; none if it does not dispatch them.
-
-    Args:
-        model: the model, which stays as it is.
-        masks: ``MATRICES`` if it gets those.
 
     Raises:
         InputError: if there is no small input that it runs on.
     """
     with trial(model) as copied:
         own = twins(copied, model)
-        serve(copied, Undo())
+        serve(copied, [])
         if not (copied._can_set_attn_implementation() or any(map(is_served, copied.modules()))):
             return []
         for config in configs_of(copied):
-            setattr(config, IMPLEMENTATION, PROBE + masks)
+            setattr(config, IMPLEMENTATION, PROBE)
         return [call.of(own) for call in _record(copied)]
 
 
-def record_calls(model: PreTrainedModel, found: list[AttentionCall], masks: str) -> list[AttentionCall]:
+def record_calls(model: PreTrainedModel, found: list[AttentionCall]) -> list[AttentionCall]:
     """Record the attention calls of one small forward of a model with a method, in the parts in which calls were."""
     with trial(model) as copied:
         own = twins(model, copied)
-        set_implementation(copied, [call.of(own) for call in found], PROBE + masks, Undo())
+        set_implementation(copied, [call.of(own) for call in found], PROBE, [])
         return _record(copied)
 
 
 def _record(model: PreTrainedModel) -> list[AttentionCall]:
-    calls: list[AttentionCall] = []
-    token = recorded.set(calls)
-    try:
+    with recording() as calls:
         run_any(model, rows=1, length=5, before=calls.clear)
-    finally:
-        recorded.reset(token)
     return calls
+
+
+@contextmanager
+def recording() -> Iterator[list[AttentionCall]]:
+    """Return the list that gets the calls of :data:`PROBE`."""
+    token = _recorded.set([])
+    try:
+        yield _recorded.get()
+    finally:
+        _recorded.reset(token)
 
 
 def set_implementation(model: PreTrainedModel, calls: list[AttentionCall], name: str, undo: Undo) -> None:
@@ -129,7 +131,7 @@ def set_implementation(model: PreTrainedModel, calls: list[AttentionCall], name:
     configs = [part.config for part in parts_with(model, calls)]
     configs += [call.module.config for call in calls if hasattr(call.module, "config")]
     for config in {id(config): config for config in configs}.values():
-        undo.add(setattr, config, IMPLEMENTATION, getattr(config, IMPLEMENTATION))
+        undo.append(partial(setattr, config, IMPLEMENTATION, getattr(config, IMPLEMENTATION)))
         setattr(config, IMPLEMENTATION, name)
 
 
@@ -149,4 +151,5 @@ def parts_with(model: PreTrainedModel, calls: list[AttentionCall]) -> list[PreTr
     return [part for part in parts_of(model) if not layers.isdisjoint(part.modules())]
 
 
-register(PROBE, _probe, mask, matrix)
+AttentionInterface.register(PROBE, _probe)
+AttentionMaskInterface.register(PROBE, mask)

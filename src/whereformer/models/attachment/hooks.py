@@ -6,23 +6,25 @@ for its gradient sees what it saw before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, EncoderDecoderCache
-from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...kernels import PositionsLike
 from ...positions import Position, Site
-from ...positions.none import NoPosition
 from ..packed import offsets_suffice, packed_texts
-from .implementations import NAME, is_ours
 from .masks import RequestedMask
+
+NAME = "whereformer"
+"""The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
+
+Undo: TypeAlias = list[Callable[[], Any]]
+"""What takes back the changes to a model, in their order. A copy of a model has those of the copy."""
 
 
 class StackForward:
@@ -82,26 +84,16 @@ class LayerInput:
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
         with_weights: whether its weights are wanted; None: not said.
-        past: the number of earlier tokens in its cache; None if that is not known.
     """
 
     forward: StackForward
     layer: int
     hidden: Tensor
     with_weights: bool | None
-    past: int | None
 
     def check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
         causal, methods = self.forward.position.model.causal, self.forward.position.methods()
-        # Some layers join keys of whole pieces to those of tokens, as soon as there is a piece (DeepSeek-V4).
-        joined = self.past is not None and n_k > self.past + n_q
-        if joined and not all(isinstance(method, NoPosition) for method in methods):
-            raise InputError(
-                "position",
-                f"layer {self.layer} has {n_k} keys for {(self.past or 0) + n_q} tokens, and only tokens have "
-                "positions; expected 'none' for this model",
-            )
         counting = [method for method in methods if method.scales_query]
         if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
             raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
@@ -175,7 +167,7 @@ class Enter:
                 raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
             forward = StackForward(getattr(self.stack, NAME), share=False)
         config = getattr(module, "config", self.stack.config)
-        if not is_ours(config._attn_implementation):
+        if not str(config._attn_implementation).startswith(NAME):
             # Another attention function would silently ignore the positions.
             raise RuntimeError(
                 f"attn_implementation: a position method is attached, so it must be {NAME!r}, "
@@ -195,19 +187,4 @@ class Enter:
         hidden = args[0] if args else kwargs["hidden_states"]
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)
-        cache = next((each for each in (*kwargs.values(), *args) if isinstance(each, Cache)), None)
-        past = _past(cache, getattr(module, "layer_idx", None) or 0)
-        # One token may have a cache of another kind.
-        past = None if cache is None and hidden.shape[1] == 1 else past
-        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights, past)}
-
-
-def _past(cache: Cache | None, index: int) -> int | None:
-    """Return the number of tokens in a layer's cache; None for a layer that has the keys of another one."""
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.self_attention_cache
-    if cache is None:
-        return 0
-    if index >= len(cache.layers):  # a layer comes into being when it is filled first
-        return None if cache.layers and cache.get_seq_length() else 0
-    return cache.get_seq_length(index) if isinstance(cache.layers[index], CacheLayerMixin) else None
+        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights)}

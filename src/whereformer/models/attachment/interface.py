@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from .. import packed
-from .hooks import LayerInput
-from .implementations import NAME, register
-from .masks import RequestedMask, mask, matrix
+from .hooks import NAME, LayerInput
+from .masks import RequestedMask, mask
 
 Mask: TypeAlias = Tensor | RequestedMask | None
 """What arrives as a mask."""
@@ -154,4 +154,5 @@ def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
     return DenseBias(mask.expand(-1, query.shape[1], query.shape[2], n_k))
 
 
-register(NAME, attend, mask, matrix)
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, mask)

@@ -15,7 +15,6 @@ from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
     causal_mask_function,
-    eager_mask,
     packed_sequence_mask_function,
     prepare_padding_mask,
     sdpa_mask,
@@ -63,6 +62,13 @@ class RequestedMask(NamedTuple):
     def contiguous(self) -> int:
         """What older releases ask."""
         return self.ndim
+
+    def __radd__(self, scores: Tensor) -> Tensor:
+        """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
+        if self._replace(n_k=0, first=0, real=None) != RequestedMask(0):
+            raise InputError("attention_mask", "layers that add masks to scores themselves can have padding only")
+        keys = self.key_mask(len(scores))
+        return scores if keys is None else scores.masked_fill(~keys[:, None, None], torch.finfo(scores.dtype).min)
 
     def key_mask(self, batch: int) -> Tensor | None:
         """Return which keys are real, (batch, n_k); None if all are."""
@@ -113,7 +119,7 @@ def mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int,
+    q_offset: int | Tensor,
     kv_offset: int,
     mask_function: Callable[..., Tensor],
     attention_mask: Tensor | None,
@@ -127,7 +133,10 @@ def mask(
         InputError: for a cache in which the last key is not the last query's.
     """
     asked, end = _recognized(mask_function, kv_length), kv_offset + kv_length
-    _check_growing(asked, q_length, end, q_offset, attention_mask)
+    covered = attention_mask is not None and attention_mask.shape[1] >= end
+    ahead = asked is not None and asked.causal and not covered and q_offset + q_length < end
+    if isinstance(q_offset, Tensor) or ahead:
+        raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
     if asked is None or ((asked.causal or asked.window) and q_offset + q_length != end):
         # Without these, None stands for what sdpa takes from the layer.
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -140,34 +149,6 @@ def mask(
         if can_look(real) and bool(real.all()):
             real = None
     return asked._replace(first=kv_offset, real=real)
-
-
-def matrix(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int,
-    kv_offset: int,
-    mask_function: Callable[..., Tensor],
-    attention_mask: Tensor | None,
-    **options: Any,
-) -> Tensor:
-    """A mask function of transformers that returns the matrix to add."""
-    _check_growing(_recognized(mask_function, kv_length), q_length, kv_offset + kv_length, q_offset, attention_mask)
-    options["allow_is_bidirectional_skip"] = False
-    given = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
-    made: Tensor = eager_mask(*given, **options)
-    return made
-
-
-def _check_growing(
-    asked: RequestedMask | None, q_length: int, end: int, q_offset: int | Tensor, attention_mask: Tensor | None
-) -> None:
-    """Raise an InputError for a cache in which the last key is not the last query's."""
-    covered = attention_mask is not None and attention_mask.shape[1] >= end
-    ahead = asked is not None and asked.causal and not covered and q_offset + q_length < end
-    if isinstance(q_offset, Tensor) or ahead:
-        raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
 
 
 def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...errors import InputError
-from .undo import Undo
+from .hooks import Undo
 
 
 class NoEmbedding(nn.Module):
@@ -35,9 +36,6 @@ def switch_off(model: PreTrainedModel, undo: Undo) -> bool:
     for module in model.modules():
         for name in ("position_embeddings", "wpe"):
             own = getattr(module, name, None)
-            if isinstance(own, nn.Parameter):
-                told = f"the positions of {type(module).__name__} cannot be switched off"
-                raise InputError("keep_absolute", f"{told}; True keeps them, beside the method's")
             if isinstance(own, nn.Embedding):
                 replacements.append((module, name, NoEmbedding()))
                 if "token_type_ids" in module._buffers:
@@ -60,7 +58,7 @@ def rotates(model: PreTrainedModel) -> bool:
 def _replace(model: PreTrainedModel, owner: nn.Module, name: str, by: nn.Module | None, undo: Undo) -> None:
     """Replace a module, or remove a buffer."""
     own = getattr(owner, name)
-    undo.add(_put_back, model, owner, name, own)
+    undo.append(partial(_put_back, model, owner, name, own))
     if isinstance(own, nn.Module):
         setattr(owner, name, by)
     else:
@@ -89,7 +87,7 @@ def serve_tables(layers: Iterable[nn.Module], undo: Undo) -> None:
     """Let layers that take T5's biases get them as tables over offsets."""
     for layer in layers:
         if takes_bias(layer):
-            undo.add(layer.register_forward_pre_hook(OwnBias(layer), with_kwargs=True).remove)
+            undo.append(layer.register_forward_pre_hook(OwnBias(layer), with_kwargs=True).remove)
 
 
 def own_table(module: nn.Module) -> bool:
@@ -103,7 +101,7 @@ class OwnBias:
     def __init__(self, module: Any) -> None:
         furthest = module.relative_attention_max_distance
         exact = module.relative_attention_num_buckets // (2 if module.is_decoder else 4)
-        if own_table(module) and module.relative_attention_bias is not None and furthest <= exact:
+        if furthest <= exact:
             raise InputError(
                 "relative_attention_max_distance", f"expected more than {exact} (the exact buckets), got {furthest}"
             )

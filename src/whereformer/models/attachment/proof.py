@@ -20,12 +20,10 @@ from transformers import PreTrainedModel
 
 from ...errors import InputError
 from .examples import Example, run_any
-from .found import PROBE, AttentionCall, find_calls, parts_with, recorded, set_implementation
-from .implementations import MATRICES
+from .found import PROBE, AttentionCall, find_calls, parts_with, recording, set_implementation
 from .kinds import serve
 from .own import serve_tables
 from .trial import configs_of, trial, twins
-from .undo import Undo
 
 TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far an output may be off, relative to the largest value. Half precision shows gross errors only.
@@ -42,33 +40,20 @@ WINDOW = 6
 """What they become, if they are longer than the batch."""
 
 
-def prove(model: PreTrainedModel, tables: bool) -> tuple[list[AttentionCall], str]:
+def prove(model: PreTrainedModel) -> list[AttentionCall]:
     """Compare a model with itself when this library computes its attention, and leave it as it was.
 
-    A model that computes with its masks gets matrices, if it is the same with them.
-
-    Args:
-        model: the model.
-        tables: whether T5's biases, if it has them, become tables over offsets.
-
     Returns:
-        The calls of its attention, and ``MATRICES`` if it needs those.
+        The calls of its attention.
 
     Raises:
-        InputError: if it computes something else with both; by how much, and in which layer.
+        InputError: if it computes something else; by how much, and in which layer.
     """
-    problems: list[InputError] = []
-    for masks in ("", MATRICES):
-        try:
-            calls = find_calls(model, masks)
-            reference = _as_it_is(model, calls) if calls else None
-            if reference is not None:
-                _compare(model, calls, reference, masks, tables)
-            return calls, masks
-        except InputError as error:
-            problems.append(error)
-    # With matrices, a model may get further, and the error tell more.
-    raise problems[-1]
+    calls = find_calls(model)
+    reference = _as_it_is(model, calls) if calls else None
+    if reference is not None:
+        _compare(model, calls, reference)
+    return calls
 
 
 @dataclass
@@ -116,10 +101,9 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
     return None
 
 
-def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run, masks: str, tables: bool) -> None:
+def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run) -> None:
     """Run a model served, and raise an InputError at the first layer, or the first output, that differs."""
     limit, awaited = TOLERANCE[model.dtype], iter(reference.outputs)
-    made: list[AttentionCall] = []
 
     def check(name: str, module: nn.Module, args: Any, output: Any) -> Any:
         for found in _first_of(output):
@@ -136,17 +120,15 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
             return (*output[:place], expected.clone(), *output[place + 1 :])
         return None
 
-    with trial(model) as copied, _full_precision(model):
+    with trial(model) as copied, _full_precision(model), recording() as made:
         own = twins(model, copied)
         here = [call.of(own) for call in calls]
         _shorten_windows(copied, reference.window)
-        serve(copied, Undo(), parts_with(copied, here))
-        if tables:
-            serve_tables(dict.fromkeys(call.module for call in here), Undo())
-        set_implementation(copied, here, PROBE + masks, Undo())
+        serve(copied, [], parts_with(copied, here))
+        serve_tables(dict.fromkeys(call.module for call in here), [])
+        set_implementation(copied, here, PROBE, [])
         for name, module in _layers(copied, here).items():
             module.register_forward_hook(partial(check, name))
-        token = recorded.set(made)
         try:
             part = copied if type(reference.example.model) is type(copied) else copied.base_model
             finals = reference.example._replace(model=part).run()
@@ -156,8 +138,6 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
             raise InputError(
                 "model", f"{type(model).__name__} did not run with whereformer's attention: {error}"
             ) from error
-        finally:
-            recorded.reset(token)
     if next(awaited, None) is not None:
         raise _differs(model, "fewer layers run than before")
     for name, found in _tensors(finals):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -17,8 +17,8 @@ from ...errors import InputError, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
 from ..checkpoints.sources import read_as_a_model
-from .attaching import attach_sized
-from .implementations import NAME
+from .attaching import Wanted, attach_wanted
+from .hooks import NAME
 
 SETTINGS = {"position", "keep_absolute", "options"}
 """What a model's config.json says of what was attached."""
@@ -63,7 +63,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     finally:
         transformers_logging.set_verbosity(verbosity)
     most = sum(tensor.numel() for name, tensor in header.items() if f"{NAME}." in name)
-    attach_sized(model, settings["position"], settings["keep_absolute"], prove, settings["options"], most)
+    attach_wanted(model, Wanted(**settings, most=most), prove)
     saved = read_tensors(files, part=f"{NAME}.")
     check_weights(saved)
     # The names of a base model and of a model with a head differ by a prefix.
@@ -71,7 +71,10 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     saved = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
     state = model.state_dict()
     # Positions that were switched off are in neither.
-    _check_complete(model, found["missing_keys"] & state.keys())
+    missing = sorted(found["missing_keys"] & state.keys())
+    if lost := [name for name in missing if re.search(r"\.\d+\.", name)]:
+        kind = type(model).__name__
+        raise InputError("path_or_id", f"the checkpoint has no {lost[0]!r}, so it is of another model than {kind}")
     with torch.no_grad():
         for name, tensor in state.items():
             if f"{NAME}." in name:
@@ -80,8 +83,8 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
                     shape = tuple(tensor.shape)
                     raise InputError("path_or_id", f"the checkpoint has no {name!r} of shape {shape}")
                 tensor.copy_(found_here)
-    if fresh := sorted(name for name in found["missing_keys"] if name in state):
-        logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(fresh))
+    if missing:
+        logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(missing))
     return model
 
 
@@ -90,18 +93,9 @@ def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str,
     settings = config.get(NAME)
     if settings is None:
         raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
-    if not isinstance(settings, dict) or not settings.keys() >= SETTINGS or not isinstance(settings["options"], dict):
+    if not isinstance(settings, dict) or settings.keys() != SETTINGS or not isinstance(settings["options"], dict):
         raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
     return settings
-
-
-def _check_complete(model: PreTrainedModel, missing: Collection[str]) -> None:
-    """Raise an InputError if the checkpoint has nothing of a layer of the model, which is then of another kind."""
-    body = {f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    lost = sorted(name for name in missing if any(name.startswith(layers) for layers in body))
-    if lost:
-        kind = type(model).__name__
-        raise InputError("path_or_id", f"the checkpoint has no {lost[0]!r}, so it is of another model than {kind}")
 
 
 def _check_sizes(

@@ -1,4 +1,4 @@
-"""Translates state dicts and configurations of BERT and its kin, up to ModernBERT, into this library's.
+"""Translates state dicts and configurations of BERT and its kin, up to Funnel, into this library's.
 
 Nothing here reads or writes files.
 """
@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from ...errors import InputError
 from ..config import EncoderConfig
 from .families import POSITIONS, RELATIVE, Family
-from .loading import BODY, Checkpoint, no_place
+from .loading import BODY, Checkpoint
 
 QKV = ("query", "key", "value")
 """The parts of a fused projection, in its order."""
@@ -37,7 +37,6 @@ _FIELDS = (
     "initializer_range",
     "layer_norm_eps",
     "pad_token_id",
-    "tie_word_embeddings",
     "id2label",
     "label2id",
     "problem_type",
@@ -50,13 +49,12 @@ _WITHOUT = {
     "num_hidden_groups": 1,
     "inner_group_num": 1,
     "pruned_heads": {},
+    "tie_word_embeddings": True,
 }
 
 
-def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) -> dict[str, Any]:
+def bert_config(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Translate the configuration of a family's checkpoint into arguments of :class:`EncoderConfig`.
-
-    ``masked_lm`` says whether the model will have a masked-LM head.
 
     Raises:
         ValueError: for an option that has no counterpart; the message names it.
@@ -66,7 +64,7 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
             raise InputError(name, f"expected {wanted!r}, got {found[name]!r} in the checkpoint's configuration")
     config = AutoConfig.for_model(**found)
     embedding_size = getattr(config, "embedding_size", config.hidden_size)
-    own = {**family.fixed, **({} if family.options is None else family.options(config, masked_lm))}
+    own = {**family.fixed, **({} if family.options is None else family.options(config))}
     layers = config.num_hidden_layers
     fields = {
         **{
@@ -80,12 +78,6 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
         "count_padding": not family.skips_padding,
         **own,
     }
-    if masked_lm and family.masked_lm_act not in (None, fields["hidden_act"]):
-        raise InputError(
-            "hidden_act",
-            f"expected {family.masked_lm_act!r}, which is that of {family.name}'s masked-LM head whatever "
-            f"it says, got {fields['hidden_act']!r} in the checkpoint's configuration",
-        )
     fields["max_position_embeddings"] -= _skipped(family, config.pad_token_id)
     if fields["hidden_act"] == "gelu_new":
         # This is the same function, fused.
@@ -96,48 +88,43 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
 def from_bert(
     state: Mapping[str, Tensor],
     family: Family,
+    own: EncoderConfig,
     config: EncoderConfig,
-    original: PreTrainedConfig,
+    original: PreTrainedConfig | None,
     head: Mapping[str, str],
-    *,
-    tied: bool,
 ) -> Checkpoint:
     """Rename the tensors of a family's checkpoint to this library's names.
 
     Args:
         state: the checkpoint's tensors; the names of the first releases (LayerNorm.gamma) are understood.
         family: the checkpoint's family.
-        config: the configuration from :func:`bert_config`.
+        own: the configuration from :func:`bert_config`.
+        config: the same, but for what the model to build has otherwise, such as fewer layers.
         original: the checkpoint's own.
         head: the names of the head's parts.
-        tied: whether to check that the masked-LM head is tied to the embeddings, if the configuration says so.
 
     Raises:
-        ValueError: for a tensor that no model of the family has; the message names it.
+        ValueError: for a tensor that no model of the family has, or tied ones that differ; the message names it.
     """
     state = {_modern(name).removeprefix(family.prefix): tensor for name, tensor in state.items()}
     if family.prepared is not None:
-        state = family.prepared(state, original)
-    unused, names = [], {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
+        state = family.prepared(state, config, original)
+    names = {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
     names |= {**family.pooler, **head}
-    if not config.tie_word_embeddings:
-        # The model has a decoder of its own; copies of it, as of its bias, are not used.
-        names |= {ours: theirs for ours, theirs in family.decoder_names().items() if tied}
-    for copy, name in family.tied.items() if config.tie_word_embeddings else ():
+    for copy, name in family.tied.items():
         if copy in state and not _same(state.setdefault(name, state[copy]), state[copy]):
-            if tied:
-                raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
-            unused.append(copy)
+            raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
         state.pop(copy, None)
     translated = {
-        ours: _read(ours, theirs, state[theirs], family, config) for ours, theirs in names.items() if theirs in state
+        ours: _read(ours, theirs, state[theirs], family, own) for ours, theirs in names.items() if theirs in state
     }
-    known = {theirs for _, other in family.models.values() for theirs in other.values()}
-    known |= family.tied.keys()
-    for name in sorted(state.keys() - names.values()):
-        if name not in known and name not in _BUFFERS and not name.startswith(family.unused):
-            raise no_place(name)
-    unused += [name for name in state if name not in names.values()]
+    known = {*family.encoder_names(own).values(), *_BUFFERS}
+    known |= {theirs for _, other in family.models.values() for theirs in other.values()}
+    unused = [name for name in state if name not in names.values()]
+    for name in sorted(unused):
+        if name not in known and not name.startswith(family.unused):
+            told = f"it has {name!r}, for which there is no place in a model of its configuration"
+            raise InputError("checkpoint", told)
     return Checkpoint(translated, names, tuple(unused))
 
 

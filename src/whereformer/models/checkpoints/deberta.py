@@ -1,4 +1,4 @@
-"""DeBERTa's versions 2 and 3: their options as ours, and their one table of positions as each layer's vectors."""
+"""DeBERTa's version 3: its options as ours, and its one table of positions as each layer's vectors."""
 
 from __future__ import annotations
 
@@ -9,103 +9,67 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...errors import InputError
+from ...errors import InputError, shown
+from ..config import EncoderConfig
 
 TABLE, KEYS, QUERIES, BIAS = (f"encoder.{name}" for name in ("positions", "pos_keys", "pos_queries", "pos_query_bias"))
 """The names of what :func:`deberta_state` computes."""
 
+_OF_VERSION_3 = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "conv_kernel_size": 0,
+}
 
-def deberta_options(config: Any, masked_lm: bool) -> dict[str, Any]:
+
+def deberta_options(config: Any) -> dict[str, Any]:
     """Return the fields of a DeBERTa that depend on several of its options, or are named otherwise.
 
     Raises:
-        InputError: for an option that has no counterpart; the message names it.
+        InputError: for an option that is not as in version 3; the message names it.
     """
-    if getattr(config, "conv_kernel_size", 0) > 0:
-        raise InputError("conv_kernel_size", "the checkpoint has a convolution beside its first layer; expected 0")
-    width = config.hidden_size // config.num_attention_heads
-    for name, wanted in (
-        ("embedding_size", config.hidden_size),
-        ("pooler_hidden_size", config.hidden_size),
-        ("attention_head_size", width),
-    ):
-        if (got := getattr(config, name, None) or wanted) != wanted:
-            raise InputError(name, f"expected {wanted} as hidden_size has it, got {got}")
-    kinds = [kind for kind in ("c2p", "p2c") if kind in (config.pos_att_type or ())]
-    relative = config.relative_attention and bool(kinds)
-    if bool(kinds) != relative or config.relative_attention != relative:
-        raise InputError("pos_att_type", f"expected 'c2p' or 'p2c' with relative_attention and only then, got {kinds}")
-    names = ["learned"] * config.position_biased_input + ["deberta"] * relative
-    fields = {
-        "position": "+".join(names) or "none",
+    given = {name: getattr(config, name, None) or type(wanted)() for name, wanted in _OF_VERSION_3.items()}
+    given["pos_att_type"] = sorted(config.pos_att_type or ())
+    for name, wanted in {**_OF_VERSION_3, "pos_att_type": ["c2p", "p2c"]}.items():
+        if given[name] != wanted:
+            raise InputError(
+                name, f"expected {wanted!r}, as in DeBERTa's version 3, got {shown(given[name])}; attach takes others"
+            )
+    return {
+        "position": "deberta",
+        "position_options": {"max_distance": _reach(config), "num_buckets": _buckets(config)},
         "classifier_dropout": getattr(config, "cls_dropout", None),
         "classifier_act": config.pooler_hidden_act,
     }
-    if relative:
-        buckets = getattr(config, "position_buckets", -1)
-        fields["position_options"] = {
-            "max_distance": _reach(config),
-            "num_buckets": buckets if buckets > 0 else None,
-            "c2p": "c2p" in kinds,
-            "p2c": "p2c" in kinds,
-        }
-    return fields
 
 
-def deberta_names(config: Any) -> dict[str, str]:
-    """Return our names of the tensors of positions, with theirs."""
-    parts = config.position.split("+")
-    names = {}
-    for number, part in enumerate(parts):
-        prefix = f"position.parts.{number}" if len(parts) > 1 else "position"
-        if part == "learned":
-            names[f"{prefix}.weight"] = "embeddings.position_embeddings.weight"
-        if part == "deberta":
-            fields = {"table": TABLE, "key_weight": KEYS, "query_weight": QUERIES, "query_bias": BIAS}
-            names |= {f"{prefix}.{ours}": theirs for ours, theirs in fields.items()}
-    return names
+def deberta_state(state: Mapping[str, Tensor], config: EncoderConfig, original: Any) -> dict[str, Tensor]:
+    """Return the tensors with vectors of positions for each layer.
 
-
-def deberta_state(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Return the tensors with vectors of positions for each layer, and one kind of masked-LM head.
-
-    All layers read one table. With ``share_att_key`` they project it as they project words, and with ``norm_rel_ebd``
-    it is normalized first. Here the table is the normalized one, and the projections are copies: what the model
-    computes is the same, but it trains them apart. A bias of keys adds the same number to all scores of a query, so it
-    is left out.
+    All layers read one table, which is normalized, and project it as they project words. Here the table is the
+    normalized one, and the projections are copies: what the model computes is the same, but it trains them apart. A
+    bias of keys adds the same number to all scores of a query, so it is left out.
     """
     state = dict(state)
-    if not config.legacy:
-        for part in ("dense", "LayerNorm"):
-            for kind in ("weight", "bias"):
-                if (tensor := state.pop(f"lm_predictions.lm_head.{part}.{kind}", None)) is not None:
-                    state[f"cls.predictions.transform.{part}.{kind}"] = tensor
-        if (bias := state.pop("lm_predictions.lm_head.bias", None)) is not None:
-            state["cls.predictions.bias"] = bias
-    table = state.pop("encoder.rel_embeddings.weight", None)
-    norm = [state.pop(f"encoder.LayerNorm.{kind}", None) for kind in ("weight", "bias")]
-    if table is None:
-        return state
-    if "layer_norm" in str(getattr(config, "norm_rel_ebd", "none")).lower():
-        if norm[0] is None or norm[1] is None:
-            raise InputError("checkpoint", "expected 'encoder.LayerNorm', which norm_rel_ebd normalizes with, got none")
-        table = functional.layer_norm(table, table.shape[1:], norm[0], norm[1], config.layer_norm_eps)
-    buckets = getattr(config, "position_buckets", -1)
-    state[TABLE] = table[: 2 * (buckets if buckets > 0 else _reach(config))]
-    shared = getattr(config, "share_att_key", False)
-    for ours, kind, name in ((KEYS, "c2p", "key"), (QUERIES, "p2c", "query")):
-        if kind not in (config.pos_att_type or ()):
-            continue
-        projection = f"encoder.layer.{{}}.attention.self.{'' if shared else 'pos_'}{name}_proj."
-        sources = {ours: "weight", BIAS: "bias"} if name == "query" else {ours: "weight"}
-        for target, part in sources.items():
-            names = [projection.format(layer) + part for layer in range(config.num_hidden_layers)]
-            if all(each in state for each in names):
-                state[target] = torch.stack([state[each] for each in names])
-        if not shared:
-            for each in [each for each in state if f".self.pos_{name}_proj." in each]:
-                del state[each]
+    names = ("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")
+    table, weight, bias = (state.pop(f"encoder.{name}", None) for name in names)
+    if table is not None and weight is not None and bias is not None:
+        normalized = functional.layer_norm(table, table.shape[1:], weight, bias, original.layer_norm_eps)
+        state[TABLE] = normalized[: 2 * (_buckets(original) or _reach(original))]
+    for ours, theirs in ((KEYS, "key_proj.weight"), (QUERIES, "query_proj.weight"), (BIAS, "query_proj.bias")):
+        layers = range(max(config.passes) + 1)
+        parts = [state.get(f"encoder.layer.{layer}.attention.self.{theirs}") for layer in layers]
+        if found := [part for part in parts if part is not None]:
+            state[ours] = torch.stack(found)
     return state
+
+
+def _buckets(config: Any) -> int | None:
+    """Return the number of buckets of distances; None if each distance has a row."""
+    buckets: int = getattr(config, "position_buckets", -1)
+    return buckets if buckets > 0 else None
 
 
 def _reach(config: Any) -> int:

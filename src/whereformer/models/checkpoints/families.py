@@ -1,4 +1,4 @@
-"""The tensor names of BERT and its kin, up to ModernBERT, with ours: one table per family."""
+"""The tensor names of BERT and its kin, up to ModernBERT and Funnel, with ours: one table per family."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ..heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .deberta import deberta_names, deberta_options, deberta_state
+from .deberta import BIAS, KEYS, QUERIES, TABLE, deberta_options, deberta_state
+from .funnel import funnel_layers, funnel_names, funnel_options, funnel_state
 
 
 def both(modules: Mapping[str, str]) -> dict[str, str]:
@@ -46,7 +47,7 @@ _LAYER = {
     "down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
-TASKS = {
+_TASKS = {
     "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
     "ForQuestionAnswering": (Encoder, both({"span": "qa_outputs"})),  # which no encoder has: it is dropped
 }
@@ -61,20 +62,21 @@ class Family(NamedTuple):
         models: our class and the names of the head's parts, by the part of the class name after ``name``.
         tied: names of tied copies, with the name that is read.
         embeddings: the tensors of embeddings and positions, and of a norm at the end.
-        layers: the prefix of names within a layer.
+        layers: the prefix of names within a layer, with a place for its number; or a function of our configuration,
+            which returns those of all layers.
         layer: the modules of a layer.
         projection: the layer from embeddings to wider hidden states.
         pooler: the source of the dense layer in a sequence classifier; {} if it has its own.
         unused: beginnings of names without a counterpart.
-        masked_lm_act: the activation of the masked-LM head, whatever the configuration says; None: the configuration's.
         skips_padding: whether positions are counted from the one after the padding token's id.
         fused: whether one projection makes query, key and value, whose rows follow one another.
         without: options without a counterpart here, each with the value that it must have.
         renamed: their options, by our fields of another name.
         fixed: fields that all models of the family have.
-        options: a function of their configuration and of whether there is a masked-LM head, which returns more fields.
+        options: a function of their configuration, which returns more fields.
         positions: a function of our configuration, which returns more names of tensors.
-        prepared: a function of the tensors and of their configuration, which returns the tensors to read instead.
+        prepared: a function of the tensors, of our configuration and of theirs, which returns the tensors to read
+            instead.
     """
 
     name: str
@@ -82,36 +84,35 @@ class Family(NamedTuple):
     models: Mapping[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]
     tied: Mapping[str, str]
     embeddings: Mapping[str, str] = _EMBEDDINGS
-    layers: str = "encoder.layer.{}."
+    layers: str | Callable[[EncoderConfig], list[str]] = "encoder.layer.{}."
     layer: Mapping[str, str] = _LAYER
     projection: str = "embeddings_project"
     pooler: Mapping[str, str] = {}
     unused: tuple[str, ...] = ()
-    masked_lm_act: str | None = None
     skips_padding: bool = False
     fused: bool = False
     without: Mapping[str, Any] = {}
     renamed: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
-    options: Callable[[PreTrainedConfig, bool], dict[str, Any]] | None = None
+    options: Callable[[PreTrainedConfig], dict[str, Any]] | None = None
     positions: Callable[[EncoderConfig], dict[str, str]] | None = None
-    prepared: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] | None = None
+    prepared: Callable[[Mapping[str, Tensor], EncoderConfig, Any], dict[str, Tensor]] | None = None
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
         """Return our name and theirs for all tensors of an encoder."""
+        if isinstance(self.layers, str):
+            prefixes = [self.layers.format(layer) for layer in range(max(config.passes) + 1)]
+        else:
+            prefixes = self.layers(config)
         modules = {
-            f"layers.{layer}.{ours}": self.layers.format(layer) + theirs
-            for layer in range(max(config.passes) + 1)
+            f"layers.{layer}.{ours}": prefix + theirs
+            for layer, prefix in enumerate(prefixes)
             for ours, theirs in self.layer.items()
         }
         if config.embedding_size != config.hidden_size:
             modules["embeddings.projection"] = self.projection
         more = {} if self.positions is None else self.positions(config)
         return {**self.embeddings, **both(modules), **more}
-
-    def decoder_names(self) -> dict[str, str]:
-        """Return our name and theirs for a masked-LM decoder that is not tied to the embeddings."""
-        return {f"head.decoder.{copy.rpartition('.')[2]}": copy for copy in self.tied}
 
 
 def _bert_models(
@@ -131,7 +132,7 @@ def _models(
         "Model": (Encoder, {}),
         "ForMaskedLM": (EncoderForMaskedLM, masked_lm),
         "ForSequenceClassification": (EncoderForSequenceClassification, sequence),
-        **TASKS,
+        **_TASKS,
     }
 
 
@@ -151,15 +152,16 @@ _ROBERTA_MASKED_LM = _masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.
 _ELECTRA_MASKED_LM = _masked_lm(
     "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
 )
-DISCRIMINATOR = both(
+_DISCRIMINATOR = both(
     {
         "discriminator_head.dense": "discriminator_predictions.dense",
         "discriminator_head.out": "discriminator_predictions.dense_prediction",
     }
 )
-
 _DISTILBERT_MASKED_LM = _masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")
 _MODERNBERT_MASKED_LM = _masked_lm("head.dense", "head.norm", "decoder.bias")
+_GELU = {"hidden_act": "gelu"}
+"""What the masked-LM heads of some families compute with, whatever the configuration says."""
 _MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
 
 
@@ -169,14 +171,11 @@ def _in_turn(values: Sequence[Any]) -> list[Any]:
     return next(list(values[:n]) for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
 
 
-def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
+def _modernbert(config: Any) -> dict[str, Any]:
     """Return the fields of a ModernBERT that depend on several of its options."""
-    if masked_lm and config.classifier_activation != config.hidden_activation:
-        reason = f"expected hidden_activation's {config.hidden_activation!r} in a masked-LM head"
+    if config.classifier_activation != config.hidden_activation:
+        reason = f"expected hidden_activation's {config.hidden_activation!r}"
         raise InputError("classifier_activation", f"{reason}, got {config.classifier_activation!r}")
-    biases = {name: getattr(config, name) for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")}
-    if len(set(biases.values())) > 1:
-        raise InputError("norm_bias", f"all parts have biases here, or none; got {biases}")
     rotations = [config.rope_parameters[kind] for kind in config.layer_types]
     for rotation in rotations:
         if rotation["rope_type"] != "default":
@@ -189,7 +188,6 @@ def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
     return {
         "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
         "windows": ",".join(map(str, windows)) if any(windows) else None,
-        "biases": config.norm_bias,
         "sparse_prediction": config.sparse_prediction,
         "classifier_pooling": config.classifier_pooling,
     }
@@ -231,7 +229,7 @@ FAMILIES = {
         models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
         tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
         unused=("pooler.",),
-        masked_lm_act="gelu",
+        without=_GELU,
         skips_padding=True,
     ),
     "electra": Family(
@@ -239,10 +237,10 @@ FAMILIES = {
         prefix="electra.",
         models={
             **_models(_ELECTRA_MASKED_LM, _OWN_CLASSIFIER),
-            "ForPreTraining": (EncoderForPreTraining, DISCRIMINATOR),
+            "ForPreTraining": (EncoderForPreTraining, _DISCRIMINATOR),
         },
         tied={"generator_lm_head.weight": _WORDS},
-        masked_lm_act="gelu",
+        without=_GELU,
         fixed={"classifier_act": "gelu"},
     ),
     "distilbert": Family(
@@ -284,20 +282,17 @@ FAMILIES = {
             "position.parts.1.weight": RELATIVE,
         },
         layer={
+            **_LAYER,
             "attention.query": "attention.attn.q",
             "attention.key": "attention.attn.k",
             "attention.value": "attention.attn.v",
             "attention.out": "attention.attn.o",
             "attention_norm": "attention.LayerNorm",
-            "up": "intermediate.dense",
-            "down": "output.dense",
-            "feed_forward_norm": "output.LayerNorm",
         },
         unused=("pooler.",),
-        masked_lm_act="gelu",
         skips_padding=True,
         # transformers computes with these, whatever the configuration says.
-        without={"pad_token_id": 1, "relative_attention_num_buckets": 32},
+        without={**_GELU, "pad_token_id": 1, "relative_attention_num_buckets": 32},
         fixed={"position": "learned+t5", "type_vocab_size": 0, "classifier_dropout": None},
     ),
     "modernbert": Family(
@@ -338,6 +333,7 @@ FAMILIES = {
             "feed_forward_norm": "mlp_norm",
         },
         fused=True,
+        without=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
         renamed={
             "hidden_act": "hidden_activation",
             "classifier_act": "classifier_activation",
@@ -348,6 +344,7 @@ FAMILIES = {
         },
         fixed={
             "position": "rope",
+            "biases": False,
             "norm": "pre",
             "first_norm": False,
             "feed_forward": "gated",
@@ -361,7 +358,13 @@ FAMILIES = {
         prefix="deberta.",
         models=_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
         tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        embeddings=_WITHOUT_POSITIONS,
+        embeddings={
+            **_WITHOUT_POSITIONS,
+            "position.table": TABLE,
+            "position.key_weight": KEYS,
+            "position.query_weight": QUERIES,
+            "position.query_bias": BIAS,
+        },
         layer={
             **_LAYER,
             "attention.query": "attention.self.query_proj",
@@ -370,9 +373,58 @@ FAMILIES = {
         },
         pooler=_BERT_POOLER,
         unused=("pooler.", "lm_predictions.", "mask_predictions."),
+        without={"legacy": True},
         options=deberta_options,
-        positions=deberta_names,
         prepared=deberta_state,
+    ),
+    "funnel": Family(
+        name="Funnel",
+        prefix="funnel.",
+        models={
+            **_models(
+                {"head.decoder.bias": "lm_head.bias"},
+                both({"classifier.dense": "classifier.linear_hidden", "classifier.out": "classifier.linear_out"}),
+            ),
+            "BaseModel": (Encoder, {}),
+            "ForPreTraining": (EncoderForPreTraining, _DISCRIMINATOR),
+        },
+        tied={"lm_head.weight": _WORDS},
+        embeddings={"embeddings.word.weight": _WORDS, **both({"embeddings.norm": "embeddings.layer_norm"})},
+        layers=funnel_layers,
+        layer={
+            "attention.query": "attention.q_head",
+            "attention.key": "attention.k_head",
+            "attention.value": "attention.v_head",
+            "attention.out": "attention.post_proj",
+            "attention_norm": "attention.layer_norm",
+            "up": "ffn.linear_1",
+            "down": "ffn.linear_2",
+            "feed_forward_norm": "ffn.layer_norm",
+        },
+        renamed={
+            "head_dim": "d_head",
+            "intermediate_size": "d_inner",
+            "pooling": "pooling_type",
+            "pool_query_only": "pool_q_only",
+            "hidden_dropout_prob": "hidden_dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+            "activation_dropout_prob": "activation_dropout",
+            "separate_cls": "separate_cls",
+            "truncate_seq": "truncate_seq",
+        },
+        fixed={
+            "position": "transformer_xl",
+            "segments": "attention",
+            "query_bias": False,
+            "lm_head": "tied",
+            # A Funnel has no such options, or means something else by them.
+            "max_position_embeddings": 512,
+            "classifier_dropout": None,
+            "initializer_range": 0.02,
+        },
+        options=funnel_options,
+        positions=funnel_names,
+        prepared=funnel_state,
     ),
 }
 """The families by their ``model_type``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from ...errors import InputError, one_line, shown
-from ...files import check_regular_in
+from ...files import check_regular, check_regular_in
 from ..checks import check_labels
 
 
@@ -44,14 +45,24 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
         ) from error
-    try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        told = f"the config.json of {path_or_id} can't be read ({one_line(str(error))})"
-        raise InputError("path_or_id", told) from None
-    if not isinstance(found, dict):
-        raise InputError("path_or_id", f"expected an object in the config.json of {path_or_id}, got {shown(found)}")
+    found: dict[str, Any] = read_json("path_or_id", Path(file), dict)
     check_labels(found)
+    return found
+
+
+def read_json(field: str, file: Path, kind: type) -> Any:
+    """Read what an untrusted JSON file holds, a ``dict`` or a ``list``.
+
+    Raises:
+        InputError: for ``field``, if it is no regular file, no JSON, or something else.
+    """
+    check_regular(field, file)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(field, f"{file} can't be read ({one_line(str(error))})") from None
+    if not isinstance(found, kind):
+        raise InputError(field, f"expected a {kind.__name__} in {file}, got {shown(found)}")
     return found
 
 
@@ -89,14 +100,10 @@ def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
         return [Path(whole)]
     index = find("model.safetensors.index.json")
     if index is None:
-        message = f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only"
-        if find("pytorch_model.bin") is not None:
-            message += (
-                ", since its pytorch_model.bin is a pickle, which can run any code when it is opened; if you trust "
-                "it, load it in transformers with the class that its config.json names, and "
-                "save_pretrained(a folder)"
-            )
-        raise OSError(message)
+        raise OSError(
+            f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only; a pickle "
+            "such as pytorch_model.bin can run any code when it is opened; save_pretrained of transformers writes them"
+        )
     files = []
     for name in _names(Path(index)):
         if (found := find(name)) is None:
@@ -107,19 +114,13 @@ def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
 
 def _names(index: Path) -> list[str]:
     """Read the names of files from an index, and check that they are names and no paths."""
-    try:
-        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(listed.values()))
-        strange = [name for name in names if not name.endswith(".safetensors") or not name.isprintable()]
-        strange += [name for name in names if "/" in name or "\\" in name or name.startswith(".")]
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            "path_or_id", f"{index} is no index of weights ({type(error).__name__}: {one_line(str(error))})"
-        ) from None
-    if strange or not names:
-        given = shown(strange[0]) if strange else "no files"
-        raise InputError("path_or_id", f"{index} must name safetensors files in its own folder, got {given}")
-    return names
+    listed = read_json("path_or_id", index, dict).get("weight_map")
+    names = [*listed.values()] if isinstance(listed, dict) else []
+    plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)]
+    if len(plain) < len(names) or not names:
+        given = next((name for name in names if name not in plain), listed)
+        raise InputError("path_or_id", f"{index} must name safetensors files in its own folder, got {shown(given)}")
+    return sorted(set(plain))
 
 
 def read_header(files: Sequence[Path]) -> dict[str, Tensor]:

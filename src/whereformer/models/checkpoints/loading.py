@@ -57,11 +57,6 @@ class Checkpoint:
     unused: tuple[str, ...] = ()
 
 
-def no_place(name: str) -> InputError:
-    """Return the error for a checkpoint's tensor that no model of its kind has."""
-    return InputError("checkpoint", f"it has {name!r}, for which there is no place in a model of its configuration")
-
-
 def fill(
     model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool, relabeled: bool = False
 ) -> LoadingReport:

@@ -17,7 +17,7 @@ from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from .files import find_config, find_weights, read_header, read_tensors
 from .loading import BODY, Checkpoint, check_weights, fill
-from .sources import config_options, source_of
+from .sources import source_of
 
 # A child of transformers' logger, so that its handler and verbosity apply.
 _log = logging.get_logger("transformers.whereformer")
@@ -34,7 +34,7 @@ def load_pretrained(
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
     This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
-    (versions 2 and 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
+    (version 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
     method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and
     freshly initialised; a warning is logged if any were dropped or initialised.
 
@@ -71,7 +71,8 @@ def load_pretrained(
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError("dtype", f"expected a floating dtype of torch, got {shown(dtype)}")
-    source = source_of(find_config(path_or_id), model_class, options)
+    layout: dict[str, Any] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
+    source = source_of(find_config(path_or_id), layout)
     build = source.built_as if model_class is None else model_class
     if getattr(build, "base_model_prefix", None) != Encoder.base_model_prefix:
         name = getattr(build, "__name__", shown(build))
@@ -105,7 +106,7 @@ def load_pretrained(
 
 def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the position method and the given options in a configuration's fields."""
-    own = config_options(options)
+    own = {name: value for name, value in options.items() if name in {*EncoderConfig().to_dict(), "num_labels"}}
     # The dtype belongs to the model, and label names fit only one number of labels.
     gone = {"dtype", "torch_dtype"} | ({"id2label", "label2id"} if "num_labels" in own else set())
     changed = {name: value for name, value in fields.items() if name not in gone} | own

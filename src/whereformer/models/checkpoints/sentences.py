@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError, shown, some_of
 from ...files import check_regular
+from .files import read_json
 
 LIST, LIMIT = "modules.json", "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 SETTINGS = (LIST, PROMPTS, LIMIT)
 """Its steps, such as pooling; its prompts and similarity; and ``max_seq_length``, unless the tokenizer has it."""
-OF_MODULES = (".json", ".safetensors")
-"""The files of a step that are copied: settings, and weights in the only format that is read here."""
 MODULES = ("Transformer", "Pooling", "Normalize")
 """The steps that are known, in this order. The last one is optional."""
 POOLINGS = ("mean", "cls")
@@ -70,22 +69,8 @@ def _ways(pooling: dict[str, Any]) -> list[str]:
 
 
 def _read(folder: Path, name: str, kind: type) -> Any:
-    """Return what a JSON file of a folder holds; None if there is no such file.
-
-    Raises:
-        InputError: if it is not JSON, not of the kind, or not a regular file.
-    """
-    file = folder / name
-    if not file.exists():
-        return None
-    check_regular("model", file)
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError("model", f"cannot read {str(file)!r}: {error}") from None
-    if not isinstance(found, kind):
-        raise InputError("model", f"expected a {kind.__name__} in {str(file)!r}, got {shown(found)}")
-    return found
+    """Return what a JSON file of a folder holds; None if there is no such file."""
+    return read_json("model", folder / name, kind) if (folder / name).exists() else None
 
 
 def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | None = None) -> None:
@@ -105,15 +90,14 @@ def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | Non
     source = Path(source)
     if not (source / LIST).exists():
         return
-    files = [source / name for name in SETTINGS if (source / name).exists()]
     # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
-    steps = sorted(path for path in source.glob("[0-9]*_*") if path.is_dir() and not path.is_symlink())
-    files += [file for step in steps for file in sorted(step.iterdir()) if file.suffix in OF_MODULES]
+    names = [*SETTINGS, "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors"]
+    files = [file for name in names for file in sorted(source.glob(name))]
     check_regular("model", *files)
-    for step in steps:
-        (target / step.name).mkdir(exist_ok=True)
     for file in files:
-        shutil.copyfile(file, target / file.relative_to(source))
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
     if limit is not None and (file := target / LIMIT).exists():
         told = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps({**told, "max_seq_length": limit}, indent=2) + "\n", encoding="utf-8")

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..hooks import Undo
 from ..served import Served
 from ..trial import owners_of
-from ..undo import Undo
-from . import deberta, inkling, mpnet, sound
+from . import deberta, mpnet, sound
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": sound.conformer},
@@ -25,7 +26,6 @@ KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention": {"forward": sound.conformer},
     "seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder": {"_apply_chunk_attention": sound.chunks},
     "parakeet.ParakeetEncoderAttention": {"forward": sound.parakeet},
-    "parakeet.ParakeetEncoder": {"_get_output_attention_mask": sound.parakeet_padding},
     "wavlm.WavLMAttention": {"forward": sound.wavlm},
     "deberta.DebertaPreTrainedModel": {"forward": deberta.unpacked},
     "deberta.DisentangledSelfAttention": {"forward": deberta.deberta},
@@ -33,7 +33,6 @@ KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "deberta_v2.DebertaV2PreTrainedModel": {"forward": deberta.unpacked},
     "deberta_v2.DisentangledSelfAttention": {"forward": deberta.deberta_v2},
     "deberta_v2.DebertaV2Encoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
-    "inkling.InklingAttention": {"forward": inkling.inkling},
     "mpnet.MPNetPreTrainedModel": {"forward": mpnet.packed},
     "mpnet.MPNetEncoder": {"compute_position_bias": mpnet.distances},
     "mpnet.MPNetSelfAttention": {"forward": mpnet.mpnet},
@@ -52,7 +51,7 @@ def serve(model: PreTrainedModel, undo: Undo, parts: Collection[PreTrainedModel]
 
     for module, part in owners_of(model).items():
         for name, function in _functions(type(module)).items() if parts is None or part in parts else ():
-            undo.add(_put_back, module, name, vars(module).get(name))
+            undo.append(partial(_put_back, module, name, vars(module).get(name)))
             served = Served(module, part.config, function)
             # Trainer and generate look there for the names of arguments.
             served.__signature__ = inspect.signature(getattr(module, name))  # type: ignore[attr-defined]

@@ -20,8 +20,6 @@ def deberta(
     hidden_states: Tensor,
     attention_mask: Tensor | None,
     output_attentions: bool = False,
-    query_states: Tensor | None = None,
-    relative_pos: Tensor | None = None,
     rel_embeddings: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -38,7 +36,6 @@ def deberta(
     terms: tuple[Term, ...] = ()
     if layer.relative_attention:
         assert rel_embeddings is not None
-        _refuse(query_states, relative_pos)
         span = min(hidden_states.shape[1], layer.max_relative_positions)
         middle = layer.max_relative_positions
         vectors = layer.pos_dropout(rel_embeddings)[middle - span : middle + span]
@@ -55,8 +52,6 @@ def deberta_v2(
     hidden_states: Tensor,
     attention_mask: Tensor | None,
     output_attentions: bool = False,
-    query_states: Tensor | None = None,
-    relative_pos: Tensor | None = None,
     rel_embeddings: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -69,7 +64,6 @@ def deberta_v2(
     terms: tuple[Term, ...] = ()
     if layer.relative_attention:
         assert rel_embeddings is not None
-        _refuse(query_states, relative_pos)
         vectors = layer.pos_dropout(rel_embeddings)[: 2 * layer.pos_ebd_size]
         rows, first = _bucket_rows(layer, hidden_states)
         key_vectors = query_vectors = None
@@ -105,12 +99,6 @@ def padding(own: Served, attention_mask: Tensor) -> Tensor:
 def no_distances(own: Served, hidden_states: Tensor, query_states: Any = None, relative_pos: Any = None) -> Any:
     """Return what the caller asked for in place of a matrix of distances: mostly None."""
     return relative_pos
-
-
-def _refuse(query_states: Tensor | None, relative_pos: Tensor | None) -> None:
-    for name, given in (("query_states", query_states), ("relative_pos", relative_pos)):
-        if given is not None:
-            raise InputError(name, "whereformer's attention takes positions 0 .. n - 1; expected None")
 
 
 def _scale(query: Tensor, factor: int) -> Tensor:

@@ -57,7 +57,10 @@ def parakeet(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute Parakeet's attention, that of Transformer-XL with grouped heads."""
+    """Compute Parakeet's attention, that of Transformer-XL with grouped heads.
+
+    The mask has all pairs of real tokens, so that its columns say which keys are real.
+    """
     layer = own.layer
     if layer.training and layer.config.dropout_positions > 0:
         raise InputError("dropout_positions", "each row would have positions of its own; set it to 0 in the config")
@@ -71,7 +74,7 @@ def parakeet(
         key,
         value,
         terms,
-        attention_mask,
+        None if attention_mask is None else attention_mask.any(2, keepdim=True),
         scaling=layer.scaling,
         dropout=layer.attention_dropout,
         **options,
@@ -89,41 +92,6 @@ def _of_distances(vectors: Tensor, query: Tensor, bias: Tensor) -> OffsetKeys:
     """
     table = split_heads(vectors, query.shape[1])[0]
     return OffsetKeys(table, 1 - query.shape[2], query_factors=(query + bias[:, None]) * query.shape[3] ** -0.5)
-
-
-class RealTokens:
-    """Which tokens are real, for an encoder that combines all pairs of them: it gets a row of them instead.
-
-    Parakeet's encoder computes ``mask.unsqueeze(1).expand(-1, n, -1)``, ``mask & mask.transpose(1, 2)`` and
-    ``mask.unsqueeze(1)``. Its layers need no more than (batch, 1, 1, n).
-
-    Args:
-        real: (batch, n) bool.
-    """
-
-    def __init__(self, real: Tensor) -> None:
-        self.real = real
-
-    def unsqueeze(self, _: int) -> RealTokens:
-        return self
-
-    def expand(self, *_: int) -> RealTokens:
-        return self
-
-    def transpose(self, *_: int) -> RealTokens:
-        return self
-
-    def __and__(self, _: RealTokens) -> Tensor:
-        return self.real.unsqueeze(1)
-
-    def int(self) -> Tensor:
-        return self.real.int()
-
-
-def parakeet_padding(own: Served, attention_mask: Tensor, target_length: int | None = None) -> RealTokens:
-    """Compute which of Parakeet's tokens are real."""
-    layer = own.layer
-    return RealTokens(type(layer)._get_output_attention_mask(layer, attention_mask, target_length))
 
 
 def wavlm(
