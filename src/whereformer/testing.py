@@ -51,7 +51,7 @@ def check_position(method: type[Position] | str, *, compiles: bool = False, **op
     """
     sizes = {**_SIZES, **options}
     if isinstance(method, str):
-        check_name(method, sizes["num_layers"])
+        check_name(method)
     name = method if isinstance(method, str) else method.__name__
 
     def build(dtype: torch.dtype = torch.float64) -> Position:

@@ -38,8 +38,6 @@ def test_other_errors_of_fields():
             EncoderConfig(**changes)
     with pytest.raises(ValueError, match=r"^num_heads: EncoderConfig has no such field"):
         EncoderConfig.preset("modernbert", num_heads=4)
-    with pytest.raises(ValueError, match=r"^position: a pattern of 4 layers does not divide the model's 6 layers"):
-        Seq2SeqConfig(position="rope/rope/rope/none")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
     shared = position.prepare_for(Site(at, at))
-    found = shared[0][10_000.0, 0][0] if name == "rope" else shared[1][0].table
+    found = shared[0][10_000.0][0] if name == "rope" else shared[1][0].table
     assert found.device.type == "meta"
 
 

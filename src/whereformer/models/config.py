@@ -46,7 +46,7 @@ class EncoderConfig(StrictConfig):
         mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or if "all" are
             (transformers' FunnelModel, which therefore loses tokens before the padding).
         position: a position method, several joined by "+", or a pattern over layers such as "rope/rope/rope/none",
-            repeated to the depth. Layers are counted as for windows, and the pattern must divide them.
+            repeated over the layers in turn, which are counted as for windows.
         position_options: the method's options; in a dictionary by the method's name those of one of several.
         max_position_embeddings: the number of positions for methods that have a fixed number.
         count_padding: whether default positions count tokens that are ``pad_token_id``, as BERT's do. RoBERTa's and
@@ -190,7 +190,7 @@ class EncoderConfig(StrictConfig):
                     f"a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
-        check_position(self, self.num_hidden_layers)
+        check_position(self)
         self.layer_windows()
         if not self.first_norm and self.norm != "pre":
             raise InputError("first_norm", f"False needs norm 'pre', got {self.norm!r}")

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from numbers import Real as RealNumber
@@ -63,15 +63,9 @@ def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
     if kind is Integral and not -most <= value <= most:
         limit = f"at most {most}" if value > 0 else f"at least {-most}"
         raise InputError(field, f"expected {limit}, got {shown(value)}")
-    if kind is RealNumber and not _is_finite(value):
+    # A whole number may be beyond all floats.
+    if kind is RealNumber and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
         raise InputError(field, f"expected a finite number, got {shown(value)}")
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number that is no float
-        return False
 
 
 class PositionRangeError(ValueError):
@@ -126,12 +120,9 @@ class ModelShape:
         if self.head_dim is None and self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         passes: Any = range(self.num_layers) if self.passes is None else self.passes
-        if not isinstance(passes, Sequence) or isinstance(passes, str | bytes) or len(passes) != self.num_layers:
-            raise InputError("passes", f"expected one number for each of {self.num_layers} layers, got {shown(passes)}")
-        for layer in passes:
-            check_value("passes", layer, "int")
-            if layer < 0:
-                raise InputError("passes", f"expected numbers of at least 0, got {shown(layer)}")
+        whole = isinstance(passes, range | list | tuple) and all(isinstance(layer, Integral) for layer in passes)
+        if not whole or len(passes) != self.num_layers or min(passes) < 0:
+            raise InputError("passes", f"expected a number for each of {self.num_layers} layers, got {shown(passes)}")
         filled = {"head_dim": self.head_dim or self.hidden_size // self.num_heads, "passes": tuple(passes)}
         for name, value in {**filled, "embedding_size": self.embedding_size or self.hidden_size}.items():
             object.__setattr__(self, name, value)  # it is frozen
@@ -228,8 +219,6 @@ class Position(nn.Module):
         super().__init_subclass__(**options)
         if "embed" in vars(cls):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
-        if "curve" in vars(cls):
-            cls.curve = _of_a_layer(cls.curve)  # type: ignore[method-assign]
         if "acts_on" not in vars(cls):
             cls.acts_on = cls.acts_on.union(*(on for hook, on in _HOOKS.items() if hook in vars(cls)))
 
@@ -239,9 +228,9 @@ class Position(nn.Module):
         sizes = f"heads={self.model.num_heads}, layers={self.model.num_layers}"
         return ", ".join([sizes, *(f"{name}={vars(self)[name]!r}" for name in options if name != "model")])
 
-    def acts_in_attention(self) -> bool:
-        """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""
-        return bool(self.acts_on - {"embeddings"})
+    def acts_in_attention(self, layer: int | None = None) -> bool:
+        """Whether the method does anything in :meth:`attend`, in any layer or in one."""
+        return any(method.acts_on - {"embeddings"} for method in self.methods(layer))
 
     @shows_options(attention, without=_OF_SITE)
     def attend(
@@ -281,9 +270,6 @@ class Position(nn.Module):
                 ``causal=False`` where it was built for causal attention alone.
             TypeError, ValueError: as :func:`whereformer.attention`.
         """
-        for name in _OF_SITE & options.keys():
-            field = {"query_positions": "queries", "key_positions": "keys"}.get(name, name)
-            raise TypeError(f"{name}: attend takes it from site; give Site(..., {field}=...)")
         _check_kinds(hidden, site)
         if site.causal is False and self.model.causal:
             raise InputError("causal", "the method was built with causal=True, got False")
@@ -292,10 +278,10 @@ class Position(nn.Module):
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
         query, key, value, own = self.apply_hooks(hidden, query, key, value, site)
-        call: dict[str, Any] = {**site.options(query), **options, "return_lse": return_lse, "backend": backend}
-        if site.causal is None:
-            call["causal"] = self.model.causal
-        return attention(query, key, value, (*own, *terms), **call)
+        of_site: dict[str, Any] = {**site.options(query), "causal": bool(site.causal or self.model.causal)}
+        return attention(
+            query, key, value, (*own, *terms), return_lse=return_lse, backend=backend, **of_site, **options
+        )
 
     def apply_hooks(
         self,
@@ -336,9 +322,8 @@ class Position(nn.Module):
         self, query: Tensor | None, key: Tensor | None, value: Tensor, layer: int
     ) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Check the heads, and repeat those of keys and values if the method acts on them."""
-        own = self.in_layer(layer)
-        methods = own.methods()
-        if not own.acts_in_attention():
+        methods = self.methods(layer)
+        if not self.acts_in_attention(layer):
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
@@ -347,7 +332,7 @@ class Position(nn.Module):
             )
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
-        if own.content and not own.reads_keys and not any(method.changes_heads() for method in methods):
+        if self.content and not any(method.reads_keys or method.changes_heads() for method in methods):
             return query, key, value
         groups = heads // value.shape[1]
         repeated = None if key is None else key.repeat_interleave(groups, 1)
@@ -367,8 +352,8 @@ class Position(nn.Module):
         """Whether the method itself may change query, key or value."""
         return type(self).rotate is not Position.rotate
 
-    def methods(self) -> tuple[Position, ...]:
-        """The methods that this one is made of: itself, unless it joins others."""
+    def methods(self, layer: int | None = None) -> tuple[Position, ...]:
+        """The methods that this one is made of, or those that act in one layer: itself, unless it joins others."""
         return (self,)
 
     def check_layer(self, layer: int, name: str = "layer") -> None:
@@ -387,13 +372,12 @@ class Position(nn.Module):
         """
         if isinstance(positions, Positions) or positions.dim() != 3:
             return
-        if positions.is_complex() or positions.dtype is torch.bool:
-            raise InputError(name, f"expected numbers, got {positions.dtype}")
+        strange = positions.is_complex() or positions.dtype is torch.bool
+        if strange or (can_look(positions) and not positions.isfinite().all()):
+            raise InputError(name, f"expected finite numbers, got {shown(positions)}")
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             wanted = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
             raise InputError(name, f"expected shape {wanted}, got {tuple(positions.shape)}")
-        if positions.is_floating_point() and can_look(positions) and not positions.isfinite().all():
-            raise InputError(name, "expected finite numbers, got NaN or inf")
         for method in self.methods():
             if method.acts_on and method.axes != positions.shape[2]:
                 takes = "takes positions (n,) or (batch, n)" + (f" or (batch, n, {method.axes})" if method.axes else "")
@@ -406,10 +390,6 @@ class Position(nn.Module):
             raise InputError(
                 "hidden", f"expected (batch, n_q, hidden_size {self.model.hidden_size}), got {tuple(hidden.shape)}"
             )
-
-    def in_layer(self, layer: int) -> Position:
-        """The method of one layer: itself, unless layers have different ones."""
-        return self
 
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
@@ -505,11 +485,7 @@ class Position(nn.Module):
         """What each head adds to a score at each offset, (heads, \\*offsets); None if the method has no such curve.
 
         Offsets have any shape: those between explicit positions are a matrix.
-
-        Raises:
-            InputError: for a layer that the method was not built for.
         """
-        self.check_layer(layer)
         return None
 
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
@@ -536,17 +512,6 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return embed(self, hidden, positions)
 
     return noted
-
-
-def _of_a_layer(curve: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method's ``curve`` with a check of the layer."""
-
-    @functools.wraps(curve)
-    def checked(self: Position, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Any:
-        self.check_layer(layer)
-        return curve(self, offsets, layer=layer)
-
-    return checked
 
 
 class OffsetFunction(Position):
@@ -709,85 +674,3 @@ def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_lengt
         f"{name} covers positions 0 to {rows - 1} ({sized_by} {rows}), got position {position}; "
         f"raise {sized_by} or choose a method that extrapolates"
     )
-
-
-class Several(Position):
-    """The common part of methods that are made of others: what they are and share is what their parts are and share."""
-
-    def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
-        super().__init__(model)
-        self.parts = nn.ModuleList(parts)
-        self.content = all(part.content for part in self)
-        self.needs_content = any(part.needs_content for part in self)
-        self.reads_keys = any(part.reads_keys for part in self)
-        self.acts_on = frozenset().union(*(part.acts_on for part in self))
-        self.extrapolates = all(part.extrapolates for part in self)
-        self.fractional = all(part.fractional for part in self)
-        self.shift_invariant = all(part.shift_invariant for part in self)
-
-    def __iter__(self) -> Any:
-        return iter(self.parts)
-
-    def methods(self) -> tuple[Position, ...]:
-        return tuple(method for part in self for method in part.methods())
-
-    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
-        return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
-
-    def prepare(self) -> tuple[Any, ...]:
-        return tuple(part.prepare() for part in self)
-
-    def prepare_for(self, site: Site, prepared: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        given = [None] * len(self.parts) if prepared is None else prepared
-        return tuple(part.prepare_for(site, own) for part, own in zip(self, given, strict=True))
-
-
-class Sum(Several):
-    """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
-
-    def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
-        super().__init__(model, parts)
-        for part in self:
-            if part.needs_content and not self.content:
-                raise InputError(
-                    "position",
-                    f"{type(part).__name__} acts on query and key, which a Synthesizer with "
-                    "content='none' does without; use content='add' or 'mix'",
-                )
-        self.embedding_scale = max(part.embedding_scale for part in self)
-
-    def in_layer(self, layer: int) -> Position:
-        parts = [part.in_layer(layer) for part in self]
-        if all(own is part for own, part in zip(parts, self, strict=True)):
-            return self
-        return Sum(self.model, parts)
-
-    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
-        for part in self:
-            hidden = part.embed(hidden, positions)
-        return hidden
-
-    def _sites(self, site: Site) -> list[tuple[Position, Site]]:
-        """Pair every part with a site whose ``shared`` is what this part shares."""
-        shared = [None] * len(self.parts) if site.shared is None else site.shared
-        return [(part, replace(site, shared=own)) for part, own in zip(self, shared, strict=True)]
-
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        # A factor comes first, so that it is the same in ``content_terms``, whatever others add to the query.
-        for part, own in sorted(self._sites(site), key=lambda pair: not pair[0].scales_query):
-            query, key, value = part.rotate(query, key, value, own)
-        return query, key, value
-
-    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._sites(site) for term in part.terms(hidden, own))
-
-    def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
-        sites = [pair for pair in self._sites(site) if type(pair[0]).content_terms is not Position.content_terms]
-        for part, own in self._sites(site) if sites else ():
-            if part.scales_query:
-                query = (query * part.query_factor(query, own)).to(query.dtype)
-        return tuple(term for part, own in sites for term in part.content_terms(query, key, own))
-
-    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
-        curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]
-        return torch.stack([curve.to(curves[0].device) for curve in curves]).sum(0) if curves else None

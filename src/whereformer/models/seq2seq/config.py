@@ -108,7 +108,7 @@ class Seq2SeqConfig(StrictConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.checked(kwargs)
-        check_position(self, self.encoder_layers, self.decoder_layers)
+        check_position(self)
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:
