@@ -44,7 +44,6 @@ def test_other_errors_of_fields():
     ("position", "options", "message"),
     [
         ("tisa", {"num_kernel": 3}, "position 'tisa' has no option 'num_kernel'; it has num_kernels, share_layers$"),
-        ("tisa", {"num_kernels": -1}, "num_kernels: expected at least 0, got -1$"),
         ("tisa", {"num_kernels": "3"}, "num_kernels: expected a whole number, got '3'$"),
         ("tisa/none", {"tisa": {"clip": 3}}, "position 'tisa' has no option 'clip'; it has "),
         ("tisa/nope", {"none": {"clip": 3}}, "position 'none' has no option 'clip'; it has no options$"),

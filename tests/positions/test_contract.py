@@ -231,7 +231,7 @@ WRONG_OPTIONS = [
     ("sinusoidal", {"embedding_size": 7}, r"layout: 'interleaved' needs an even embedding size, got 7"),
     ("sinusoidal", {"min_timescale": 0.0}, r"min_timescale: .*, got 0.0 and 10000.0"),
     ("learned", {"initializer_range": 0.0}, r"initializer_range: expected a positive number, got 0.0"),
-    ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
+    ("shaw", {"clip": -1}, r"clip: expected at least 0, got -1"),
     ("shaw", {"keys": False, "values": False}, r"keys: expected keys or values to be True"),
     ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
     ("t5", {"num_buckets": 1, "causal": True}, r"num_buckets: expected at least 2, got 1"),

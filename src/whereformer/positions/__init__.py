@@ -180,8 +180,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
     """Check without building anything that methods of this name exist, each once at a place.
 
-    Their constructors check the values of ``options`` further; here they have to fit the signatures, and counts have
-    to be 0 or more.
+    Their constructors check the values of ``options`` further; here they have to fit the signatures.
 
     Raises:
         InputError: if not.
@@ -199,9 +198,6 @@ def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
         named = {part: method_class(part) for part in method_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
-            for option, value in own.items():
-                if option.startswith("num_") and isinstance(value, int) and value < 0:
-                    raise InputError(option, f"expected at least 0, got {shown(value)}")
 
 
 def _embeds(name: str) -> bool:

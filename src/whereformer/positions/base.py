@@ -68,6 +68,19 @@ def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
         raise InputError(field, f"expected a finite number, got {shown(value)}")
 
 
+def check_least(least: int, **options: float | None) -> None:
+    """Raise an InputError for an option below the least number that it may be."""
+    for name, number in options.items():
+        if number is not None and number < least:
+            raise InputError(name, f"expected at least {least}, got {shown(number)}")
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise an InputError unless an option is one of those that there are."""
+    if value not in known:
+        raise InputError(name, f"expected one of {', '.join(known)}, got {value!r}")
+
+
 class PositionRangeError(ValueError):
     """A position lies beyond what a method with a fixed number of positions can represent."""
 
@@ -111,8 +124,7 @@ class ModelShape:
             size, optional = getattr(self, name), name in ("head_dim", "embedding_size")
             most = MOST_POSITIONS if name == "max_length" else MOST
             check_value(name, size, "int | None" if optional else "int", most)
-            if size is not None and size < 1:
-                raise InputError(name, f"expected at least 1, got {shown(size)}")
+            check_least(1, **{name: size})
         for name, kind in (("causal", "bool"), ("separate_cls", "bool"), ("initializer_range", "float")):
             check_value(name, getattr(self, name), kind)
         if self.initializer_range <= 0:

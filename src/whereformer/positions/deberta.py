@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
-from .base import ModelShape, Position, offset_span
+from .base import ModelShape, Position, check_least, offset_span
 from .site import Site
 
 
@@ -83,8 +83,7 @@ class Deberta(Position):
         p2c: bool = True,
     ) -> None:
         super().__init__(model)
-        if max_distance < 1:
-            raise InputError("max_distance", f"expected at least 1, got {max_distance}")
+        check_least(1, max_distance=max_distance)
         if num_buckets is not None and (num_buckets < 4 or num_buckets % 2):
             raise InputError("num_buckets", f"expected an even number of at least 4, or None, got {num_buckets}")
         if num_buckets is not None and max_distance <= num_buckets // 2 + 1:

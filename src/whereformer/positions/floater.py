@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
-from .base import ModelShape, Position, float_dtype, table_rows
+from .base import ModelShape, Position, check_choice, check_least, float_dtype, table_rows
 from .site import Site
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
@@ -92,10 +91,8 @@ class Floater(Position):
 
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
-        if solver not in SOLVERS:
-            raise InputError("solver", f"expected one of {', '.join(SOLVERS)}, got {solver!r}")
-        if substeps < 1:
-            raise InputError("substeps", f"expected at least 1, got {substeps}")
+        check_choice("solver", solver, tuple(SOLVERS))
+        check_least(1, substeps=substeps)
         self.solver = solver
         self.substeps = substeps
         width = model.num_heads * model.head_dim

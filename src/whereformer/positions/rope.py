@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import InputError, shown
 from ..kernels.precision import autocast_dtype
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Position, check_value
+from .base import ModelShape, Position, check_choice, check_value
 from .rope_scaling import Scaling
 from .site import Site
 
@@ -80,9 +80,8 @@ class Rope(Position):
         arrangement: str = "blocks",
     ) -> None:
         super().__init__(model)
-        for field, given, known in (("layout", layout, LAYOUTS), ("arrangement", arrangement, ARRANGEMENTS)):
-            if given not in known:
-                raise InputError(field, f"expected one of {', '.join(known)}, got {given!r}")
+        check_choice("layout", layout, LAYOUTS)
+        check_choice("arrangement", arrangement, ARRANGEMENTS)
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
             raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")

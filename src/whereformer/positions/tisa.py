@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
 from ..kernels.tracing import can_look, is_plain
-from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
+from .base import ModelShape, OffsetFunction, as_offsets, check_least, float_dtype
 
 
 def _gaussians(offsets: Tensor, sharpness: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,8 +62,7 @@ class Tisa(OffsetFunction):
 
     def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
         super().__init__(model)
-        if num_kernels < 0:
-            raise InputError("num_kernels", f"expected at least 0, got {num_kernels}")
+        check_least(0, num_kernels=num_kernels)
         self.num_kernels = num_kernels
         self.one_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
