@@ -4,41 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels.tracing import can_look, is_plain
+from ..kernels.tracing import can_look
 from .base import ModelShape, OffsetFunction, as_offsets, check_least, float_dtype
-
-
-def _gaussians(offsets: Tensor, sharpness: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distances of offsets (T,) from centers (..., kernels), and the kernels there, (..., kernels, T)."""
-    distance = offsets - center.unsqueeze(-1)
-    return distance, torch.exp(sharpness.abs().neg().unsqueeze(-1) * distance.square())
-
-
-class _Curves(torch.autograd.Function):
-    """Sums of Gaussians, (..., T) for parameters (..., kernels), with half the operations that autograd would need."""
-
-    @staticmethod
-    def forward(ctx: Any, offsets: Tensor, amplitude: Tensor, sharpness: Tensor, center: Tensor) -> Tensor:
-        distance, kernels = _gaussians(offsets, sharpness, center)
-        ctx.save_for_backward(offsets, amplitude, sharpness, center, distance, kernels)
-        return (amplitude.unsqueeze(-1) * kernels).sum(-2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        offsets, amplitude, sharpness, center, distance, kernels = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Second derivatives need to know what these were computed from.
-            distance, kernels = _gaussians(offsets, sharpness, center)
-        weighted = gradient.unsqueeze(-2) * kernels
-        first = weighted * distance
-        to_sharpness = (first * distance).sum(-1) * amplitude * -sharpness.sgn()
-        to_center = first.sum(-1) * amplitude * sharpness.abs() * 2
-        return None, weighted.sum(-1), to_sharpness, to_center
 
 
 class Tisa(OffsetFunction):
@@ -86,16 +58,16 @@ class Tisa(OffsetFunction):
         if self.amplitude.numel() == 0:
             return [1] * len(self.amplitude)
         with torch.no_grad():
-            largest, sharpness, furthest = (
-                torch.linalg.vector_norm(kernels, order, (1, 2)).tolist()
-                for kernels, order in zip(self.kernel_parameters(), (math.inf, -math.inf, math.inf), strict=True)
-            )
+            numbers = torch.stack(self.kernel_parameters()).tolist()
         # Beyond its distance a kernel adds less than a score's rounding error, even together with the other kernels.
         least = torch.finfo(float_dtype(self.amplitude)).eps / self.amplitude.shape[-1]
         reaches: list[int | None] = []
-        for amplitude, decay, center in zip(largest, sharpness, furthest, strict=True):
+        for layer in zip(*numbers, strict=True):
+            amplitudes, decays, centers = ([*map(abs, chain(*heads))] for heads in layer)
+            decay = min(decays)
             # An amplitude below 1 counts as 1: its gradient is the kernel itself.
-            reach = center + math.sqrt(math.log(max(amplitude, 1.0) / least) / decay) if decay > 0 else math.inf
+            further = math.sqrt(math.log(max(*amplitudes, 1.0) / least) / decay) if decay > 0 else math.inf
+            reach = max(centers) + further
             # Not a number, or a kernel that never decays
             reaches.append(2 ** math.ceil(math.log2(max(reach, 1.0))) if reach < 2**30 else None)
         return reaches
@@ -115,11 +87,10 @@ class Tisa(OffsetFunction):
         """Return the curves of parameters (..., num_kernels), (..., offsets)."""
         dtype = float_dtype(self.amplitude)
         amplitude, sharpness, center = (kernels.to(dtype) for kernels in parameters)
-        flat = offsets.flatten().to(dtype)
-        if is_plain(amplitude) and torch.is_grad_enabled():
-            curves: Tensor = _Curves.apply(flat, amplitude, sharpness, center)  # type: ignore[no-untyped-call]
-        else:
-            curves = (amplitude.unsqueeze(-1) * _gaussians(flat, sharpness, center)[1]).sum(-2)
+        # Few operations, because a GPU waits for each.
+        distance = center.unsqueeze(-1) - offsets.flatten()
+        kernels = torch.exp(-sharpness.abs().unsqueeze(-1) * distance.square())
+        curves = (amplitude.unsqueeze(-1) * kernels).sum(-2).to(dtype)
         return curves if offsets.dim() == 1 else curves.unflatten(-1, offsets.shape)
 
 
