@@ -57,7 +57,7 @@ class Triangle(OffsetFunction):
     def reset_parameters(self):
         torch.nn.init.ones_(self.slope)
 
-    def reach(self, *, layer=0, prepared=None):
+    def reach(self, *, layer=0):
         return self.width
 
     def curve(self, offsets, *, layer=0):
@@ -97,7 +97,7 @@ class Inplace(Position):
 
 
 class OtherAlone(Position):
-    def prepare_for(self, site, prepared=None):
+    def prepare_for(self, site):
         return 2.0
 
     def rotate(self, query, key, value, site):
@@ -180,8 +180,8 @@ class OtherCurve(Triangle):
     def curves(self, offsets):
         return [2 * curve for curve in super().curves(offsets)]
 
-    def terms_at(self, site, prepared=None):
-        (term,) = super().terms_at(site, prepared)
+    def terms_at(self, site):
+        (term,) = super().terms_at(site)
         if isinstance(term, OffsetBias):
             return (OffsetBias(term.table * 2, term.first),)
         return (DenseBias(term.scores * 2),)

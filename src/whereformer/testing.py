@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -199,12 +199,10 @@ def _needs_nothing_shared(build: _Build) -> None:
     """What layers share may be left out."""
     position, words, heads, at = build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
     for layer in (0, LAYERS - 1):
-        alone = _hooks(position, words, heads, Site(at, at, layer))
-        for prepared in (None, position.prepare()):
-            site = Site(at, at, layer)
-            given = _hooks(position, words, heads, replace(site, shared=position.prepare_for(site, prepared)))
-            for ours, theirs in zip(given, alone, strict=True):
-                _demand_close(ours, theirs, f"layer {layer} with site.shared and without")
+        site = Site(at, at, layer)
+        given, alone = (_hooks(position, words, heads, each) for each in (position.share(site), site))
+        for ours, theirs in zip(given, alone, strict=True):
+            _demand_close(ours, theirs, f"layer {layer} with site.shared and without")
 
 
 def _trains(build: _Build) -> None:

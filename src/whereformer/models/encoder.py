@@ -348,13 +348,12 @@ class _Run:
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
         self.shares = may_share(encoder.layers)
-        self.prepared = encoder.position.prepare() if self.shares else None
         self.hidden: Tensor
         self.add(hidden)
 
     def share(self, site: Site) -> Site:
         """Return the site with what the layers there share, if they may."""
-        return self.encoder.position.share(site, self.prepared) if self.shares else site
+        return self.encoder.position.share(site) if self.shares else site
 
     def layer(self, layer: int, site: Site, pooled: Tensor | None = None) -> None:
         """Run one layer. If ``pooled`` is given, its queries are those, and its keys the states before pooling."""

@@ -424,27 +424,19 @@ class Position(nn.Module):
         """
         return None
 
-    def prepare(self) -> Any:
-        """Compute what depends on the parameters alone, once a forward; the result is passed to ``prepare_for``."""
-        return None
-
-    def prepare_for(self, site: Site, prepared: Any = None) -> Any:
+    def prepare_for(self, site: Site) -> Any:
         """Compute what all layers with a site's positions have in common; the hooks below find it in ``site.shared``.
 
-        A model calls this for every pair of sequences in a forward (a funnel has several).
-
-        Args:
-            site: where the layers attend, without a layer.
-            prepared: the result of :meth:`prepare` in this forward; None if the method has to compute it.
+        A model calls this for every pair of sequences in a forward (a funnel has several). The site has no layer.
         """
-        return prepared
+        return None
 
-    def share(self, site: Site, prepared: Any = None) -> Site:
-        """Return a site with what all of its layers share; ``prepared`` is as for :meth:`prepare_for`.
+    def share(self, site: Site) -> Site:
+        """Return a site with what all of its layers share.
 
         It is computed once there, the tables of all layers at once, and otherwise by each layer for itself.
         """
-        return replace(site, shared=self.prepare_for(site, self.prepare() if prepared is None else prepared))
+        return replace(site, shared=self.prepare_for(site))
 
     def shared_at(self, site: Site) -> Any:
         """Return what :meth:`prepare_for` computes for a site: ``site.shared`` if it is there."""
@@ -534,12 +526,13 @@ class OffsetFunction(Position):
     one_curve: bool = False
     """Whether all layers have the same curve. They then share its terms."""
 
-    def reach(self, *, layer: int = 0, prepared: Any = None) -> int | None:
-        """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
-
-        ``prepared`` is the result of :meth:`prepare`; None if the method has to compute what it needs.
-        """
+    def reach(self, *, layer: int = 0) -> int | None:
+        """An absolute offset beyond which the curve is constant in each direction; None if it never settles."""
         return None
+
+    def reaches(self) -> Sequence[int | None]:
+        """The reach of every layer. A method that can computes all of them at once."""
+        return [self.reach(layer=layer) for layer in range(self.model.num_layers)]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
@@ -548,12 +541,11 @@ class OffsetFunction(Position):
         """The curve of every layer, (heads, offsets) each. A method that can computes all of them at once."""
         return [self.curve(offsets, layer=layer) for layer in range(self.model.num_layers)]
 
-    def prepare_for(self, site: Site, prepared: Any = None) -> Sequence[tuple[Term, ...]] | None:
+    def prepare_for(self, site: Site) -> Sequence[tuple[Term, ...]] | None:
         """The terms of every layer; None if each pair of tokens has a number of its own, which takes much memory."""
-        layers = range(self.model.num_layers)
         if self.one_curve:
-            return [self.terms_at(replace(site, layer=0), prepared)] * len(layers)
-        spans = [site_span(site, self.reach(layer=at, prepared=prepared)) for at in layers]
+            return [self.terms_at(replace(site, layer=0))] * self.model.num_layers
+        spans = [site_span(site, reach) for reach in self.reaches()]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
             return None
@@ -568,14 +560,14 @@ class OffsetFunction(Position):
         terms: tuple[Term, ...] = self.terms_at(site) if site.shared is None else site.shared[site.layer]
         return terms
 
-    def terms_at(self, site: Site, prepared: Any = None) -> tuple[Term, ...]:
+    def terms_at(self, site: Site) -> tuple[Term, ...]:
         """The terms of one layer; they do not depend on the hidden states.
 
         Raises:
             TypeError: for fractional positions, if the method does not take them.
         """
         device = self._like.device
-        span = site_span(site, self.reach(layer=site.layer, prepared=prepared))
+        span = site_span(site, self.reach(layer=site.layer))
         if span is not None:
             first, last = span
             return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=site.layer), first),)

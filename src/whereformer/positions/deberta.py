@@ -109,11 +109,7 @@ class Deberta(Position):
         if self.query_bias is not None:
             nn.init.zeros_(self.query_bias)
 
-    def prepare(self) -> Tensor:
-        """Return the rows of the offsets from -max_distance to max_distance on the table's device."""
-        return torch.tensor(self.rows, device=self.table.device)
-
-    def prepare_for(self, site: Site, prepared: Tensor | None = None) -> Rows:
+    def prepare_for(self, site: Site) -> Rows:
         """Return the rows that these positions read.
 
         Raises:
@@ -122,10 +118,9 @@ class Deberta(Position):
         span = offset_span(site.queries, site.keys, self.max_distance)
         if span is None:
             raise TypeError("deberta: needs whole positions, got fractional ones")
-        rows, reach = self.prepare() if prepared is None else prepared, self.max_distance
         first, last = span
-        low, high = self.rows[last + reach], self.rows[first + reach]
-        return Rows(first, low, high, rows[first + reach : last + reach + 1] - low)
+        rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
+        return Rows(first, rows[-1], rows[0], torch.tensor(rows, device=self.table.device) - rows[-1])
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value

@@ -117,17 +117,9 @@ class Floater(Position):
         solve = torch.compiler.disable(integrate) if torch.compiler.is_dynamo_compiling() else integrate
         return solve(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
-    def prepare(self) -> list[Tensor]:
-        """Start the list that will hold the longest trajectory of this forward."""
-        return []
-
-    def prepare_for(self, site: Site, prepared: list[Tensor] | None = None) -> Tensor:
+    def prepare_for(self, site: Site) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
-        length = site.end or max(self._length(site.queries), self._length(site.rotated_keys))
-        made = self.prepare() if prepared is None else prepared
-        if not made or len(made[0]) < length:
-            made[:] = [self.trajectory(length)]
-        return made[0][:length]
+        return self.trajectory(site.end or max(self._length(site.queries), self._length(site.rotated_keys)))
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         vectors = self.shared_at(site)

@@ -67,7 +67,7 @@ class Inkling(Position):
         for parameter in (self.mix, self.profiles):
             nn.init.normal_(parameter, 0.0, self.model.initializer_range)
 
-    def prepare_for(self, site: Site, prepared: None = None) -> tuple[int, int]:
+    def prepare_for(self, site: Site) -> tuple[int, int]:
         """Return the first and the last offset of the tables.
 
         Raises:

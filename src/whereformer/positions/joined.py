@@ -73,12 +73,8 @@ class Joined(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
-    def prepare(self) -> tuple[Any, ...]:
-        return tuple(part.prepare() for part in self)
-
-    def prepare_for(self, site: Site, prepared: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        given = [None] * len(self.parts) if prepared is None else prepared
-        return tuple(part.prepare_for(site, own) for part, own in zip(self, given, strict=True))
+    def prepare_for(self, site: Site) -> tuple[Any, ...]:
+        return tuple(part.prepare_for(site) for part in self)
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
         for part in self:

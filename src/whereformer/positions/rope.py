@@ -100,28 +100,15 @@ class Rope(Position):
         spectrum = rotary_dim // (self.axes or 1) if arrangement == "axial" else rotary_dim
         self.scaling = Scaling(scaling, rotary_dim=spectrum, max_length=model.max_length)
 
-    def prepare(self) -> list[tuple[PositionsLike, Turns]]:
-        """Start the list that will hold the turns of this forward's positions."""
-        return []
-
-    def prepare_for(self, site: Site, prepared: list[tuple[PositionsLike, Turns]] | None = None) -> tuple[Turns, Turns]:
+    def prepare_for(self, site: Site) -> tuple[Turns, Turns]:
         """Return the turns of queries and of keys."""
-        met = self.prepare() if prepared is None else prepared
-        return self._turns_once(site.queries, met), self._turns_once(site.rotated_keys, met)
+        turns = self._turns(site.queries)
+        return turns, turns if site.rotated_keys is site.queries else self._turns(site.rotated_keys)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         query_turns, key_turns = self.shared_at(site)
         base = self.bases[site.layer % len(self.bases)]
         return rotated(query, query_turns[base], self.layout), rotated(key, key_turns[base], self.layout), value
-
-    def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
-        """Return the turns of these positions, computed once for pooled layers and their neighbors."""
-        for known, turns in met:
-            if known is positions:
-                return turns
-        turns = self._turns(positions)
-        met.append((positions, turns))
-        return turns
 
     def _turns(self, positions: PositionsLike) -> Turns:
         """Return cosines and sines of these positions for each base."""

@@ -57,7 +57,7 @@ class Shaw(Position):
             if table is not None:
                 nn.init.uniform_(table, -bound, bound)
 
-    def prepare(self) -> list[tuple[Term, ...]]:
+    def prepare_for(self, site: Site) -> list[tuple[Term, ...]]:
         """Return the terms of every layer, whose tables are taken apart at once."""
         return self._terms_of(self.keys, self.values)
 

@@ -51,7 +51,7 @@ class Tisa(OffsetFunction):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         return self.amplitude, self.sharpness, self.center
 
-    def prepare(self) -> list[int | None]:
+    def reaches(self) -> list[int | None]:
         """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
@@ -72,9 +72,8 @@ class Tisa(OffsetFunction):
             reaches.append(2 ** math.ceil(math.log2(max(reach, 1.0))) if reach < 2**30 else None)
         return reaches
 
-    def reach(self, *, layer: int = 0, prepared: list[int | None] | None = None) -> int | None:
-        reaches = self.prepare() if prepared is None else prepared
-        return reaches[0 if self.one_curve else layer]
+    def reach(self, *, layer: int = 0) -> int | None:
+        return self.reaches()[0 if self.one_curve else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         row = 0 if self.one_curve else layer

@@ -83,7 +83,7 @@ class TransformerXL(Position):
         for parameter in (self.content_bias, self.position_bias, self.kernel):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
-    def prepare_for(self, site: Site, prepared: None = None) -> Window | None:
+    def prepare_for(self, site: Site) -> Window | None:
         if self.form == "factorized":
             return None
         queries, keys = site.queries, site.keys
