@@ -193,8 +193,8 @@ def test_bfloat16_is_near_float64(options):
         ({"feed_forward": "glu"}, "feed_forward: expected 'plain' or 'gated', got 'glu'"),
         ({"biases": 1}, "biases: expected True or False, got 1"),
         ({"attention_scale": -1.0}, "attention_scale: expected at least 0.0, got -1.0"),
-        ({"causal": True, "blocks": "2-2"}, "causal: pooling mixes a token with the next; expected a single block"),
-        ({"classifier_pooling": "mean", "blocks": "2-2"}, "classifier_pooling: 'mean' needs a single block"),
+        ({"causal": True, "blocks": "2-2"}, "causal: pooling mixes a token with the next"),
+        ({"classifier_pooling": "mean", "blocks": "2-2"}, "classifier_pooling: 'mean' needs one block"),
         (
             {"attention_scale": 1.0, "position": "synthesizer"},
             "attention_scale: expected None with a position method that replaces queries and keys, got 1.0",

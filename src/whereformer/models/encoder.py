@@ -14,38 +14,20 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
-from ..positions import Position, Site, build_position
-from ..positions.counting import places_in, places_of
+from ..positions import Position, Site
+from ..positions.counting import places_in, places_of, starts_of_runs
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape, embedded_tokens, whole_numbers
 from .config import EncoderConfig
 from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
+from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
 from .packed import offsets_suffice, packed_texts
 from .pooling import Texts, unpool
 
 if TYPE_CHECKING:
     from jaxtyping import Integer, Shaped
-
-
-def position_of(config: EncoderConfig) -> Position:
-    """Build the position method of an encoder with this configuration, with fresh parameters."""
-    return build_position(
-        config.position,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        num_layers=config.num_hidden_layers,
-        max_length=config.max_position_embeddings,
-        embedding_size=config.embedding_size,
-        causal=config.causal,
-        initializer_range=config.initializer_range,
-        passes=config.passes,
-        separate_cls=config.separate_cls,
-        **(config.position_options or {}),
-    )
 
 
 class Embeddings(nn.Module):
@@ -126,7 +108,8 @@ class Encoder(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
-        self.position = position_of(config)
+        more = {"embedding_size": config.embedding_size, "separate_cls": config.separate_cls, "passes": config.passes}
+        self.position = position_of(config, config.num_hidden_layers, causal=config.causal, **more)
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
         ends = (0, *accumulate(block.layers * block.repeats for block in blocks))
@@ -256,8 +239,9 @@ class Encoder(EncoderPreTrainedModel):
             check_types(types, number_of_types(self.config))
         real = None if attention_mask is None else attention_mask.bool()
         starts = None
-        if documents is not None and types is not None and self.config.separate_cls:
-            starts = starts_of(documents, real)
+        if documents is not None and types is not None:
+            # Padding is no part of a document, whatever its id.
+            starts = starts_of_runs(documents if real is None else documents.masked_fill(~real, -(2**63)))
         at, end = self._places(input_ids, length, documents, inputs)
         site = Site(
             at,

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import InputError
 from ..kernels import FactorPair, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
-from ..positions import Position, Site
+from ..positions import Position, Site, build_position
 from .config import EncoderConfig
 from .seq2seq.config import Seq2SeqConfig
 
@@ -23,6 +23,21 @@ from .seq2seq.config import Seq2SeqConfig
 def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNorm:
     """Return a norm over the last dimension, which is ``width`` wide."""
     return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
+
+
+def position_of(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: Any) -> Position:
+    """Build the position method of some layers with fresh parameters; ``sizes`` are more of its ModelShape."""
+    return build_position(
+        config.position,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        num_layers=num_layers,
+        max_length=config.max_position_embeddings,
+        initializer_range=config.initializer_range,
+        **sizes,
+        **(config.position_options or {}),
+    )
 
 
 def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -178,17 +193,6 @@ def without_cls(factors: Tensor, starts: Tensor | None) -> Tensor:
     if starts is None:
         return functional.pad(factors[:, :, 1:], (0, 0, 1, 0))
     return factors.masked_fill(starts[:, None, :, None], 0.0)
-
-
-def starts_of(documents: Tensor, real: Tensor | None) -> Tensor:
-    """Return which tokens (batch, n) are the first real ones of their documents, wherever these are in the row."""
-    # Padding stands apart from the documents' real tokens, whatever its id.
-    ids = documents.long() if real is None else 2 * documents.long() + ~real
-    order = ids.argsort(dim=-1, stable=True)
-    ids = ids.gather(-1, order)
-    first = functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
-    starts = torch.empty_like(first).scatter(-1, order, first)
-    return starts if real is None else starts & real
 
 
 def may_share(layers: nn.ModuleList) -> bool:

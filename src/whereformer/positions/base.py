@@ -638,13 +638,11 @@ def table_rows(
     rows: int,
     name: str,
     device: torch.device,
-    sized_by: str = "max_length",
     least: int = 0,
 ) -> Tensor:
     """Return the row indices of positions in a table of ``rows`` positions, (n,) or (batch, n).
 
-    ``sized_by`` says in messages which option decides on their number, and ``least`` what no position is below: that of
-    a pooled [CLS], which has the first row.
+    ``least`` is what no position is below: that of a pooled [CLS], which has the first row.
 
     Raises:
         PositionRangeError: if a position has no row. Explicit positions are checked on the CPU only. Elsewhere, and in
@@ -654,10 +652,8 @@ def table_rows(
     if isinstance(positions, Positions):
         # The [CLS] of a pooled sequence is one stride before the token at 1, and nothing precedes it.
         first = 0 if positions.start == 1 - positions.stride else positions.start
-        outside = positions.length > 0 and (first < 0 or positions.last >= rows)
-        if outside:
-            worst = first if first < 0 else positions.last
-            raise PositionRangeError(out_of_range(name, rows, worst, sized_by))
+        if positions.length > 0 and (first < 0 or positions.last >= rows):
+            raise out_of_range(name, rows, first if first < 0 else positions.last)
         return position_values(positions, device).clamp(min=0)
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
@@ -665,16 +661,14 @@ def table_rows(
     if can_look(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < least or high >= rows:
-            raise PositionRangeError(out_of_range(name, rows, low if low < 0 else high, sized_by))
+            raise out_of_range(name, rows, low if low < 0 else high)
     elif not least:
         # A negative index would silently count from the end.
         return positions.masked_fill(positions < 0, rows)
     return positions.clamp(min=0) if least else positions
 
 
-def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_length") -> str:
-    """Return what is wrong with a position that a table of ``rows`` positions lacks."""
-    return (
-        f"{name} covers positions 0 to {rows - 1} ({sized_by} {rows}), got position {position}; "
-        f"raise {sized_by} or choose a method that extrapolates"
-    )
+def out_of_range(name: str, rows: int, position: int) -> PositionRangeError:
+    """Return the error for a position that a table of ``rows`` positions lacks."""
+    covered = f"{name} covers positions 0 to {rows - 1} (max_length {rows}), got position {position}"
+    return PositionRangeError(f"{covered}; raise max_length or choose a method that extrapolates")
