@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -186,34 +186,63 @@ class Encoder(EncoderPreTrainedModel):
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
             at = Positions(0, 1, words.shape[1])
             whole = replace(whole, queries=at, keys=at, end=None)
-        run = _Run(
-            self,
-            # No variable here holds the embeddings, so that their memory is free once the first layer has run.
-            self.embeddings(words, inputs.get("token_type_ids"), self.position, places),
-            with_weights=asks_for("output_attentions", inputs, self.config),
-            with_states=asks_for("output_hidden_states", inputs, self.config),
-        )
-        run.texts = texts
-        site = whole = run.share(whole)
-        run.layers(self.blocks[0], site)
-        first = run.hidden if self.has_decoder else None
-        for layers in self.blocks[1:]:
-            site = run.pooled_block(layers, site)
-        if first is not None:
-            times = 2 ** (len(self.blocks) - 1)
-            if texts is None or run.texts is None:
-                run.add(unpool(run.hidden, times, words.shape[1], self.config.separate_cls) + first)
-            else:
-                run.add(texts.unpool(run.hidden, run.texts, times) + first)
-            del first
-            run.layers(self.decoder, whole)
+        shares = may_share(self.layers)
+        site = whole = self.position.share(whole) if shares else whole
+        # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
+        hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, places)
+        with_weights = asks_for("output_attentions", inputs, self.config)
+        states = [hidden] if asks_for("output_hidden_states", inputs, self.config) else None
+        attentions, first, now = [], None, texts
+        pooled_blocks = {block.start for block in self.blocks[1:]}
+        for number in chain(*self.blocks, self.decoder):
+            if number == self.decoder.start:
+                hidden, site = self._unpooled(hidden, texts, now, words.shape[1]) + first, whole
+                first = None
+                if states is not None:
+                    states.append(hidden)
+            here, queries, memory = site, hidden, None
+            if number in pooled_blocks:
+                first = hidden if first is None and self.has_decoder else first
+                if now is not None or self.pooling.applies_to(hidden.shape[1]):
+                    here, site = self._pooled(site, now, shares)
+                    queries, memory = self.pooling.hidden(hidden, now), hidden if here is not site else None
+                    now = None if now is None else now.pooled
+            here = replace(here, layer=number, window=self.windows[number])
+            hidden, weights = self.layers[self.passes[number]](queries, self.position, here, memory, with_weights)
+            attentions.append(weights)
+            if states is not None:
+                states.append(hidden)
         if self.norm is not None:
-            run.normalize(self.norm)
+            hidden = self.norm(hidden)
+            if states is not None:
+                states[-1] = hidden
         return BaseModelOutput(
-            last_hidden_state=run.hidden,
-            hidden_states=tuple(run.states) if run.with_states else None,
-            attentions=tuple(run.attentions) if run.with_weights else None,
+            last_hidden_state=hidden,
+            hidden_states=None if states is None else tuple(states),
+            attentions=tuple(attentions) if with_weights else None,
         )
+
+    def _pooled(self, site: Site, texts: Texts | None, shares: bool) -> tuple[Site, Site]:
+        """Return where the first layer of a block attends, and where its others do, with what layers share there."""
+        pooled = self.pooling.site(site, texts)
+        before = replace(
+            pooled,
+            keys=site.keys,
+            key_mask=site.key_mask,
+            key_documents=site.key_documents,
+            key_segments=site.key_segments,
+            key_starts=site.key_starts,
+        )
+        if shares:
+            before, pooled = self.position.share(before), self.position.share(pooled)
+        return before if self.config.pool_query_only else pooled, pooled
+
+    def _unpooled(self, hidden: Tensor, texts: Texts | None, now: Texts | None, length: int) -> Tensor:
+        """Repeat pooled states to the length that the decoder works at."""
+        times = 2 ** (len(self.blocks) - 1)
+        if texts is None or now is None:
+            return unpool(hidden, times, length, self.config.separate_cls)
+        return texts.unpool(hidden, now, times)
 
     def _site(
         self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
@@ -321,74 +350,3 @@ class Encoder(EncoderPreTrainedModel):
             return every
         places = places_of(input_ids != self.config.pad_token_id)
         return every if places is None else places
-
-
-class _Run:
-    """One forward of an encoder: the current hidden states, and the requested states and weights so far."""
-
-    def __init__(self, encoder: Encoder, hidden: Tensor, *, with_weights: bool, with_states: bool) -> None:
-        self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
-        self.texts: Texts | None = None
-        self.states: list[Tensor] = []
-        self.attentions: list[Tensor | None] = []
-        self.shares = may_share(encoder.layers)
-        self.hidden: Tensor
-        self.add(hidden)
-
-    def share(self, site: Site) -> Site:
-        """Return the site with what the layers there share, if they may."""
-        return self.encoder.position.share(site) if self.shares else site
-
-    def layer(self, layer: int, site: Site, pooled: Tensor | None = None) -> None:
-        """Run one layer. If ``pooled`` is given, its queries are those, and its keys the states before pooling."""
-        encoder = self.encoder
-        window = encoder.windows[layer] if encoder.windows else None
-        queries, memory = (self.hidden, None) if pooled is None else (pooled, self.hidden)
-        hidden, weights = encoder.layers[encoder.passes[layer]](
-            queries, encoder.position, replace(site, layer=layer, window=window), memory, self.with_weights
-        )
-        self.attentions.append(weights)
-        self.add(hidden)
-
-    def layers(self, layers: range, site: Site) -> None:
-        """Run some layers at the same site."""
-        for layer in layers:
-            self.layer(layer, site)
-
-    def pooled_block(self, layers: range, site: Site) -> Site:
-        """Pool the tokens by two, run a block's layers and return the pooled site; too few tokens are not pooled."""
-        pooling, texts = self.encoder.pooling, self.texts
-        if texts is None and not pooling.applies_to(self.hidden.shape[1]):
-            self.layers(layers, site)
-            return site
-        pooled, hidden = pooling.site(site, texts), pooling.hidden(self.hidden, texts)
-        self.texts = None if texts is None else texts.pooled
-        if self.encoder.config.pool_query_only:
-            before = replace(
-                pooled,
-                keys=site.keys,
-                key_mask=site.key_mask,
-                key_documents=site.key_documents,
-                key_segments=site.key_segments,
-                key_starts=site.key_starts,
-            )
-            self.layer(layers[0], self.share(before), pooled=hidden)
-            layers = layers[1:]
-        else:
-            self.hidden = hidden
-        if layers:
-            pooled = self.share(pooled)
-            self.layers(layers, pooled)
-        return pooled
-
-    def add(self, hidden: Tensor) -> None:
-        """Continue with these hidden states (batch, n, hidden_size)."""
-        self.hidden = hidden
-        if self.with_states:
-            self.states.append(hidden)
-
-    def normalize(self, norm: nn.Module) -> None:
-        """Replace the last states with their normalized version."""
-        self.hidden = norm(self.hidden)
-        if self.with_states:
-            self.states[-1] = self.hidden
