@@ -196,6 +196,7 @@ class Encoder(EncoderPreTrainedModel):
         pooled_blocks = {block.start for block in self.blocks[1:]}
         for number in chain(*self.blocks, self.decoder):
             if number == self.decoder.start:
+                assert first is not None
                 hidden, site = self._unpooled(hidden, texts, now, words.shape[1]) + first, whole
                 first = None
                 if states is not None:

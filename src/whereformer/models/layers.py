@@ -210,25 +210,6 @@ def may_share(layers: nn.ModuleList) -> bool:
     )
 
 
-class GatedActivation(nn.Module):
-    """The product of the activated first half of the features and the second half (Shazeer 2020, arXiv 2002.05202)."""
-
-    def __init__(self, activation: nn.Module) -> None:
-        super().__init__()
-        self.activation = activation
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return (..., width) from (..., 2 * width)."""
-        activated, gate = features.chunk(2, -1)
-        return self.activation(activated) * gate
-
-
-def make_activation(config: EncoderConfig | Seq2SeqConfig) -> nn.Module:
-    """Return what comes between the projections of a feed-forward network."""
-    activation = ACT2FN[config.hidden_act]
-    return GatedActivation(activation) if config.feed_forward == "gated" else activation
-
-
 class Layer(GradientCheckpointingLayer):
     """Self-attention and a feed-forward network, each with a residual and a norm before or after it."""
 
@@ -237,10 +218,10 @@ class Layer(GradientCheckpointingLayer):
         self.pre, self.first_norm = config.norm == "pre", config.first_norm
         self.attention = Attention(config, content=content)
         self.attention_norm = layer_norm(config, config.hidden_size)
-        # A gated network projects the activated half and the gate at once.
-        halves = 2 if config.feed_forward == "gated" else 1
-        self.up = nn.Linear(config.hidden_size, halves * config.intermediate_size, bias=config.biases)
-        self.activation = make_activation(config)
+        # A gated network projects the activated half and the gate at once (Shazeer 2020, arXiv 2002.05202).
+        self.gated = config.feed_forward == "gated"
+        self.up = nn.Linear(config.hidden_size, (1 + self.gated) * config.intermediate_size, bias=config.biases)
+        self.activation = ACT2FN[config.hidden_act]
         self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.biases)
         self.feed_forward_norm = layer_norm(config, config.hidden_size)
@@ -279,6 +260,10 @@ class Layer(GradientCheckpointingLayer):
 
     def _feed(self, hidden: Tensor) -> Tensor:
         """The feed-forward network with its residual and norm, the second half of a layer."""
-        before = self.feed_forward_norm(hidden) if self.pre else hidden
-        out = hidden + self.dropout(self.down(self.activation_dropout(self.activation(self.up(before)))))
+        features, gate = self.up(self.feed_forward_norm(hidden) if self.pre else hidden), None
+        if self.gated:
+            features, gate = features.chunk(2, -1)
+        features = self.activation(features)
+        out = self.down(self.activation_dropout(features if gate is None else features * gate))
+        out = hidden + self.dropout(out)
         return out if self.pre else self.feed_forward_norm(out)

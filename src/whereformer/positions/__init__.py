@@ -71,11 +71,8 @@ def position_names(pattern: str | None = None) -> list[str]:
     """
     if not isinstance(pattern, str | None):
         raise InputError("pattern", f"expected a text such as 'rope*', got {shown(pattern)}")
-    return [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
-
-
-def _names_of(name: str) -> list[str]:
-    return [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
+    names = {name: [name, *(alias for alias, meant in ALIASES.items() if meant == name)] for name in METHODS}
+    return [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in names[name])]
 
 
 def own_name(name: str) -> str:
@@ -173,7 +170,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 
     used = dict.fromkeys(part for parts in places[: model.num_layers] for part in parts)
     if len(used) == 1:
-        return build(*used, model)
+        return build(next(iter(used)), model)
     return Joined(model, {part: partial(build, part) for part in used}, places)
 
 

@@ -282,7 +282,6 @@ class Position(nn.Module):
                 ``causal=False`` where it was built for causal attention alone.
             TypeError, ValueError: as :func:`whereformer.attention`.
         """
-        _check_kinds(hidden, site)
         if site.causal is False and self.model.causal:
             raise InputError("causal", "the method was built with causal=True, got False")
         if site.causal and not self.model.causal and any(each.scales_query for each in self.methods()):
@@ -291,9 +290,8 @@ class Position(nn.Module):
             self._tell_of_embeddings()
         query, key, value, own = self.apply_hooks(hidden, query, key, value, site)
         of_site: dict[str, Any] = {**site.options(query), "causal": bool(site.causal or self.model.causal)}
-        return attention(
-            query, key, value, (*own, *terms), return_lse=return_lse, backend=backend, **of_site, **options
-        )
+        options |= {"return_lse": return_lse, "backend": backend}
+        return attention(query, key, value, (*own, *terms), **of_site, **options)
 
     def apply_hooks(
         self,
@@ -313,7 +311,6 @@ class Position(nn.Module):
         Returns:
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
-        _check_kinds(hidden, site)
         batch, n_q = hidden.shape[:2]
         self.check_axes("site.queries", site.queries, (batch, n_q))
         self.check_axes("site.keys", site.keys, (batch, value.shape[2]) if site.new_keys is None else None)
@@ -495,14 +492,6 @@ class Position(nn.Module):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
         return ()
-
-
-def _check_kinds(hidden: Any, site: Any) -> None:
-    """Raise a TypeError for arguments of another kind, which not every method would notice."""
-    if not isinstance(site, Site):
-        raise TypeError(f"site: expected a Site, got {type(site).__name__}")
-    if not isinstance(hidden, Tensor):
-        raise TypeError(f"hidden: expected a tensor, the input of the queries' projection, got {type(hidden).__name__}")
 
 
 def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
