@@ -159,18 +159,15 @@ def test_pairs_outside_of_windows_do_not_count(changes, windows):
 
 
 class Projected(Position):
-    """A toy with work of every kind: once a forward, for a pair of sequences, and in a layer."""
+    """A toy with work of every kind: for a pair of sequences, and in a layer."""
 
     def __init__(self, model):
         super().__init__(model)
         self.table = torch.nn.Parameter(torch.randn(model.max_length, model.hidden_size))
         self.square = torch.nn.Parameter(torch.randn(model.hidden_size, model.num_heads * model.head_dim))
 
-    def prepare(self):
-        return self.table @ self.square
-
-    def prepare_for(self, site, prepared=None):
-        prepared = self.prepare() if prepared is None else prepared
+    def prepare_for(self, site):
+        prepared = self.table @ self.square
         heads = (self.model.num_heads, self.model.head_dim)
         rows = [prepared[at.values(prepared.device).clamp(min=0)] @ self.square for at in (site.queries, site.keys)]
         return FactorPair(*(each.unflatten(-1, heads).transpose(0, 1).unsqueeze(0) for each in rows))

@@ -263,11 +263,11 @@ def test_only_electra_has_its_options(tmp_path):
     assert (found.config.generator_size, found.config.discriminator_weight) == (0.5, 7.0)
     with pytest.raises(TypeError, match=r"^config: expected an ElectraPretrainingConfig, got EncoderConfig"):
         Electra(small_config())
-    with pytest.raises(ValueError, match=r"^generator_size: expected a positive number, got 0"):
+    with pytest.raises(ValueError, match=r"^generator_size: expected at least 0\.001, got 0"):
         build(generator_size=0)
-    for name in ("generator_size", "discriminator_weight"):
+    for name, least in (("generator_size", 0.001), ("discriminator_weight", 0.0)):
         for bad in (-0.5, float("nan")):
-            with pytest.raises(ValueError, match=f"^{name}: expected at least 0.0, got {bad}$"):
+            with pytest.raises(ValueError, match=f"^{name}: expected at least {least}, got {bad}$"):
                 build(**{name: bad})
 
 

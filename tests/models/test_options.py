@@ -193,8 +193,8 @@ def test_bfloat16_is_near_float64(options):
         ({"feed_forward": "glu"}, "feed_forward: expected 'plain' or 'gated', got 'glu'"),
         ({"biases": 1}, "biases: expected True or False, got 1"),
         ({"attention_scale": -1.0}, "attention_scale: expected at least 0.0, got -1.0"),
-        ({"causal": True, "blocks": "2-2"}, "causal: pooling mixes a token with the next; expected a single block"),
-        ({"classifier_pooling": "mean", "blocks": "2-2"}, "classifier_pooling: 'mean' needs a single block"),
+        ({"causal": True, "blocks": "2-2"}, "causal: pooling mixes a token with the next"),
+        ({"classifier_pooling": "mean", "blocks": "2-2"}, "classifier_pooling: 'mean' needs one block"),
         (
             {"attention_scale": 1.0, "position": "synthesizer"},
             "attention_scale: expected None with a position method that replaces queries and keys, got 1.0",
@@ -223,12 +223,12 @@ def test_a_preset_is_a_model(name, tmp_path):
 
 def test_changes_win_over_a_preset():
     config = EncoderConfig.preset("modernbert", blocks="2", norm="post", first_norm=True)
-    assert (config.windows, config.position_options) == ("0,64,64", {"base": [160_000.0, 10_000.0]})
+    assert (config.windows, config.position_options) == ("0,64,64", {"base": [160_000.0, 10_000.0, 10_000.0]})
     config = EncoderConfig.preset("modernbert", position="tisa", position_options={"num_kernels": 3}, windows="5")
     assert (config.position_options, config.windows) == ({"num_kernels": 3}, "5")
     assert EncoderConfig.preset("modernbert", position="tisa").position_options == {}
     joined = EncoderConfig.preset("modernbert", position="tisa+rope", blocks="2")
-    assert joined.position_options == {"base": [160_000.0, 10_000.0]}
+    assert joined.position_options == {"base": [160_000.0, 10_000.0, 10_000.0]}
     assert EncoderConfig.preset("modernbert", hidden_size=768).intermediate_size == 2048
     assert EncoderConfig.preset("modernbert", blocks="1-1", decoder_layers="1").windows == "0,64,64"
     with pytest.raises(ValueError, match=r"^preset: expected one of bert, albert, .*, got 'roberta'$"):

@@ -22,7 +22,6 @@ METHODS = {
     "shaw values": ("shaw", {"keys": False, "clip": 2}),
     "t5 causal": ("t5", {"causal": True, "num_buckets": 8, "max_distance": 5}),
     "floater midpoint": ("floater", {"solver": "midpoint", "substeps": 1}),
-    "floater with a flow for queries": ("floater", {"substeps": 1, "query_flow": True}),
     "synthesizer factorized_random": ("synthesizer", {"variant": "factorized_random"}),
     "synthesizer dense": ("synthesizer", {"variant": "dense"}),
     "synthesizer factorized_dense": ("synthesizer", {"variant": "factorized_dense"}),

@@ -23,7 +23,6 @@ from tests.positions.stack import (
 )
 from whereformer import OffsetBias, PositionRangeError, Positions, Site, build_position, position_names, positions
 from whereformer.positions import ModelShape, Position, method_class, register
-from whereformer.positions.floater import integrate
 from whereformer.testing import attend
 
 FIXED_LENGTH = {name for name in position_names() if not method_class(name).extrapolates}
@@ -159,51 +158,20 @@ def test_autocast_does_not_round_positions(method):
 # --- torch.compile
 
 
-@pytest.mark.parametrize("backend", ["count", pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])])
-def test_compiled_floater_does_not_grow_with_the_length(backend):
-    position, graphs = build("floater+tisa+t5" if backend == "inductor" else "floater", substeps=1), []
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_floater_does_not_grow_with_the_length():
+    position, graphs = build("floater", substeps=1), []
 
     def count(graph, inputs):
-        graphs.append([str(node.target) for node in graph.graph.nodes])
+        graphs.append(len(graph.graph.nodes))
         return graph
 
     for length in (4, MAX_LENGTH):
         torch.compiler.reset()
-        compiled = torch.compile(
-            partial(attend, position), fullgraph=True, backend=count if backend == "count" else backend
-        )
         words = embeddings(length)
-        assert_close(compiled(words), attend(position, words), 1e-9)
-    if graphs:
-        assert len(graphs[0]) == len(graphs[1])
-        assert graphs[1].count("whereformer.floater_trajectory.default") == 1
-
-
-@pytest.mark.parametrize("length", [1, 5])
-@pytest.mark.parametrize("solver", ["rk4", "midpoint"])
-def test_the_floater_operator_is_the_solver(solver, length):
-    position = make("floater", solver=solver)
-    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
-    operator = torch.ops.whereformer.floater_trajectory
-    out, plain = (solve(*weights, length, solver, 2) for solve in (operator, integrate))
-    assert_close(out, plain)
-    direction = torch.randn(out.shape, dtype=torch.float64)
-    gradients, plain_gradients = (
-        torch.autograd.grad((result * direction).sum(), weights, allow_unused=True, materialize_grads=True)
-        for result in (out, plain)
-    )
-    for ours, expected in zip(gradients, plain_gradients, strict=True):
-        assert_close(ours, expected)
-
-
-@pytest.mark.parametrize("length", [1, 3])
-def test_the_floater_operators_are_well_formed(length):
-    position = make("floater")
-    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
-    operators, settings = torch.ops.whereformer, (length, "rk4", 2)
-    torch.library.opcheck(operators.floater_trajectory.default, (*weights, *settings))
-    inputs = (torch.randn(length, *position.initial.shape), *(weight.detach() for weight in weights))
-    torch.library.opcheck(operators.floater_trajectory_backward.default, (*inputs, *settings))
+        assert_close(torch.compile(partial(attend, position), backend=count)(words), attend(position, words), 1e-9)
+    half = len(graphs) // 2
+    assert graphs[:half] == graphs[half:]
 
 
 # --- curves
@@ -263,7 +231,7 @@ WRONG_OPTIONS = [
     ("sinusoidal", {"embedding_size": 7}, r"layout: 'interleaved' needs an even embedding size, got 7"),
     ("sinusoidal", {"min_timescale": 0.0}, r"min_timescale: .*, got 0.0 and 10000.0"),
     ("learned", {"initializer_range": 0.0}, r"initializer_range: expected a positive number, got 0.0"),
-    ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
+    ("shaw", {"clip": -1}, r"clip: expected at least 0, got -1"),
     ("shaw", {"keys": False, "values": False}, r"keys: expected keys or values to be True"),
     ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
     ("t5", {"num_buckets": 1, "causal": True}, r"num_buckets: expected at least 2, got 1"),
@@ -279,24 +247,18 @@ WRONG_OPTIONS = [
     ("rope", {"rotary_dim": 10}, r"rotary_dim: expected an even number up to head_dim 8, got 10"),
     ("rope", {"scaling": {}}, r"scaling: expected a rope_type of default, linear, ntk, .*, proportional, got None"),
     ("rope", {"scaling": "yarn"}, r"scaling: expected numbers by their names, such as rope_type, got 'yarn'"),
-    ("rope", {"scaling": {"type": "ntk"}}, r"scaling: expected rope_type, got its old name type \('ntk'\)"),
-    ("rope", {"scaling": {"rope_type": "ntk", "factor": 2}, "rotary_dim": 2}, r"scaling: 'ntk' needs a rotary_dim of"),
-    ("rope", {"scaling": [None, None]}, r"scaling: expected 1 to 1, one per layer, got 2"),
-    scaled("dynamic", r"'dynamic' has other frequencies at every length, .*ntk"),
+    scaled("dynamic", r"expected a rope_type of .*, got 'dynamic'"),
     scaled("linear", r"'linear' needs factor"),
-    scaled("linear", r"expected a factor of at least 1, got 0.5", factor=0.5),
+    scaled("linear", r"factor: expected a positive number from 1 to inf, got 0.5", factor=0.5),
     scaled("linear", r"factor: expected a number, got '2'", factor="2"),
     scaled("ntk", r"'ntk' has no 'beta'; it has factor", factor=2, beta=1),
-    scaled(
-        "linear", r"'linear' has no 'rope_theta'; it has .* rope_theta use the option base", factor=2, rope_theta=5e5
-    ),
-    scaled("yarn", r"expected a positive original_max_position_embeddings, got -1", factor=2, **{LENGTH: -1}),
+    scaled("yarn", rf"{LENGTH}: expected a positive number from 2 to inf, got -1", factor=2, **{LENGTH: -1}),
     # Bounds in the wrong order would scale the short waves and keep the long ones.
     scaled("yarn", r"expected beta_slow < beta_fast, got 32 and 1", beta_fast=1, beta_slow=32, **YARN),
     scaled("llama3", r"expected low_freq_factor < high_freq_factor, got 4.0 and 4.0", low_freq_factor=4.0, **YARN),
-    scaled("proportional", r"expected a partial_rotary_factor of at most 1, got 1.5", partial_rotary_factor=1.5),
+    scaled("proportional", r"partial_rotary_factor: .* from 0 to 1, got 1.5", partial_rotary_factor=1.5),
     scaled("longrope", r"expected short_factor as 4 numbers, one per pair, got \[1\]", short_factor=[1], **LONG),
-    scaled("longrope", r"expected a positive short_factor, got 0", short_factor=[1, 1, 1, 0], **LONG),
+    scaled("longrope", r"short_factor: expected a positive number from 0", short_factor=[1, 1, 1, 0], **LONG),
     ("rope", {"arrangement": "mixed"}, r"arrangement: expected one of blocks, interleaved, axial, got 'mixed'"),
     ("rope", {"sections": [5, -1]}, r"sections: expected a list of whole numbers from 1 on, got \[5, -1\]"),
     ("rope", {"sections": [2, 1]}, r"sections: expected 4 pairs together, half of rotary_dim, got \[2, 1\]"),

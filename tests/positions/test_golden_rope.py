@@ -42,7 +42,7 @@ def test_angles_are_those_of_the_sinusoid(case):
     check(sinusoid.embed(torch.zeros(1, n, width, dtype=torch.float64), positions), golden["table"], 1e-11)
 
     turns, _ = rope(case.config, layout="interleaved").prepare_for(Site(positions, positions))
-    cos, sin, *_ = turns[case.config["base"], 0]
+    cos, sin, *_ = turns[case.config["base"]]
     check(torch.stack((sin[:, 1::2], cos[:, ::2]), -1).flatten(-2), golden["table"][0], 1e-11)
 
 
@@ -90,7 +90,7 @@ def test_attention_equals_gpt_neox(case):
     position = rope(config, layout="half", rotary_dim=config["rotary_dim"])
 
     turns, _ = position.prepare_for(Site(positions, positions))
-    cos, sin, *_ = turns[config["base"], 0]
+    cos, sin, *_ = turns[config["base"]]
     check(cos, golden["cos"], 1e-5)
     check(sin.abs(), golden["sin"].abs(), 1e-5)
 
@@ -114,7 +114,7 @@ def test_a_base_per_layer_is_repeated_over_the_layers_in_turn():
         torch.testing.assert_close(of_layers.rotate(query, query, query, site), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("base", [[], [1.0] * 6, "10", [1.0, "x"], [1.0, -1.0], [True], {}])
+@pytest.mark.parametrize("base", [[], "10", [1.0, "x"], [1.0, -1.0], [True], {}])
 def test_other_bases_are_refused(base):
     with pytest.raises(ValueError, match=r"^base: expected .* got [^\n]*$"):
         build_position("rope", hidden_size=8, num_heads=1, num_layers=5, base=base)

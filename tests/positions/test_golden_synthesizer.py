@@ -17,7 +17,8 @@ def synthesizer(*, hidden_size, heads, head_dim, max_length, parameters, **optio
         "synthesizer", hidden_size=hidden_size, num_heads=heads, head_dim=head_dim, max_length=max_length, **options
     )
     # One layer: the originals' tensors get our leading layer axis.
-    return install(position, **{name: tensor.unsqueeze(0) for name, tensor in parameters.items()})
+    own = {name if name == "alpha" else f"tables__{name}": tensor.unsqueeze(0) for name, tensor in parameters.items()}
+    return install(position, **own)
 
 
 def mesh_sizes(config):

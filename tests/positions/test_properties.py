@@ -165,8 +165,9 @@ def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling):
     [term] = position.terms(hidden, Site(queries, keys, 2))
     a, b = position.near_size, position.far_size
     assert (a, b, a * b) == (6, 4, MAX_LENGTH)
-    near = nn.functional.linear(hidden, position.near[2], position.near_bias[2]).unflatten(-1, (HEADS, a))
-    far = nn.functional.linear(hidden, position.far[2], position.far_bias[2]).unflatten(-1, (HEADS, b))
+    tables = {name: table[2] for name, table in position.tables.items()}
+    near = nn.functional.linear(hidden, tables["near"], tables["near_bias"]).unflatten(-1, (HEADS, a))
+    far = nn.functional.linear(hidden, tables["far"], tables["far_bias"]).unflatten(-1, (HEADS, b))
     for j in range(MAX_LENGTH):
         expected = near[..., j % a] * far[..., j // a if tiling == "pairs" else j % b]  # (batch, n_q, heads)
         assert_close(term.scores[..., j], expected.mT)

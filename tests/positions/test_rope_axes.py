@@ -156,9 +156,9 @@ def test_methods_that_do_not_take_the_axes_say_so():
     [
         (CELLS[:, :1], r"expected shape \(1 or 1, 15, axes\), got \(1, 1, 2\)"),
         (CELLS.expand(2, -1, -1), r"expected shape \(1 or 1, 15, axes\), got \(2, 15, 2\)"),
-        (CELLS.bool(), r"expected numbers, got torch.bool"),
-        (CELLS + 0j, r"expected numbers, got torch.complex64"),
-        (CELLS.where(CELLS != 2, torch.nan), "expected finite numbers, got NaN or inf"),
+        (CELLS.bool(), r"expected finite numbers, got tensor.*False"),
+        (CELLS + 0j, "expected finite numbers, got tensor.*j"),
+        (CELLS.where(CELLS != 2, torch.nan), "expected finite numbers, got tensor"),
     ],
 )
 def test_bad_places_are_refused(at, message):

@@ -420,8 +420,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
     ("arguments", "expected"),
     refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
-        --position hybrid => --position: unknown position method 'hybrid'; it is a preset, --preset hybrid; known: none
-        --position rope+sinks => --position: unknown position method 'sinks'; sinks belong to the attention, as in Enc
+        --position hybrid => --position: unknown position method 'hybrid'; known: none
         --position tisa+tisa => --position: 'tisa+tisa' names a method twice
         --position rope --num-heads 128 => --position: rotary_dim: expected an even number
         --blocks 4-4 --decoder-layers 0 => --decoder-layers: expected at least 1, got 0

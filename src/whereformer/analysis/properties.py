@@ -20,7 +20,7 @@ from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
 from ..models.layers import Layer, position_parameters
-from ..positions import Position, PositionRangeError, Site, build_position, layer_pattern
+from ..positions import Position, PositionRangeError, Site, build_position
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
@@ -62,13 +62,11 @@ def parameter_growth(name: str, *, sinks: bool = False, **options: Any) -> tuple
     Returns:
         their number, and the power of the length with which it grows: 0 if it does not, 1 if it grows in proportion.
     """
-    places = len(layer_pattern(name))
-    layers = -(-BASE_SIZES["num_layers"] // places) * places  # a pattern divides the layers
     counts = []
     for length in (BASE_SIZES["max_length"], 2 * BASE_SIZES["max_length"]):
         with torch.device("meta"):
-            position = build_position(name, **{**BASE_SIZES, "num_layers": layers, "max_length": length}, **options)
-        own = layers * BASE_SIZES["num_heads"] if sinks else 0
+            position = build_position(name, **{**BASE_SIZES, "max_length": length}, **options)
+        own = BASE_SIZES["num_layers"] * BASE_SIZES["num_heads"] if sinks else 0
         counts.append(own + sum(parameter.numel() for parameter in position.parameters()))
     few, many = counts
     return few, math.log2(many / few) if few else 0.0

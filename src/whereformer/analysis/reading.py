@@ -58,7 +58,7 @@ def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
 
 def layers_with_position(position: Position) -> list[int]:
     """Return the layers in which a method acts by itself; others have only what positions in the embeddings give."""
-    return [layer for layer in range(position.model.num_layers) if position.in_layer(layer).acts_in_attention()]
+    return [layer for layer in range(position.model.num_layers) if position.acts_in_attention(layer)]
 
 
 @torch.no_grad()

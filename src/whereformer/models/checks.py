@@ -153,20 +153,16 @@ def _check_number(name: str, value: object, least: float, most: float) -> None:
         raise InputError(name, f"expected at most {most}, got {shown(value)}")
 
 
-def check_position(config: Any, *layers: int) -> None:
-    """Raise an InputError unless a configuration names position methods for so many layers, each with its options.
-
-    ``layers`` are the numbers of layers of the stacks that have these methods.
-    """
+def check_position(config: Any) -> None:
+    """Raise an InputError unless a configuration names position methods, each with its options."""
     options = config.position_options
     if not (options is None or isinstance(options, dict)):
         raise InputError("position_options", f"expected a dictionary, got {shown(options)}")
-    for num_layers in layers:
-        check_name(config.position, num_layers)
-        try:
-            check_name(config.position, num_layers, options)
-        except (InputError, TypeError) as error:
-            raise InputError("position_options", str(error)) from None
+    check_name(config.position)
+    try:
+        check_name(config.position, options)
+    except (InputError, TypeError) as error:
+        raise InputError("position_options", str(error)) from None
 
 
 def check_labels(entries: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ class EncoderConfig(StrictConfig):
         mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or if "all" are
             (transformers' FunnelModel, which therefore loses tokens before the padding).
         position: a position method, several joined by "+", or a pattern over layers such as "rope/rope/rope/none",
-            repeated to the depth. Layers are counted as for windows, and the pattern must divide them.
+            repeated over the layers in turn, which are counted as for windows.
         position_options: the method's options; in a dictionary by the method's name those of one of several.
         max_position_embeddings: the number of positions for methods that have a fixed number.
         count_padding: whether default positions count tokens that are ``pad_token_id``, as BERT's do. RoBERTa's and
@@ -176,34 +176,23 @@ class EncoderConfig(StrictConfig):
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
-        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
-            raise InputError("pad_token_id", f"expected a token of the {self.vocab_size}, got {self.pad_token_id}")
-        if not self.count_padding and self.pad_token_id is None:
-            raise InputError("count_padding", "False needs a pad_token_id, got None")
-        if self.decoder_layers != "0":
-            decoder = parse_blocks(self.decoder_layers, "decoder_layers")
-            if len(decoder) > 1:
-                raise InputError("decoder_layers", f"expected one block as '2' or '1x2', got {self.decoder_layers!r}")
-            if len(parse_blocks(self.blocks)) == 1:
-                raise InputError(
-                    "decoder_layers",
-                    f"a single block is never pooled, so there is nothing to undo; got "
-                    f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
-                )
-        check_position(self, self.num_hidden_layers)
+        decoder = () if self.decoder_layers == "0" else parse_blocks(self.decoder_layers, "decoder_layers")
+        pools = len(parse_blocks(self.blocks)) > 1
+        pad, blocks, pooling = self.pad_token_id, self.blocks, self.classifier_pooling
+        for wrong, name, reason in (
+            ((pad or 0) >= self.vocab_size, "pad_token_id", f"expected a token of the {self.vocab_size}, got {pad}"),
+            (not self.count_padding and pad is None, "count_padding", "False needs a pad_token_id, got None"),
+            (len(decoder) > 1, "decoder_layers", f"expected one block as '2' or '1x2', got {self.decoder_layers!r}"),
+            (decoder and not pools, "decoder_layers", f"no pooling is there to undo, got blocks={blocks!r}"),
+            (not self.first_norm and self.norm != "pre", "first_norm", f"False needs norm 'pre', got {self.norm!r}"),
+            (pools and pooling != "cls", "classifier_pooling", f"{pooling!r} needs one block, got blocks={blocks!r}"),
+            (pools and self.causal, "causal", f"pooling mixes a token with the next, got blocks={blocks!r}"),
+            (self.segments == "attention" and not self.type_vocab_size, "segments", "'attention' needs types, got 0"),
+        ):
+            if wrong:
+                raise InputError(name, reason)
+        check_position(self)
         self.layer_windows()
-        if not self.first_norm and self.norm != "pre":
-            raise InputError("first_norm", f"False needs norm 'pre', got {self.norm!r}")
-        if self.classifier_pooling != "cls" and len(parse_blocks(self.blocks)) > 1:
-            reason = (
-                f"{self.classifier_pooling!r} needs a single block, which is not pooled; got blocks={self.blocks!r}"
-            )
-            raise InputError("classifier_pooling", reason)
-        if self.causal and len(parse_blocks(self.blocks)) > 1:
-            reason = f"pooling mixes a token with the next; expected a single block, got blocks={self.blocks!r}"
-            raise InputError("causal", reason)
-        if self.segments == "attention" and self.type_vocab_size < 1:
-            raise InputError("segments", "'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         if self.intermediate_size is None:

@@ -37,17 +37,12 @@ class ElectraPretrainingConfig(EncoderConfig):
     model_type = "whereformer_electra"
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
         **EncoderConfig.bounds,
-        "generator_size": (0.0, 1e3),
+        "generator_size": (1e-3, 1e3),
         "discriminator_weight": (0.0, 1e9),
     }
 
     generator_size: float = 0.25
     discriminator_weight: float = 50.0
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        super().__post_init__(**kwargs)
-        if self.generator_size == 0:
-            raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
 
     def discriminator_config(self) -> EncoderConfig:
         """Return the discriminator's configuration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -14,38 +14,20 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
-from ..positions import Position, Site, build_position
-from ..positions.counting import places_in, places_of
+from ..positions import Position, Site
+from ..positions.counting import places_in, places_of, starts_of_runs
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape, embedded_tokens, whole_numbers
 from .config import EncoderConfig
 from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, starts_of
+from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
 from .packed import offsets_suffice, packed_texts
 from .pooling import Texts, unpool
 
 if TYPE_CHECKING:
     from jaxtyping import Integer, Shaped
-
-
-def position_of(config: EncoderConfig) -> Position:
-    """Build the position method of an encoder with this configuration, with fresh parameters."""
-    return build_position(
-        config.position,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        num_layers=config.num_hidden_layers,
-        max_length=config.max_position_embeddings,
-        embedding_size=config.embedding_size,
-        causal=config.causal,
-        initializer_range=config.initializer_range,
-        passes=config.passes,
-        separate_cls=config.separate_cls,
-        **(config.position_options or {}),
-    )
 
 
 class Embeddings(nn.Module):
@@ -126,7 +108,8 @@ class Encoder(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
-        self.position = position_of(config)
+        more = {"embedding_size": config.embedding_size, "separate_cls": config.separate_cls, "passes": config.passes}
+        self.position = position_of(config, config.num_hidden_layers, causal=config.causal, **more)
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
         ends = (0, *accumulate(block.layers * block.repeats for block in blocks))
@@ -203,34 +186,64 @@ class Encoder(EncoderPreTrainedModel):
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
             at = Positions(0, 1, words.shape[1])
             whole = replace(whole, queries=at, keys=at, end=None)
-        run = _Run(
-            self,
-            # No variable here holds the embeddings, so that their memory is free once the first layer has run.
-            self.embeddings(words, inputs.get("token_type_ids"), self.position, places),
-            with_weights=asks_for("output_attentions", inputs, self.config),
-            with_states=asks_for("output_hidden_states", inputs, self.config),
-        )
-        run.texts = texts
-        site = whole = run.share(whole)
-        run.layers(self.blocks[0], site)
-        first = run.hidden if self.has_decoder else None
-        for layers in self.blocks[1:]:
-            site = run.pooled_block(layers, site)
-        if first is not None:
-            times = 2 ** (len(self.blocks) - 1)
-            if texts is None or run.texts is None:
-                run.add(unpool(run.hidden, times, words.shape[1], self.config.separate_cls) + first)
-            else:
-                run.add(texts.unpool(run.hidden, run.texts, times) + first)
-            del first
-            run.layers(self.decoder, whole)
+        shares = may_share(self.layers)
+        site = whole = self.position.share(whole) if shares else whole
+        # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
+        hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, places)
+        with_weights = asks_for("output_attentions", inputs, self.config)
+        states = [hidden] if asks_for("output_hidden_states", inputs, self.config) else None
+        attentions, first, now = [], None, texts
+        pooled_blocks = {block.start for block in self.blocks[1:]}
+        for number in chain(*self.blocks, self.decoder):
+            if number == self.decoder.start:
+                assert first is not None
+                hidden, site = self._unpooled(hidden, texts, now, words.shape[1]) + first, whole
+                first = None
+                if states is not None:
+                    states.append(hidden)
+            here, queries, memory = site, hidden, None
+            if number in pooled_blocks:
+                first = hidden if first is None and self.has_decoder else first
+                if now is not None or self.pooling.applies_to(hidden.shape[1]):
+                    here, site = self._pooled(site, now, shares)
+                    queries, memory = self.pooling.hidden(hidden, now), hidden if here is not site else None
+                    now = None if now is None else now.pooled
+            here = replace(here, layer=number, window=self.windows[number])
+            hidden, weights = self.layers[self.passes[number]](queries, self.position, here, memory, with_weights)
+            attentions.append(weights)
+            if states is not None:
+                states.append(hidden)
         if self.norm is not None:
-            run.normalize(self.norm)
+            hidden = self.norm(hidden)
+            if states is not None:
+                states[-1] = hidden
         return BaseModelOutput(
-            last_hidden_state=run.hidden,
-            hidden_states=tuple(run.states) if run.with_states else None,
-            attentions=tuple(run.attentions) if run.with_weights else None,
+            last_hidden_state=hidden,
+            hidden_states=None if states is None else tuple(states),
+            attentions=tuple(attentions) if with_weights else None,
         )
+
+    def _pooled(self, site: Site, texts: Texts | None, shares: bool) -> tuple[Site, Site]:
+        """Return where the first layer of a block attends, and where its others do, with what layers share there."""
+        pooled = self.pooling.site(site, texts)
+        before = replace(
+            pooled,
+            keys=site.keys,
+            key_mask=site.key_mask,
+            key_documents=site.key_documents,
+            key_segments=site.key_segments,
+            key_starts=site.key_starts,
+        )
+        if shares:
+            before, pooled = self.position.share(before), self.position.share(pooled)
+        return before if self.config.pool_query_only else pooled, pooled
+
+    def _unpooled(self, hidden: Tensor, texts: Texts | None, now: Texts | None, length: int) -> Tensor:
+        """Repeat pooled states to the length that the decoder works at."""
+        times = 2 ** (len(self.blocks) - 1)
+        if texts is None or now is None:
+            return unpool(hidden, times, length, self.config.separate_cls)
+        return texts.unpool(hidden, now, times)
 
     def _site(
         self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
@@ -256,8 +269,9 @@ class Encoder(EncoderPreTrainedModel):
             check_types(types, number_of_types(self.config))
         real = None if attention_mask is None else attention_mask.bool()
         starts = None
-        if documents is not None and types is not None and self.config.separate_cls:
-            starts = starts_of(documents, real)
+        if documents is not None and types is not None:
+            # Padding is no part of a document, whatever its id.
+            starts = starts_of_runs(documents if real is None else documents.masked_fill(~real, -(2**63)))
         at, end = self._places(input_ids, length, documents, inputs)
         site = Site(
             at,
@@ -337,75 +351,3 @@ class Encoder(EncoderPreTrainedModel):
             return every
         places = places_of(input_ids != self.config.pad_token_id)
         return every if places is None else places
-
-
-class _Run:
-    """One forward of an encoder: the current hidden states, and the requested states and weights so far."""
-
-    def __init__(self, encoder: Encoder, hidden: Tensor, *, with_weights: bool, with_states: bool) -> None:
-        self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
-        self.texts: Texts | None = None
-        self.states: list[Tensor] = []
-        self.attentions: list[Tensor | None] = []
-        self.shares = may_share(encoder.layers)
-        self.prepared = encoder.position.prepare() if self.shares else None
-        self.hidden: Tensor
-        self.add(hidden)
-
-    def share(self, site: Site) -> Site:
-        """Return the site with what the layers there share, if they may."""
-        return self.encoder.position.share(site, self.prepared) if self.shares else site
-
-    def layer(self, layer: int, site: Site, pooled: Tensor | None = None) -> None:
-        """Run one layer. If ``pooled`` is given, its queries are those, and its keys the states before pooling."""
-        encoder = self.encoder
-        window = encoder.windows[layer] if encoder.windows else None
-        queries, memory = (self.hidden, None) if pooled is None else (pooled, self.hidden)
-        hidden, weights = encoder.layers[encoder.passes[layer]](
-            queries, encoder.position, replace(site, layer=layer, window=window), memory, self.with_weights
-        )
-        self.attentions.append(weights)
-        self.add(hidden)
-
-    def layers(self, layers: range, site: Site) -> None:
-        """Run some layers at the same site."""
-        for layer in layers:
-            self.layer(layer, site)
-
-    def pooled_block(self, layers: range, site: Site) -> Site:
-        """Pool the tokens by two, run a block's layers and return the pooled site; too few tokens are not pooled."""
-        pooling, texts = self.encoder.pooling, self.texts
-        if texts is None and not pooling.applies_to(self.hidden.shape[1]):
-            self.layers(layers, site)
-            return site
-        pooled, hidden = pooling.site(site, texts), pooling.hidden(self.hidden, texts)
-        self.texts = None if texts is None else texts.pooled
-        if self.encoder.config.pool_query_only:
-            before = replace(
-                pooled,
-                keys=site.keys,
-                key_mask=site.key_mask,
-                key_documents=site.key_documents,
-                key_segments=site.key_segments,
-                key_starts=site.key_starts,
-            )
-            self.layer(layers[0], self.share(before), pooled=hidden)
-            layers = layers[1:]
-        else:
-            self.hidden = hidden
-        if layers:
-            pooled = self.share(pooled)
-            self.layers(layers, pooled)
-        return pooled
-
-    def add(self, hidden: Tensor) -> None:
-        """Continue with these hidden states (batch, n, hidden_size)."""
-        self.hidden = hidden
-        if self.with_states:
-            self.states.append(hidden)
-
-    def normalize(self, norm: nn.Module) -> None:
-        """Replace the last states with their normalized version."""
-        self.hidden = norm(self.hidden)
-        if self.with_states:
-            self.states[-1] = self.hidden

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import InputError
 from ..kernels import FactorPair, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
-from ..positions import Position, Site
+from ..positions import Position, Site, build_position
 from .config import EncoderConfig
 from .seq2seq.config import Seq2SeqConfig
 
@@ -23,6 +23,21 @@ from .seq2seq.config import Seq2SeqConfig
 def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNorm:
     """Return a norm over the last dimension, which is ``width`` wide."""
     return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
+
+
+def position_of(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: Any) -> Position:
+    """Build the position method of some layers with fresh parameters; ``sizes`` are more of its ModelShape."""
+    return build_position(
+        config.position,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        num_layers=num_layers,
+        max_length=config.max_position_embeddings,
+        initializer_range=config.initializer_range,
+        **sizes,
+        **(config.position_options or {}),
+    )
 
 
 def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -180,17 +195,6 @@ def without_cls(factors: Tensor, starts: Tensor | None) -> Tensor:
     return factors.masked_fill(starts[:, None, :, None], 0.0)
 
 
-def starts_of(documents: Tensor, real: Tensor | None) -> Tensor:
-    """Return which tokens (batch, n) are the first real ones of their documents, wherever these are in the row."""
-    # Padding stands apart from the documents' real tokens, whatever its id.
-    ids = documents.long() if real is None else 2 * documents.long() + ~real
-    order = ids.argsort(dim=-1, stable=True)
-    ids = ids.gather(-1, order)
-    first = functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
-    starts = torch.empty_like(first).scatter(-1, order, first)
-    return starts if real is None else starts & real
-
-
 def may_share(layers: nn.ModuleList) -> bool:
     """Return whether layers may use gradients through what was computed once for all of them.
 
@@ -206,25 +210,6 @@ def may_share(layers: nn.ModuleList) -> bool:
     )
 
 
-class GatedActivation(nn.Module):
-    """The product of the activated first half of the features and the second half (Shazeer 2020, arXiv 2002.05202)."""
-
-    def __init__(self, activation: nn.Module) -> None:
-        super().__init__()
-        self.activation = activation
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return (..., width) from (..., 2 * width)."""
-        activated, gate = features.chunk(2, -1)
-        return self.activation(activated) * gate
-
-
-def make_activation(config: EncoderConfig | Seq2SeqConfig) -> nn.Module:
-    """Return what comes between the projections of a feed-forward network."""
-    activation = ACT2FN[config.hidden_act]
-    return GatedActivation(activation) if config.feed_forward == "gated" else activation
-
-
 class Layer(GradientCheckpointingLayer):
     """Self-attention and a feed-forward network, each with a residual and a norm before or after it."""
 
@@ -233,10 +218,10 @@ class Layer(GradientCheckpointingLayer):
         self.pre, self.first_norm = config.norm == "pre", config.first_norm
         self.attention = Attention(config, content=content)
         self.attention_norm = layer_norm(config, config.hidden_size)
-        # A gated network projects the activated half and the gate at once.
-        halves = 2 if config.feed_forward == "gated" else 1
-        self.up = nn.Linear(config.hidden_size, halves * config.intermediate_size, bias=config.biases)
-        self.activation = make_activation(config)
+        # A gated network projects the activated half and the gate at once (Shazeer 2020, arXiv 2002.05202).
+        self.gated = config.feed_forward == "gated"
+        self.up = nn.Linear(config.hidden_size, (1 + self.gated) * config.intermediate_size, bias=config.biases)
+        self.activation = ACT2FN[config.hidden_act]
         self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.biases)
         self.feed_forward_norm = layer_norm(config, config.hidden_size)
@@ -275,6 +260,10 @@ class Layer(GradientCheckpointingLayer):
 
     def _feed(self, hidden: Tensor) -> Tensor:
         """The feed-forward network with its residual and norm, the second half of a layer."""
-        before = self.feed_forward_norm(hidden) if self.pre else hidden
-        out = hidden + self.dropout(self.down(self.activation_dropout(self.activation(self.up(before)))))
+        features, gate = self.up(self.feed_forward_norm(hidden) if self.pre else hidden), None
+        if self.gated:
+            features, gate = features.chunk(2, -1)
+        features = self.activation(features)
+        out = self.down(self.activation_dropout(features if gate is None else features * gate))
+        out = hidden + self.dropout(out)
         return out if self.pre else self.feed_forward_norm(out)

@@ -12,6 +12,7 @@ from ..errors import InputError, shown
 from ..kernels.tracing import can_look
 from ..kernels.varlen import check_seqlens
 from ..positions import Position
+from ..positions.counting import starts_of_runs
 
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 """The arguments by which transformers' collators say where the texts of packed rows begin."""
@@ -42,18 +43,13 @@ def packed_texts(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) ->
         if of_keys is not None and of_keys is not ends and can_look(ends) and not torch.equal(ends, of_keys):
             raise InputError("cu_seq_lens_k", f"expected those of the queries, got {shown(of_keys)}")
         told, texts = texts, torch.searchsorted(ends[1:], torch.arange(n_k, device=ends.device), right=True)[None]
-        if told is not None and can_look(told) and not torch.equal(_begins(told), _begins(texts)):
+        if told is not None and can_look(told) and not torch.equal(starts_of_runs(told), starts_of_runs(texts)):
             raise InputError("seq_idx", "expected the texts of cu_seq_lens_q, got others")
     if texts is not None and (n_q != n_k or texts.shape != (len(like), n_k)):
         name, expected = ("seq_idx", "(batch, n)") if ends is None else ("cu_seq_lens_q", "one row")
         got = f"{len(like)} rows, {n_q} queries and {n_k} keys"
         raise InputError(name, f"it needs {expected} and no cache, got {got}")
     return texts
-
-
-def _begins(texts: Tensor) -> Tensor:
-    """Return which tokens but the first begin a text, (batch, n - 1)."""
-    return texts[..., 1:] != texts[..., :-1]
 
 
 def offsets_suffice(position: Position) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import cycle, islice
 from typing import Any
 
 from ..errors import InputError, shown
 from ..positions import method_names
-from .blocks import parse_blocks
 
 _WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -63,8 +61,7 @@ al. (2020, 2003.10555), Dai et al. (2020, 2006.03236), Warner et al. (2024, 2412
 def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a preset with changes.
 
-    Another position method takes no options of the preset's, unless it joins the preset's own. A list of
-    bases, one per layer, is cut to the number of layers, and patterns of positions go on to it.
+    Another position method takes no options of the preset's, unless it joins the preset's own.
 
     Raises:
         ValueError: for another name.
@@ -74,16 +71,4 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     preset = {field: value for field, value in PRESETS[name].items() if field not in changes}
     if "position" in changes and PRESETS[name].get("position") not in method_names(changes["position"]):
         preset.pop("position_options", None)
-    layers = sum(
-        block.layers * block.repeats
-        for field, default in (("blocks", "12"), ("decoder_layers", "0"))
-        if (text := str(changes.get(field, PRESETS[name].get(field, default)))) != "0"
-        for block in parse_blocks(text, field)
-    )
-    pattern = preset.get("position", "none").split("/")
-    if layers % len(pattern):  # a pattern has to divide the layers
-        preset["position"] = "/".join(islice(cycle(pattern), layers))
-    options = preset.get("position_options", {})
-    if "base" in options:
-        preset["position_options"] = {**options, "base": options["base"][:layers]}
     return {**preset, **changes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,19 +12,17 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, shown
-from .base import ModelShape, OffsetFunction, Position, PositionRangeError, Sum, check_value
-from .by_layer import ByLayer, check_places
-from .none import NoPosition
+from .base import ModelShape, OffsetFunction, Position, PositionRangeError, check_value
+from .joined import Joined
 from .site import Site
 
 __all__ = [
-    "ByLayer",
+    "Joined",
     "ModelShape",
     "OffsetFunction",
     "Position",
     "PositionRangeError",
     "Site",
-    "Sum",
     "build_position",
     "check_name",
     "describe",
@@ -61,12 +59,6 @@ METHODS: dict[str, str | type[Position]] = {
 ALIASES = {"nope": "none"}
 """Other names of methods, which users know from papers: NoPE, for no positional encoding."""
 
-_NO_METHODS = {
-    "hybrid": "it is a preset, `preset` hybrid",
-    "sinks": "sinks belong to the attention, as in EncoderConfig(sinks=True)",
-}
-"""What users may take for methods, and what each is."""
-
 _SIZES = {field.name for field in fields(ModelShape)}
 """Options of :func:`build_position` that describe the model and not the method."""
 
@@ -79,11 +71,8 @@ def position_names(pattern: str | None = None) -> list[str]:
     """
     if not isinstance(pattern, str | None):
         raise InputError("pattern", f"expected a text such as 'rope*', got {shown(pattern)}")
-    return [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
-
-
-def _names_of(name: str) -> list[str]:
-    return [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
+    names = {name: [name, *(alias for alias, meant in ALIASES.items() if meant == name)] for name in METHODS}
+    return [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in names[name])]
 
 
 def own_name(name: str) -> str:
@@ -157,7 +146,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
             - ``separate_cls``: whether the first token is [CLS], which pooling leaves alone; False by default.
 
     Raises:
-        InputError: for an unknown name or a size that does not fit, or a pattern that does not divide the layers.
+        InputError: for an unknown name, a size that does not fit, or methods that do not go together.
         TypeError: for an option that no part has.
     """
     sizes = {option: options.pop(option) for option in _SIZES & options.keys()}
@@ -165,40 +154,30 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     if isinstance(name, type):
         if not issubclass(name, Position):
             raise InputError("position", f"expected a method's name or a class of Position, got {name.__name__}")
-        named = {name.__name__: name}
-        places = [[name.__name__]]
+        named, places = {name.__name__: name}, [[name.__name__]]
     else:
-        check_name(name, model.num_layers)
+        check_name(name)
         places = layer_pattern(name)
         named = {part: method_class(part) for parts in places for part in parts}
     given = _sort_options(name if isinstance(name, str) else name.__name__, named, options)
+    asked = {option: value for method in named.values() for option, value in method.asks_of_others.items()}
 
-    def build(parts: Sequence[str], model: ModelShape) -> Position:
-        wanted = {option: value for part in parts for option, value in named[part].asks_of_others.items()}
-        built = []
-        for part in parts:
-            asked = {option: value for option, value in wanted.items() if option in _options(named[part])}
-            own = {**asked, **given[part]}
-            _check_options(named[part], own)
-            built.append(named[part](model, **own))
-        return built[0] if len(built) == 1 else Sum(model, built)
+    def build(part: str, model: ModelShape) -> Position:
+        method = named[part]
+        own = {option: value for option, value in asked.items() if option in _options(method)} | given[part]
+        _check_options(method, own)
+        return method(model, **own)
 
-    if len(places) == 1:
-        return build(places[0], model)
-    below = [part for part in named if _embeds(part)]
-    in_layers = [tuple(part for part in parts if part not in below) or ("none",) for parts in places]
-    named.setdefault("none", NoPosition)
-    given.setdefault("none", {})
-    builders = {parts: partial(build, parts) for parts in in_layers}
-    by_layer = ByLayer(model, [builders[parts] for parts in in_layers])
-    return Sum(model, [*(build([part], model) for part in below), by_layer]) if below else by_layer
+    used = dict.fromkeys(part for parts in places[: model.num_layers] for part in parts)
+    if len(used) == 1:
+        return build(next(iter(used)), model)
+    return Joined(model, {part: partial(build, part) for part in used}, places)
 
 
-def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = None) -> None:
-    """Check without building anything that methods of this name exist, each once at a place, and fit the layers.
+def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
+    """Check without building anything that methods of this name exist, each once at a place.
 
-    Their constructors check the values of ``options`` further; here they have to fit the signatures, and counts have
-    to be 0 or more.
+    Their constructors check the values of ``options`` further; here they have to fit the signatures.
 
     Raises:
         InputError: if not.
@@ -208,20 +187,14 @@ def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = N
     for parts in places:
         if len({method_class(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
-    check_places(len(places), num_layers)
     for part in filter(_embeds, method_names(name)):
         if not all(part in parts for parts in places):
-            raise InputError(
-                "position",
-                f"{part} acts on the embeddings, below all layers, so it must stand at every place of {name!r}",
-            )
+            reason = "acts on the embeddings, below all layers, so it must stand at every place of"
+            raise InputError("position", f"{part} {reason} {name!r}")
     if options:
         named = {part: method_class(part) for part in method_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
-            for option, value in own.items():
-                if option.startswith("num_") and isinstance(value, int) and value < 0:
-                    raise InputError(option, f"expected at least 0, got {shown(value)}")
 
 
 def _embeds(name: str) -> bool:
@@ -240,10 +213,6 @@ def method_class(name: str) -> type[Position]:
     if name not in METHODS:
         close = get_close_matches(name.lower(), [*METHODS, *ALIASES], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
-        if name in _NO_METHODS:
-            hint = f"; {_NO_METHODS[name]};"
-        if "," in name:
-            hint = f"; over layers, methods are joined by '/': {'/'.join(map(str.strip, name.split(',')))!r};"
         known = f"known: {', '.join(METHODS)}, a+b, and what a `plugin` registers"
         raise InputError("position", f"unknown position method {shown(name)}{hint} {known}")
     entry = METHODS[name]

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from numbers import Real as RealNumber
@@ -63,15 +63,22 @@ def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
     if kind is Integral and not -most <= value <= most:
         limit = f"at most {most}" if value > 0 else f"at least {-most}"
         raise InputError(field, f"expected {limit}, got {shown(value)}")
-    if kind is RealNumber and not _is_finite(value):
+    # A whole number may be beyond all floats.
+    if kind is RealNumber and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
         raise InputError(field, f"expected a finite number, got {shown(value)}")
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number that is no float
-        return False
+def check_least(least: int, **options: float | None) -> None:
+    """Raise an InputError for an option below the least number that it may be."""
+    for name, number in options.items():
+        if number is not None and number < least:
+            raise InputError(name, f"expected at least {least}, got {shown(number)}")
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise an InputError unless an option is one of those that there are."""
+    if value not in known:
+        raise InputError(name, f"expected one of {', '.join(known)}, got {value!r}")
 
 
 class PositionRangeError(ValueError):
@@ -117,8 +124,7 @@ class ModelShape:
             size, optional = getattr(self, name), name in ("head_dim", "embedding_size")
             most = MOST_POSITIONS if name == "max_length" else MOST
             check_value(name, size, "int | None" if optional else "int", most)
-            if size is not None and size < 1:
-                raise InputError(name, f"expected at least 1, got {shown(size)}")
+            check_least(1, **{name: size})
         for name, kind in (("causal", "bool"), ("separate_cls", "bool"), ("initializer_range", "float")):
             check_value(name, getattr(self, name), kind)
         if self.initializer_range <= 0:
@@ -126,12 +132,9 @@ class ModelShape:
         if self.head_dim is None and self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         passes: Any = range(self.num_layers) if self.passes is None else self.passes
-        if not isinstance(passes, Sequence) or isinstance(passes, str | bytes) or len(passes) != self.num_layers:
-            raise InputError("passes", f"expected one number for each of {self.num_layers} layers, got {shown(passes)}")
-        for layer in passes:
-            check_value("passes", layer, "int")
-            if layer < 0:
-                raise InputError("passes", f"expected numbers of at least 0, got {shown(layer)}")
+        whole = isinstance(passes, range | list | tuple) and all(isinstance(layer, Integral) for layer in passes)
+        if not whole or len(passes) != self.num_layers or min(passes) < 0:
+            raise InputError("passes", f"expected a number for each of {self.num_layers} layers, got {shown(passes)}")
         filled = {"head_dim": self.head_dim or self.hidden_size // self.num_heads, "passes": tuple(passes)}
         for name, value in {**filled, "embedding_size": self.embedding_size or self.hidden_size}.items():
             object.__setattr__(self, name, value)  # it is frozen
@@ -228,8 +231,6 @@ class Position(nn.Module):
         super().__init_subclass__(**options)
         if "embed" in vars(cls):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
-        if "curve" in vars(cls):
-            cls.curve = _of_a_layer(cls.curve)  # type: ignore[method-assign]
         if "acts_on" not in vars(cls):
             cls.acts_on = cls.acts_on.union(*(on for hook, on in _HOOKS.items() if hook in vars(cls)))
 
@@ -239,9 +240,9 @@ class Position(nn.Module):
         sizes = f"heads={self.model.num_heads}, layers={self.model.num_layers}"
         return ", ".join([sizes, *(f"{name}={vars(self)[name]!r}" for name in options if name != "model")])
 
-    def acts_in_attention(self) -> bool:
-        """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""
-        return bool(self.acts_on - {"embeddings"})
+    def acts_in_attention(self, layer: int | None = None) -> bool:
+        """Whether the method does anything in :meth:`attend`, in any layer or in one."""
+        return any(method.acts_on - {"embeddings"} for method in self.methods(layer))
 
     @shows_options(attention, without=_OF_SITE)
     def attend(
@@ -281,10 +282,6 @@ class Position(nn.Module):
                 ``causal=False`` where it was built for causal attention alone.
             TypeError, ValueError: as :func:`whereformer.attention`.
         """
-        for name in _OF_SITE & options.keys():
-            field = {"query_positions": "queries", "key_positions": "keys"}.get(name, name)
-            raise TypeError(f"{name}: attend takes it from site; give Site(..., {field}=...)")
-        _check_kinds(hidden, site)
         if site.causal is False and self.model.causal:
             raise InputError("causal", "the method was built with causal=True, got False")
         if site.causal and not self.model.causal and any(each.scales_query for each in self.methods()):
@@ -292,10 +289,9 @@ class Position(nn.Module):
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
         query, key, value, own = self.apply_hooks(hidden, query, key, value, site)
-        call: dict[str, Any] = {**site.options(query), **options, "return_lse": return_lse, "backend": backend}
-        if site.causal is None:
-            call["causal"] = self.model.causal
-        return attention(query, key, value, (*own, *terms), **call)
+        of_site: dict[str, Any] = {**site.options(query), "causal": bool(site.causal or self.model.causal)}
+        options |= {"return_lse": return_lse, "backend": backend}
+        return attention(query, key, value, (*own, *terms), **of_site, **options)
 
     def apply_hooks(
         self,
@@ -315,7 +311,6 @@ class Position(nn.Module):
         Returns:
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
-        _check_kinds(hidden, site)
         batch, n_q = hidden.shape[:2]
         self.check_axes("site.queries", site.queries, (batch, n_q))
         self.check_axes("site.keys", site.keys, (batch, value.shape[2]) if site.new_keys is None else None)
@@ -336,9 +331,8 @@ class Position(nn.Module):
         self, query: Tensor | None, key: Tensor | None, value: Tensor, layer: int
     ) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Check the heads, and repeat those of keys and values if the method acts on them."""
-        own = self.in_layer(layer)
-        methods = own.methods()
-        if not own.acts_in_attention():
+        methods = self.methods(layer)
+        if not self.acts_in_attention(layer):
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
@@ -347,7 +341,7 @@ class Position(nn.Module):
             )
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
-        if own.content and not own.reads_keys and not any(method.changes_heads() for method in methods):
+        if self.content and not any(method.reads_keys or method.changes_heads() for method in methods):
             return query, key, value
         groups = heads // value.shape[1]
         repeated = None if key is None else key.repeat_interleave(groups, 1)
@@ -367,8 +361,8 @@ class Position(nn.Module):
         """Whether the method itself may change query, key or value."""
         return type(self).rotate is not Position.rotate
 
-    def methods(self) -> tuple[Position, ...]:
-        """The methods that this one is made of: itself, unless it joins others."""
+    def methods(self, layer: int | None = None) -> tuple[Position, ...]:
+        """The methods that this one is made of, or those that act in one layer: itself, unless it joins others."""
         return (self,)
 
     def check_layer(self, layer: int, name: str = "layer") -> None:
@@ -387,13 +381,12 @@ class Position(nn.Module):
         """
         if isinstance(positions, Positions) or positions.dim() != 3:
             return
-        if positions.is_complex() or positions.dtype is torch.bool:
-            raise InputError(name, f"expected numbers, got {positions.dtype}")
+        strange = positions.is_complex() or positions.dtype is torch.bool
+        if strange or (can_look(positions) and not positions.isfinite().all()):
+            raise InputError(name, f"expected finite numbers, got {shown(positions)}")
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             wanted = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
             raise InputError(name, f"expected shape {wanted}, got {tuple(positions.shape)}")
-        if positions.is_floating_point() and can_look(positions) and not positions.isfinite().all():
-            raise InputError(name, "expected finite numbers, got NaN or inf")
         for method in self.methods():
             if method.acts_on and method.axes != positions.shape[2]:
                 takes = "takes positions (n,) or (batch, n)" + (f" or (batch, n, {method.axes})" if method.axes else "")
@@ -406,10 +399,6 @@ class Position(nn.Module):
             raise InputError(
                 "hidden", f"expected (batch, n_q, hidden_size {self.model.hidden_size}), got {tuple(hidden.shape)}"
             )
-
-    def in_layer(self, layer: int) -> Position:
-        """The method of one layer: itself, unless layers have different ones."""
-        return self
 
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
@@ -432,27 +421,19 @@ class Position(nn.Module):
         """
         return None
 
-    def prepare(self) -> Any:
-        """Compute what depends on the parameters alone, once a forward; the result is passed to ``prepare_for``."""
-        return None
-
-    def prepare_for(self, site: Site, prepared: Any = None) -> Any:
+    def prepare_for(self, site: Site) -> Any:
         """Compute what all layers with a site's positions have in common; the hooks below find it in ``site.shared``.
 
-        A model calls this for every pair of sequences in a forward (a funnel has several).
-
-        Args:
-            site: where the layers attend, without a layer.
-            prepared: the result of :meth:`prepare` in this forward; None if the method has to compute it.
+        A model calls this for every pair of sequences in a forward (a funnel has several). The site has no layer.
         """
-        return prepared
+        return None
 
-    def share(self, site: Site, prepared: Any = None) -> Site:
-        """Return a site with what all of its layers share; ``prepared`` is as for :meth:`prepare_for`.
+    def share(self, site: Site) -> Site:
+        """Return a site with what all of its layers share.
 
         It is computed once there, the tables of all layers at once, and otherwise by each layer for itself.
         """
-        return replace(site, shared=self.prepare_for(site, self.prepare() if prepared is None else prepared))
+        return replace(site, shared=self.prepare_for(site))
 
     def shared_at(self, site: Site) -> Any:
         """Return what :meth:`prepare_for` computes for a site: ``site.shared`` if it is there."""
@@ -505,24 +486,12 @@ class Position(nn.Module):
         """What each head adds to a score at each offset, (heads, \\*offsets); None if the method has no such curve.
 
         Offsets have any shape: those between explicit positions are a matrix.
-
-        Raises:
-            InputError: for a layer that the method was not built for.
         """
-        self.check_layer(layer)
         return None
 
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
         return ()
-
-
-def _check_kinds(hidden: Any, site: Any) -> None:
-    """Raise a TypeError for arguments of another kind, which not every method would notice."""
-    if not isinstance(site, Site):
-        raise TypeError(f"site: expected a Site, got {type(site).__name__}")
-    if not isinstance(hidden, Tensor):
-        raise TypeError(f"hidden: expected a tensor, the input of the queries' projection, got {type(hidden).__name__}")
 
 
 def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -538,17 +507,6 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return noted
 
 
-def _of_a_layer(curve: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method's ``curve`` with a check of the layer."""
-
-    @functools.wraps(curve)
-    def checked(self: Position, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Any:
-        self.check_layer(layer)
-        return curve(self, offsets, layer=layer)
-
-    return checked
-
-
 class OffsetFunction(Position):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
 
@@ -557,12 +515,13 @@ class OffsetFunction(Position):
     one_curve: bool = False
     """Whether all layers have the same curve. They then share its terms."""
 
-    def reach(self, *, layer: int = 0, prepared: Any = None) -> int | None:
-        """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
-
-        ``prepared`` is the result of :meth:`prepare`; None if the method has to compute what it needs.
-        """
+    def reach(self, *, layer: int = 0) -> int | None:
+        """An absolute offset beyond which the curve is constant in each direction; None if it never settles."""
         return None
+
+    def reaches(self) -> Sequence[int | None]:
+        """The reach of every layer. A method that can computes all of them at once."""
+        return [self.reach(layer=layer) for layer in range(self.model.num_layers)]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
@@ -571,12 +530,11 @@ class OffsetFunction(Position):
         """The curve of every layer, (heads, offsets) each. A method that can computes all of them at once."""
         return [self.curve(offsets, layer=layer) for layer in range(self.model.num_layers)]
 
-    def prepare_for(self, site: Site, prepared: Any = None) -> Sequence[tuple[Term, ...]] | None:
+    def prepare_for(self, site: Site) -> Sequence[tuple[Term, ...]] | None:
         """The terms of every layer; None if each pair of tokens has a number of its own, which takes much memory."""
-        layers = range(self.model.num_layers)
         if self.one_curve:
-            return [self.terms_at(replace(site, layer=0), prepared)] * len(layers)
-        spans = [site_span(site, self.reach(layer=at, prepared=prepared)) for at in layers]
+            return [self.terms_at(replace(site, layer=0))] * self.model.num_layers
+        spans = [site_span(site, reach) for reach in self.reaches()]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
             return None
@@ -591,14 +549,14 @@ class OffsetFunction(Position):
         terms: tuple[Term, ...] = self.terms_at(site) if site.shared is None else site.shared[site.layer]
         return terms
 
-    def terms_at(self, site: Site, prepared: Any = None) -> tuple[Term, ...]:
+    def terms_at(self, site: Site) -> tuple[Term, ...]:
         """The terms of one layer; they do not depend on the hidden states.
 
         Raises:
             TypeError: for fractional positions, if the method does not take them.
         """
         device = self._like.device
-        span = site_span(site, self.reach(layer=site.layer, prepared=prepared))
+        span = site_span(site, self.reach(layer=site.layer))
         if span is not None:
             first, last = span
             return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=site.layer), first),)
@@ -669,13 +627,11 @@ def table_rows(
     rows: int,
     name: str,
     device: torch.device,
-    sized_by: str = "max_length",
     least: int = 0,
 ) -> Tensor:
     """Return the row indices of positions in a table of ``rows`` positions, (n,) or (batch, n).
 
-    ``sized_by`` says in messages which option decides on their number, and ``least`` what no position is below: that of
-    a pooled [CLS], which has the first row.
+    ``least`` is what no position is below: that of a pooled [CLS], which has the first row.
 
     Raises:
         PositionRangeError: if a position has no row. Explicit positions are checked on the CPU only. Elsewhere, and in
@@ -685,10 +641,8 @@ def table_rows(
     if isinstance(positions, Positions):
         # The [CLS] of a pooled sequence is one stride before the token at 1, and nothing precedes it.
         first = 0 if positions.start == 1 - positions.stride else positions.start
-        outside = positions.length > 0 and (first < 0 or positions.last >= rows)
-        if outside:
-            worst = first if first < 0 else positions.last
-            raise PositionRangeError(out_of_range(name, rows, worst, sized_by))
+        if positions.length > 0 and (first < 0 or positions.last >= rows):
+            raise out_of_range(name, rows, first if first < 0 else positions.last)
         return position_values(positions, device).clamp(min=0)
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
@@ -696,98 +650,14 @@ def table_rows(
     if can_look(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < least or high >= rows:
-            raise PositionRangeError(out_of_range(name, rows, low if low < 0 else high, sized_by))
+            raise out_of_range(name, rows, low if low < 0 else high)
     elif not least:
         # A negative index would silently count from the end.
         return positions.masked_fill(positions < 0, rows)
     return positions.clamp(min=0) if least else positions
 
 
-def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_length") -> str:
-    """Return what is wrong with a position that a table of ``rows`` positions lacks."""
-    return (
-        f"{name} covers positions 0 to {rows - 1} ({sized_by} {rows}), got position {position}; "
-        f"raise {sized_by} or choose a method that extrapolates"
-    )
-
-
-class Several(Position):
-    """The common part of methods that are made of others: what they are and share is what their parts are and share."""
-
-    def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
-        super().__init__(model)
-        self.parts = nn.ModuleList(parts)
-        self.content = all(part.content for part in self)
-        self.needs_content = any(part.needs_content for part in self)
-        self.reads_keys = any(part.reads_keys for part in self)
-        self.acts_on = frozenset().union(*(part.acts_on for part in self))
-        self.extrapolates = all(part.extrapolates for part in self)
-        self.fractional = all(part.fractional for part in self)
-        self.shift_invariant = all(part.shift_invariant for part in self)
-
-    def __iter__(self) -> Any:
-        return iter(self.parts)
-
-    def methods(self) -> tuple[Position, ...]:
-        return tuple(method for part in self for method in part.methods())
-
-    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
-        return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
-
-    def prepare(self) -> tuple[Any, ...]:
-        return tuple(part.prepare() for part in self)
-
-    def prepare_for(self, site: Site, prepared: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        given = [None] * len(self.parts) if prepared is None else prepared
-        return tuple(part.prepare_for(site, own) for part, own in zip(self, given, strict=True))
-
-
-class Sum(Several):
-    """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
-
-    def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
-        super().__init__(model, parts)
-        for part in self:
-            if part.needs_content and not self.content:
-                raise InputError(
-                    "position",
-                    f"{type(part).__name__} acts on query and key, which a Synthesizer with "
-                    "content='none' does without; use content='add' or 'mix'",
-                )
-        self.embedding_scale = max(part.embedding_scale for part in self)
-
-    def in_layer(self, layer: int) -> Position:
-        parts = [part.in_layer(layer) for part in self]
-        if all(own is part for own, part in zip(parts, self, strict=True)):
-            return self
-        return Sum(self.model, parts)
-
-    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
-        for part in self:
-            hidden = part.embed(hidden, positions)
-        return hidden
-
-    def _sites(self, site: Site) -> list[tuple[Position, Site]]:
-        """Pair every part with a site whose ``shared`` is what this part shares."""
-        shared = [None] * len(self.parts) if site.shared is None else site.shared
-        return [(part, replace(site, shared=own)) for part, own in zip(self, shared, strict=True)]
-
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        # A factor comes first, so that it is the same in ``content_terms``, whatever others add to the query.
-        for part, own in sorted(self._sites(site), key=lambda pair: not pair[0].scales_query):
-            query, key, value = part.rotate(query, key, value, own)
-        return query, key, value
-
-    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._sites(site) for term in part.terms(hidden, own))
-
-    def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
-        sites = [pair for pair in self._sites(site) if type(pair[0]).content_terms is not Position.content_terms]
-        for part, own in self._sites(site) if sites else ():
-            if part.scales_query:
-                query = (query * part.query_factor(query, own)).to(query.dtype)
-        return tuple(term for part, own in sites for term in part.content_terms(query, key, own))
-
-    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
-        curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]
-        return torch.stack([curve.to(curves[0].device) for curve in curves]).sum(0) if curves else None
+def out_of_range(name: str, rows: int, position: int) -> PositionRangeError:
+    """Return the error for a position that a table of ``rows`` positions lacks."""
+    covered = f"{name} covers positions 0 to {rows - 1} (max_length {rows}), got position {position}"
+    return PositionRangeError(f"{covered}; raise max_length or choose a method that extrapolates")

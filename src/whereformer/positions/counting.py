@@ -23,6 +23,11 @@ def places_of(real: Tensor) -> Tensor | None:
     return (real.cumsum(1) - 1).clamp(min=0)
 
 
+def starts_of_runs(ids: Tensor) -> Tensor:
+    """Return which tokens begin a run of equal ids, both (batch, n)."""
+    return functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
+
+
 def places_in(documents: Tensor, real: Tensor | None = None, longest: int | None = None) -> tuple[Tensor, int]:
     """Return the number of real tokens before each one in its run of equal ids, and what none of these numbers reaches.
 
@@ -30,8 +35,7 @@ def places_in(documents: Tensor, real: Tensor | None = None, longest: int | None
     """
     counts = torch.ones_like(documents, dtype=torch.int64) if real is None else real.expand_as(documents).long()
     counted = counts.cumsum(1)
-    begins = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-    places = (counted - 1 - (counted - counts).where(begins, 0).cummax(1).values).clamp(min=0)
+    places = (counted - 1 - (counted - counts).where(starts_of_runs(documents), 0).cummax(1).values).clamp(min=0)
     if can_look(places) and places.numel():
         return places, int(places.max()) + 1
     return places, longest or places.shape[1]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
-from .base import ModelShape, Position, offset_span
+from .base import ModelShape, Position, check_least, offset_span
 from .site import Site
 
 
@@ -83,8 +83,7 @@ class Deberta(Position):
         p2c: bool = True,
     ) -> None:
         super().__init__(model)
-        if max_distance < 1:
-            raise InputError("max_distance", f"expected at least 1, got {max_distance}")
+        check_least(1, max_distance=max_distance)
         if num_buckets is not None and (num_buckets < 4 or num_buckets % 2):
             raise InputError("num_buckets", f"expected an even number of at least 4, or None, got {num_buckets}")
         if num_buckets is not None and max_distance <= num_buckets // 2 + 1:
@@ -110,11 +109,7 @@ class Deberta(Position):
         if self.query_bias is not None:
             nn.init.zeros_(self.query_bias)
 
-    def prepare(self) -> Tensor:
-        """Return the rows of the offsets from -max_distance to max_distance on the table's device."""
-        return torch.tensor(self.rows, device=self.table.device)
-
-    def prepare_for(self, site: Site, prepared: Tensor | None = None) -> Rows:
+    def prepare_for(self, site: Site) -> Rows:
         """Return the rows that these positions read.
 
         Raises:
@@ -123,10 +118,9 @@ class Deberta(Position):
         span = offset_span(site.queries, site.keys, self.max_distance)
         if span is None:
             raise TypeError("deberta: needs whole positions, got fractional ones")
-        rows, reach = self.prepare() if prepared is None else prepared, self.max_distance
         first, last = span
-        low, high = self.rows[last + reach], self.rows[first + reach]
-        return Rows(first, low, high, rows[first + reach : last + reach + 1] - low)
+        rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
+        return Rows(first, rows[-1], rows[0], torch.tensor(rows, device=self.table.device) - rows[-1])
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value

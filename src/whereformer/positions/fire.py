@@ -11,7 +11,7 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DenseBias, Term, offsets_between, position_values
-from .base import ModelShape, Position, as_offsets, float_dtype
+from .base import ModelShape, Position, as_offsets, check_least, float_dtype
 from .site import Site
 
 
@@ -41,8 +41,7 @@ class Fire(Position):
 
     def __init__(self, model: ModelShape, *, width: int = 32, initial_threshold: float = 512.0) -> None:
         super().__init__(model)
-        if width < 1:
-            raise InputError("width", f"expected at least 1, got {width}")
+        check_least(1, width=width)
         if initial_threshold <= 0:
             raise InputError("initial_threshold", f"expected a positive number, got {initial_threshold}")
         layers = model.num_layers

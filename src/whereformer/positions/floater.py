@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
-from ..kernels.torch_private import recording
-from .base import ModelShape, Position, float_dtype, table_rows
+from .base import ModelShape, Position, check_choice, check_least, float_dtype, table_rows
 from .site import Site
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
@@ -66,60 +63,6 @@ def integrate(
     return torch.stack(states)
 
 
-@torch.library.custom_op("whereformer::floater_trajectory", mutates_args=())
-def _trajectory(
-    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
-) -> Tensor:
-    """Run :func:`integrate` as one node of a compiled graph, which would otherwise hold every step of the solver."""
-    return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
-
-
-@_trajectory.register_fake
-def _(
-    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
-) -> Tensor:
-    return initial.new_empty(length, *initial.shape)
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.settings = inputs[5:]
-
-
-@torch.library.custom_op("whereformer::floater_trajectory_backward", mutates_args=())
-def _trajectory_gradients(
-    grad: Tensor,
-    initial: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    length: int,
-    solver: str,
-    substeps: int,
-) -> list[Tensor]:
-    with recording():
-        leaves = [tensor.detach().requires_grad_() for tensor in (initial, w1, b1, w2, b2)]
-        initial, w1, b1, w2, b2 = leaves
-        states = integrate(initial, w1, b1, w2, b2, length, solver, substeps)
-        # At length 1, these are the initial one alone.
-        gradients = torch.autograd.grad(states, leaves, grad, allow_unused=True, materialize_grads=True)
-    # Copy: at length 1 a gradient is a view of ``grad``, and an operator may not return a view of its input.
-    return [gradient.clone() for gradient in gradients]
-
-
-@_trajectory_gradients.register_fake
-def _(grad: Tensor, *inputs: Any) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in inputs[:5]]
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_trajectory_gradients(grad, *ctx.saved_tensors, *ctx.settings), None, None, None)
-
-
-_trajectory.register_autograd(_backward, setup_context=_save_for_backward)
-
-
 class Floater(Position):
     """Adds a vector that moves with the position to the query, key and value of every layer.
 
@@ -133,13 +76,9 @@ class Floater(Position):
     Args:
         solver: "rk4" (the 3/8 rule, the translation models) or "midpoint" (the RoBERTa models).
         substeps: solver steps from one position to the next.
-        query_flow: give queries a network of their own, so that only keys and values share one. The authors'
-            cross-attention does so: its queries follow the network of the decoder's self-attention. To share that
-            network too, assign it to ``query_hidden`` and ``query_out``.
     Shape:
         initial: (3, num_layers, num_heads * head_dim) for query, key and value; Glorot uniform.
-        hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0. With
-            ``query_flow`` also query_hidden and query_out.
+        hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0.
     Extrapolation: any length, by integrating further; explicit positions must lie below max_length. The positions are
         computed one after the other, so this is the only method here that does not parallelise over positions.
     Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
@@ -150,57 +89,37 @@ class Floater(Position):
     fractional = False
     needs_content = True
 
-    def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5, query_flow: bool = False) -> None:
+    def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
-        if solver not in SOLVERS:
-            raise InputError("solver", f"expected one of {', '.join(SOLVERS)}, got {solver!r}")
-        if substeps < 1:
-            raise InputError("substeps", f"expected at least 1, got {substeps}")
+        check_choice("solver", solver, tuple(SOLVERS))
+        check_least(1, substeps=substeps)
         self.solver = solver
         self.substeps = substeps
         width = model.num_heads * model.head_dim
         self.initial = nn.Parameter(torch.empty(3, model.num_layers, width))
         self.hidden = nn.Linear(width + 1, width)
         self.out = nn.Linear(width + 1, width)
-        self.query_hidden = nn.Linear(width + 1, width) if query_flow else None
-        self.query_out = nn.Linear(width + 1, width) if query_flow else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         bound = (6 / ((3 + self.initial.shape[1]) * self.initial.shape[2])) ** 0.5
         nn.init.uniform_(self.initial, -bound, bound)
-        for linear in (self.hidden, self.out, self.query_hidden, self.query_out):
-            if linear is not None:
-                nn.init.xavier_normal_(linear.weight)
-                nn.init.zeros_(linear.bias)
+        for linear in (self.hidden, self.out):
+            nn.init.xavier_normal_(linear.weight)
+            nn.init.zeros_(linear.bias)
 
     def trajectory(self, length: int) -> Tensor:
         """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider."""
-        if self.query_hidden is None or self.query_out is None:
-            return self._integrate(self.initial, self.hidden, self.out, length)
-        queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
-        return torch.cat((queries, self._integrate(self.initial[1:], self.hidden, self.out, length)), 1)
-
-    def _integrate(self, initial: Tensor, hidden: nn.Linear, out: nn.Linear, length: int) -> Tensor:
-        """Integrate vectors (..., num_layers, width) with one network; (length, ..., num_layers, width)."""
-        dtype = float_dtype(initial)
-        run = _trajectory if torch.compiler.is_compiling() else integrate
-        tensors = (initial, hidden.weight, hidden.bias, out.weight, out.bias)
+        dtype = float_dtype(self.initial)
+        tensors = (self.initial, self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias)
         start, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in tensors)
-        return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
+        # A compiled program would hold every step of the solver.
+        solve = torch.compiler.disable(integrate) if torch.compiler.is_dynamo_compiling() else integrate
+        return solve(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
-    def prepare(self) -> list[Tensor]:
-        """Start the list that will hold the longest trajectory of this forward."""
-        return []
-
-    def prepare_for(self, site: Site, prepared: list[Tensor] | None = None) -> Tensor:
+    def prepare_for(self, site: Site) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
-        length = site.end or max(self._length(site.queries), self._length(site.rotated_keys))
-        made = self.prepare() if prepared is None else prepared
-        # "len" would fix the length of an exported program.
-        if not made or made[0].shape[0] < length:
-            made[:] = [self.trajectory(length)]
-        return made[0][:length]
+        return self.trajectory(site.end or max(self._length(site.queries), self._length(site.rotated_keys)))
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         vectors = self.shared_at(site)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import InputError
 from ..kernels.terms import OffsetKeys, Term
-from .base import ModelShape, Position, float_dtype, offset_span
+from .base import ModelShape, Position, check_least, float_dtype, offset_span
 from .counting import visible_keys
 from .logn import inkling_growth
 from .site import Site
@@ -52,11 +51,8 @@ class Inkling(Position):
         alpha: float = 0.1,
     ) -> None:
         super().__init__(model)
-        for name, number in (("rank", rank), ("extent", extent), ("log_scaling", log_scaling)):
-            if number is not None and number < 1:
-                raise InputError(name, f"expected at least 1, got {number}")
-        if alpha < 0:
-            raise InputError("alpha", f"expected at least 0, got {alpha}")
+        check_least(1, rank=rank, extent=extent, log_scaling=log_scaling)
+        check_least(0, alpha=alpha)
         self.rank, self.extent, self.log_scaling, self.alpha = rank, extent, log_scaling, alpha
         # Only a factor on the query needs one, and all keys to count.
         self.needs_content = self.reads_keys = self.scales_query = log_scaling is not None
@@ -71,7 +67,7 @@ class Inkling(Position):
         for parameter in (self.mix, self.profiles):
             nn.init.normal_(parameter, 0.0, self.model.initializer_range)
 
-    def prepare_for(self, site: Site, prepared: None = None) -> tuple[int, int]:
+    def prepare_for(self, site: Site) -> tuple[int, int]:
         """Return the first and the last offset of the tables.
 
         Raises:

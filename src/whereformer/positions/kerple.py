@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
-from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
+from .base import ModelShape, OffsetFunction, as_offsets, check_choice, float_dtype
 
 VARIANTS = ("log", "power")
 
@@ -35,8 +34,7 @@ class Kerple(OffsetFunction):
 
     def __init__(self, model: ModelShape, *, variant: str = "log") -> None:
         super().__init__(model)
-        if variant not in VARIANTS:
-            raise InputError("variant", f"expected one of {', '.join(VARIANTS)}, got {variant!r}")
+        check_choice("variant", variant, VARIANTS)
         self.variant = variant
         self.r1 = nn.Parameter(torch.empty(model.num_layers, model.num_heads))
         self.r2 = nn.Parameter(torch.empty(model.num_layers, model.num_heads))

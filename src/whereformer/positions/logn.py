@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import ModelShape, Position, float_dtype
+from .base import ModelShape, Position, check_choice, check_least, float_dtype
 from .counting import visible_keys
 from .site import Site
 
@@ -60,16 +60,13 @@ class Logn(Position):
         self, model: ModelShape, *, kind: str = "ssmax", train_length: int | None = None, alpha: float = 0.1
     ) -> None:
         super().__init__(model)
-        if kind not in KINDS:
-            raise InputError("kind", f"expected one of {', '.join(KINDS)}, got {kind!r}")
+        check_choice("kind", kind, KINDS)
         if kind == "ssmax" and train_length is not None:
             raise InputError("train_length", f"'ssmax' trains its factor and has none, got {train_length}")
         if kind != "ssmax" and train_length is None:
             raise InputError("train_length", f"{kind!r} needs the length of the texts in training, got None")
-        if train_length is not None and train_length < 2:
-            raise InputError("train_length", f"expected at least 2, got {train_length}")
-        if alpha < 0:
-            raise InputError("alpha", f"expected at least 0, got {alpha}")
+        check_least(2, train_length=train_length)
+        check_least(0, alpha=alpha)
         self.kind, self.train_length, self.alpha = kind, train_length, alpha
         self.s = nn.Parameter(torch.empty(model.num_layers, model.num_heads)) if kind == "ssmax" else None
         self.reset_parameters()

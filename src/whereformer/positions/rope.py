@@ -11,15 +11,12 @@ from torch import Tensor
 from ..errors import InputError, shown
 from ..kernels.precision import autocast_dtype
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Position, check_value
+from .base import ModelShape, Position, check_choice, check_value
 from .rope_scaling import Scaling
 from .site import Site
 
 LAYOUTS = ("half", "interleaved")
 ARRANGEMENTS = ("blocks", "interleaved", "axial")
-
-Kind: TypeAlias = tuple[float, int]
-"""How a layer turns: its base, and the number of its scaling."""
 
 
 class Turn(NamedTuple):
@@ -35,8 +32,8 @@ class Turn(NamedTuple):
     exact_sin: Tensor
 
 
-Turns: TypeAlias = dict[Kind, Turn]
-"""The turn of each kind of layer."""
+Turns: TypeAlias = dict[float, Turn]
+"""The turn for each base."""
 
 
 class Rope(Position):
@@ -57,8 +54,7 @@ class Rope(Position):
         rotary_dim: rotated features of each head, even; all by default.
         scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn",
             "longrope", "llama3" or "proportional") and its numbers, such as ``factor``, with the names of transformers'
-            ``rope_parameters`` (:class:`~whereformer.positions.rope_scaling.Scaling`). A list has one for each layer,
-            or None, repeated over the layers in turn.
+            ``rope_parameters`` (:class:`~whereformer.positions.rope_scaling.Scaling`).
         sections: the number of pairs that turn with each axis; together ``rotary_dim / 2``. None: one axis.
         arrangement: which pairs these are. "blocks": the first ones turn with axis 0, the next with axis 1 (Qwen2-VL).
             "interleaved": the axes take turns until each has its number, and axis 0 has the rest (Qwen3-VL, NeoMME).
@@ -79,66 +75,43 @@ class Rope(Position):
         layout: str = "half",
         base: Sequence[float] | float = 10_000.0,
         rotary_dim: int | None = None,
-        scaling: Sequence[Mapping[str, Any] | None] | Mapping[str, Any] | None = None,
+        scaling: Mapping[str, Any] | None = None,
         sections: Sequence[int] | None = None,
         arrangement: str = "blocks",
     ) -> None:
         super().__init__(model)
-        for field, given, known in (("layout", layout, LAYOUTS), ("arrangement", arrangement, ARRANGEMENTS)):
-            if given not in known:
-                raise InputError(field, f"expected one of {', '.join(known)}, got {given!r}")
+        check_choice("layout", layout, LAYOUTS)
+        check_choice("arrangement", arrangement, ARRANGEMENTS)
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
             raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
         bases = tuple(base) if isinstance(base, list | tuple) else (base,)
-        if not 0 < len(bases) <= model.num_layers:
-            raise InputError("base", f"expected 1 to {model.num_layers} numbers, one per layer, got {shown(base)}")
+        if not bases:
+            raise InputError("base", "expected at least one number, got none")
         for number in bases:
             check_value("base", number, "float")
             if number <= 0:
                 raise InputError("base", f"expected a positive number, got {number}")
         self.layout = layout
-        scalings: Sequence[Any] = scaling if isinstance(scaling, list | tuple) else [scaling]
-        if not 0 < len(scalings) <= model.num_layers:
-            raise InputError("scaling", f"expected 1 to {model.num_layers}, one per layer, got {len(scalings)}")
-        self.bases = tuple(map(float, bases))
+        self.bases = tuple(map(float, bases[: model.num_layers]))
         self.rotary_dim, self.arrangement = rotary_dim, arrangement
         self.axis_of_pair = [] if sections is None else _axis_of_pair(sections, arrangement, rotary_dim // 2)
         self.sections, self.axes = sections, None if sections is None else len(sections)
         spectrum = rotary_dim // (self.axes or 1) if arrangement == "axial" else rotary_dim
-        self.scalings = tuple(
-            Scaling(each, rotary_dim=spectrum, bases=self.bases, max_length=model.max_length) for each in scalings
-        )
-        self.kinds: tuple[Kind, ...] = tuple(
-            (self.bases[layer % len(self.bases)], layer % len(self.scalings)) for layer in range(model.num_layers)
-        )
+        self.scaling = Scaling(scaling, rotary_dim=spectrum, max_length=model.max_length)
 
-    def prepare(self) -> list[tuple[PositionsLike, Turns]]:
-        """Start the list that will hold the turns of this forward's positions."""
-        return []
-
-    def prepare_for(self, site: Site, prepared: list[tuple[PositionsLike, Turns]] | None = None) -> tuple[Turns, Turns]:
+    def prepare_for(self, site: Site) -> tuple[Turns, Turns]:
         """Return the turns of queries and of keys."""
-        met = self.prepare() if prepared is None else prepared
-        return self._turns_once(site.queries, met), self._turns_once(site.rotated_keys, met)
+        turns = self._turns(site.queries)
+        return turns, turns if site.rotated_keys is site.queries else self._turns(site.rotated_keys)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         query_turns, key_turns = self.shared_at(site)
-        kind = self.kinds[site.layer % len(self.kinds)]
-        query, key = rotated(query, query_turns[kind], self.layout), rotated(key, key_turns[kind], self.layout)
-        return query, key, value
-
-    def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
-        """Return the turns of these positions, computed once for pooled layers and their neighbors."""
-        for known, turns in met:
-            if known is positions:
-                return turns
-        turns = self._turns(positions)
-        met.append((positions, turns))
-        return turns
+        base = self.bases[site.layer % len(self.bases)]
+        return rotated(query, query_turns[base], self.layout), rotated(key, key_turns[base], self.layout), value
 
     def _turns(self, positions: PositionsLike) -> Turns:
-        """Return cosines and sines of these positions for each kind of layer."""
+        """Return cosines and sines of these positions for each base."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
@@ -146,10 +119,9 @@ class Rope(Position):
         values = position_values(positions, device).to(torch.float64)
         values = values[..., self.axis_of_pair] if values.dim() == 3 else values.unsqueeze(-1)
         turns: Turns = {}
-        for base, number in dict.fromkeys(self.kinds):
-            scaling = self.scalings[number]
-            frequencies = scaling.frequencies(base, device).repeat(self.rotary_dim // scaling.rotary_dim)
-            turns[base, number] = turn_by(values * frequencies, self.layout, self._like, scaling.attention_factor)
+        for base in dict.fromkeys(self.bases):
+            frequencies = self.scaling.frequencies(base, device).repeat(self.rotary_dim // self.scaling.rotary_dim)
+            turns[base] = turn_by(values * frequencies, self.layout, self._like, self.scaling.attention_factor)
         return turns
 
 

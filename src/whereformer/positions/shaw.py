@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
-from .base import ModelShape, Position
+from .base import ModelShape, Position, check_least
 from .site import Site
 
 
@@ -40,8 +40,7 @@ class Shaw(Position):
         self, model: ModelShape, *, clip: int = 16, keys: bool = True, values: bool = True, per_head: bool = False
     ) -> None:
         super().__init__(model)
-        if clip < 0:
-            raise InputError("clip", f"expected a distance of at least 0, got {clip}")
+        check_least(0, clip=clip)
         if not (keys or values):
             raise InputError("keys", "expected keys or values to be True, got False for both")
         self.clip = clip
@@ -58,7 +57,7 @@ class Shaw(Position):
             if table is not None:
                 nn.init.uniform_(table, -bound, bound)
 
-    def prepare(self) -> list[tuple[Term, ...]]:
+    def prepare_for(self, site: Site) -> list[tuple[Term, ...]]:
         """Return the terms of every layer, whose tables are taken apart at once."""
         return self._terms_of(self.keys, self.values)
 

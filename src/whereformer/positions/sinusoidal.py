@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Position
+from .base import ModelShape, Position, check_choice
 
 LAYOUTS = ("interleaved", "blocks")
 
@@ -48,8 +48,7 @@ class Sinusoidal(Position):
         max_timescale: float = 10_000.0,
     ) -> None:
         super().__init__(model)
-        if layout not in LAYOUTS:
-            raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+        check_choice("layout", layout, LAYOUTS)
         if layout == "interleaved" and model.embedding_size % 2:
             raise InputError("layout", f"'interleaved' needs an even embedding size, got {model.embedding_size}")
         if not 0 < min_timescale < max_timescale:

@@ -10,13 +10,10 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import DenseBias, FactorPair, Term
-from .base import ModelShape, Position, table_rows
+from .base import ModelShape, Position, check_choice, check_least, table_rows
 from .site import Site
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
-CONTENT = ("none", "add", "mix")
-TILINGS = ("pairs", "tile")
-MIXTURES = ("softmax", "sum")
 
 
 class Synthesizer(Position):
@@ -42,7 +39,7 @@ class Synthesizer(Position):
         tiling: how "factorized_dense" reads the paper's "tile": "pairs", as above, gives every j a score of its own;
             "tile" repeats both vectors, ``A[h, i, j mod a] * B[h, i, j mod b]``.
         mixture: how to join several variants: "softmax" or "sum".
-    Shape (with L = num_layers, H = num_heads):
+    Shape (with L = num_layers, H = num_heads), in ``tables``:
         random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors (L,
             H, rank, n), Glorot uniform. dense: first (L, H * head_dim, hidden_size), second (L, head_dim, n) and their
             biases; factorized_dense: near (L, H * a, hidden_size), far (L, H * b, hidden_size) and their biases;
@@ -58,18 +55,6 @@ class Synthesizer(Position):
     extrapolates = False
     fractional = False
 
-    random: nn.Parameter
-    query_factors: nn.Parameter
-    key_factors: nn.Parameter
-    first: nn.Parameter
-    first_bias: nn.Parameter
-    second: nn.Parameter
-    second_bias: nn.Parameter
-    near: nn.Parameter
-    near_bias: nn.Parameter
-    far: nn.Parameter
-    far_bias: nn.Parameter
-
     def __init__(
         self,
         model: ModelShape,
@@ -81,79 +66,55 @@ class Synthesizer(Position):
         mixture: str = "softmax",
     ) -> None:
         super().__init__(model)
-        if not isinstance(variant, str):
-            raise InputError("variant", f"expected one of {', '.join(VARIANTS)}, or several with '+', got {variant!r}")
         self.variants = tuple(part.strip() for part in variant.split("+"))
         for part in self.variants:
-            if part not in VARIANTS:
-                raise InputError("variant", f"expected one of {', '.join(VARIANTS)}, or several with '+', got {part!r}")
+            check_choice("variant", part, VARIANTS)
         if len(set(self.variants)) < len(self.variants):
             raise InputError("variant", f"{variant!r} names one twice")
-        for name, value, known in (
-            ("content", content, CONTENT),
-            ("tiling", tiling, TILINGS),
-            ("mixture", mixture, MIXTURES),
-        ):
-            if value not in known:
-                raise InputError(name, f"expected one of {', '.join(known)}, got {value!r}")
-        if rank < 1:
-            raise InputError("rank", f"expected at least 1, got {rank}")
+        check_choice("content", content, ("none", "add", "mix"))
+        check_choice("tiling", tiling, ("pairs", "tile"))
+        check_choice("mixture", mixture, ("softmax", "sum"))
+        check_least(1, rank=rank)
         n = model.max_length
         # This choice has the fewest parameters.
         self.far_size = next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
         self.near_size = n // self.far_size
-        self.mode = content
-        self.tiling = tiling
+        self.mode, self.tiling, self.rank = content, tiling, rank
         self.content = content != "none"
         self.weighted = len(self.variants) > 1 and mixture == "softmax"
-        for part in self.variants:
-            for name, size in self._sizes(part, rank).items():
-                setattr(self, name, nn.Parameter(torch.empty(model.num_layers, *size)))
+        sizes = {name: size for part in self.variants for name, (size, _) in self._drawn(part).items()}
+        self.tables = nn.ParameterDict({name: torch.empty(model.num_layers, *size) for name, size in sizes.items()})
         self.alpha = None
         if self.weighted or content == "mix":
             weights = (len(self.variants),) if self.weighted else ()
             self.alpha = nn.Parameter(torch.empty(model.num_layers, *weights))
         self.reset_parameters()
 
-    def _sizes(self, variant: str, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a variant's parameters by name, without the axis of layers."""
-        model = self.model
-        heads, n, width = model.num_heads, model.max_length, model.hidden_size
-        match variant:
-            case "random":
-                return {"random": (heads, n, n)}
-            case "factorized_random":
-                return {"query_factors": (heads, n, rank), "key_factors": (heads, rank, n)}
-            case "dense":
-                units = heads * model.head_dim
-                return {
-                    "first": (units, width),
-                    "first_bias": (units,),
-                    "second": (model.head_dim, n),
-                    "second_bias": (n,),
-                }
-        near, far = heads * self.near_size, heads * self.far_size
-        return {"near": (near, width), "near_bias": (near,), "far": (far, width), "far_bias": (far,)}
+    def _drawn(self, variant: str) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Return the shapes of a variant's tables, without the axis of layers, each with the bound of its uniform
+        distribution (of random ones) or the standard deviation of its normal one."""
+        heads, n, width, rank = self.model.num_heads, self.model.max_length, self.model.hidden_size, self.rank
+        if variant == "random":
+            return {"random": ((heads, n, n), (6 / (heads * n + n * n)) ** 0.5)}
+        if variant == "factorized_random":
+            bound = (6 / (rank * (heads + n))) ** 0.5
+            return {"query_factors": ((heads, n, rank), bound), "key_factors": ((heads, rank, n), bound)}
+        units = self.model.head_dim
+        rows = {"first": units} if variant == "dense" else {"near": self.near_size, "far": self.far_size}
+        drawn: dict[str, tuple[tuple[int, ...], float]] = {}
+        for name, own in rows.items():
+            drawn |= {name: ((heads * own, width), width**-0.5), f"{name}_bias": ((heads * own,), 0.0)}
+        if variant == "dense":
+            drawn |= {"second": ((units, n), units**-0.5), "second_bias": ((n,), 0.0)}
+        return drawn
 
     def reset_parameters(self) -> None:
-        heads, n = self.model.num_heads, self.model.max_length
-        if "random" in self.variants:
-            bound = (6 / (heads * n + n * n)) ** 0.5
-            nn.init.uniform_(self.random, -bound, bound)
-        if "factorized_random" in self.variants:
-            rank = self.query_factors.shape[-1]
-            bound = (6 / (rank * (heads + n))) ** 0.5
-            nn.init.uniform_(self.query_factors, -bound, bound)
-            nn.init.uniform_(self.key_factors, -bound, bound)
-        if "dense" in self.variants:
-            nn.init.normal_(self.first, 0.0, self.first.shape[-1] ** -0.5)
-            nn.init.normal_(self.second, 0.0, self.second.shape[1] ** -0.5)
-            nn.init.zeros_(self.first_bias)
-            nn.init.zeros_(self.second_bias)
-        if "factorized_dense" in self.variants:
-            for weight, bias in ((self.near, self.near_bias), (self.far, self.far_bias)):
-                nn.init.normal_(weight, 0.0, weight.shape[-1] ** -0.5)
-                nn.init.zeros_(bias)
+        for variant in self.variants:
+            for name, (_, scale) in self._drawn(variant).items():
+                if variant in ("random", "factorized_random"):
+                    nn.init.uniform_(self.tables[name], -scale, scale)
+                else:
+                    nn.init.normal_(self.tables[name], 0.0, scale)
         if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
@@ -190,20 +151,21 @@ class Synthesizer(Position):
         self, variant: str, hidden: Tensor, rows: Tensor, columns: Tensor, layer: int, share: Tensor | float
     ) -> Term:
         """Return the scores of one variant. ``rows`` and ``columns`` (1 or batch, n) are indices into its tables."""
+        tables = {name: self.tables[name][layer] for name in self._drawn(variant)}
         if variant == "random":
-            scores = self.random[layer][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
+            scores = tables["random"][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
             return DenseBias(share * scores)
         if variant == "factorized_random":
-            query_factors = self.query_factors[layer][:, rows].transpose(0, 1)
-            key_factors = self.key_factors[layer].mT[:, columns].transpose(0, 1)
+            query_factors = tables["query_factors"][:, rows].transpose(0, 1)
+            key_factors = tables["key_factors"].mT[:, columns].transpose(0, 1)
             return FactorPair(share * query_factors, key_factors)
         if variant == "dense":
-            units = torch.relu(self._of_heads(hidden, self.first[layer], self.first_bias[layer]))
+            units = torch.relu(self._of_heads(hidden, tables["first"], tables["first_bias"]))
             query_factors = torch.cat((units, torch.ones_like(units[..., :1])), -1)
-            key_factors = torch.cat((self.second[layer], self.second_bias[layer].unsqueeze(0))).mT[columns]
+            key_factors = torch.cat((tables["second"], tables["second_bias"].unsqueeze(0))).mT[columns]
             return FactorPair(share * query_factors, key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1))
-        near = self._of_heads(hidden, self.near[layer], self.near_bias[layer])
-        far = self._of_heads(hidden, self.far[layer], self.far_bias[layer])
+        near = self._of_heads(hidden, tables["near"], tables["near_bias"])
+        far = self._of_heads(hidden, tables["far"], tables["far_bias"])
         columns = columns[:, None, None].expand(hidden.shape[0], self.model.num_heads, hidden.shape[1], -1)
         far_columns = columns // self.near_size if self.tiling == "pairs" else columns % self.far_size
         return DenseBias(share * near.gather(-1, columns % self.near_size) * far.gather(-1, far_columns))

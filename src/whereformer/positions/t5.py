@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +78,7 @@ class T5(OffsetFunction):
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.weight)
 
-    def reach(self, *, layer: int = 0, prepared: Any = None) -> int:
+    def reach(self, *, layer: int = 0) -> int:
         return self.last_change
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
@@ -87,8 +86,8 @@ class T5(OffsetFunction):
         # Not an index, whose gradient takes many times as long.
         return self.weight.index_select(1, columns.flatten()).unflatten(1, columns.shape)
 
-    def terms_at(self, site: Site, prepared: Any = None) -> tuple[Term, ...]:
-        bias = super().terms_at(site, prepared)
+    def terms_at(self, site: Site) -> tuple[Term, ...]:
+        bias = super().terms_at(site)
         empty = 0 in (position_values(at, self.weight.device).shape[-1] for at in (site.queries, site.keys))
         return bias if empty or not self.reset_cls else (*bias, self._cls_correction(site))
 

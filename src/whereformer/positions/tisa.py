@@ -4,42 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
-from ..kernels.tracing import can_look, is_plain
-from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
-
-
-def _gaussians(offsets: Tensor, sharpness: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distances of offsets (T,) from centers (..., kernels), and the kernels there, (..., kernels, T)."""
-    distance = offsets - center.unsqueeze(-1)
-    return distance, torch.exp(sharpness.abs().neg().unsqueeze(-1) * distance.square())
-
-
-class _Curves(torch.autograd.Function):
-    """Sums of Gaussians, (..., T) for parameters (..., kernels), with half the operations that autograd would need."""
-
-    @staticmethod
-    def forward(ctx: Any, offsets: Tensor, amplitude: Tensor, sharpness: Tensor, center: Tensor) -> Tensor:
-        distance, kernels = _gaussians(offsets, sharpness, center)
-        ctx.save_for_backward(offsets, amplitude, sharpness, center, distance, kernels)
-        return (amplitude.unsqueeze(-1) * kernels).sum(-2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        offsets, amplitude, sharpness, center, distance, kernels = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Second derivatives need to know what these were computed from.
-            distance, kernels = _gaussians(offsets, sharpness, center)
-        weighted = gradient.unsqueeze(-2) * kernels
-        first = weighted * distance
-        to_sharpness = (first * distance).sum(-1) * amplitude * -sharpness.sgn()
-        to_center = first.sum(-1) * amplitude * sharpness.abs() * 2
-        return None, weighted.sum(-1), to_sharpness, to_center
+from ..kernels.tracing import can_look
+from .base import ModelShape, OffsetFunction, as_offsets, check_least, float_dtype
 
 
 class Tisa(OffsetFunction):
@@ -63,8 +34,7 @@ class Tisa(OffsetFunction):
 
     def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
         super().__init__(model)
-        if num_kernels < 0:
-            raise InputError("num_kernels", f"expected at least 0, got {num_kernels}")
+        check_least(0, num_kernels=num_kernels)
         self.num_kernels = num_kernels
         self.one_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
@@ -81,30 +51,29 @@ class Tisa(OffsetFunction):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         return self.amplitude, self.sharpness, self.center
 
-    def prepare(self) -> list[int | None]:
+    def reaches(self) -> list[int | None]:
         """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
         if self.amplitude.numel() == 0:
             return [1] * len(self.amplitude)
         with torch.no_grad():
-            largest, sharpness, furthest = (
-                torch.linalg.vector_norm(kernels, order, (1, 2)).tolist()
-                for kernels, order in zip(self.kernel_parameters(), (math.inf, -math.inf, math.inf), strict=True)
-            )
+            numbers = torch.stack(self.kernel_parameters()).tolist()
         # Beyond its distance a kernel adds less than a score's rounding error, even together with the other kernels.
         least = torch.finfo(float_dtype(self.amplitude)).eps / self.amplitude.shape[-1]
         reaches: list[int | None] = []
-        for amplitude, decay, center in zip(largest, sharpness, furthest, strict=True):
+        for layer in zip(*numbers, strict=True):
+            amplitudes, decays, centers = ([*map(abs, chain(*heads))] for heads in layer)
+            decay = min(decays)
             # An amplitude below 1 counts as 1: its gradient is the kernel itself.
-            reach = center + math.sqrt(math.log(max(amplitude, 1.0) / least) / decay) if decay > 0 else math.inf
+            further = math.sqrt(math.log(max(*amplitudes, 1.0) / least) / decay) if decay > 0 else math.inf
+            reach = max(centers) + further
             # Not a number, or a kernel that never decays
             reaches.append(2 ** math.ceil(math.log2(max(reach, 1.0))) if reach < 2**30 else None)
         return reaches
 
-    def reach(self, *, layer: int = 0, prepared: list[int | None] | None = None) -> int | None:
-        reaches = self.prepare() if prepared is None else prepared
-        return reaches[0 if self.one_curve else layer]
+    def reach(self, *, layer: int = 0) -> int | None:
+        return self.reaches()[0 if self.one_curve else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         row = 0 if self.one_curve else layer
@@ -117,11 +86,10 @@ class Tisa(OffsetFunction):
         """Return the curves of parameters (..., num_kernels), (..., offsets)."""
         dtype = float_dtype(self.amplitude)
         amplitude, sharpness, center = (kernels.to(dtype) for kernels in parameters)
-        flat = offsets.flatten().to(dtype)
-        if is_plain(amplitude) and torch.is_grad_enabled():
-            curves: Tensor = _Curves.apply(flat, amplitude, sharpness, center)  # type: ignore[no-untyped-call]
-        else:
-            curves = (amplitude.unsqueeze(-1) * _gaussians(flat, sharpness, center)[1]).sum(-2)
+        # Few operations, because a GPU waits for each.
+        distance = center.unsqueeze(-1) - offsets.flatten()
+        kernels = torch.exp(-sharpness.abs().unsqueeze(-1) * distance.square())
+        curves = (amplitude.unsqueeze(-1) * kernels).sum(-2).to(dtype)
         return curves if offsets.dim() == 1 else curves.unflatten(-1, offsets.shape)
 
 

@@ -19,7 +19,7 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from .base import ModelShape, Position
+from .base import ModelShape, Position, check_choice
 from .site import Site
 
 FORMS = ("shifted", "factorized")
@@ -64,8 +64,7 @@ class TransformerXL(Position):
         self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__(model)
-        if form not in FORMS:
-            raise InputError("form", f"expected one of {', '.join(FORMS)}, got {form!r}")
+        check_choice("form", form, FORMS)
         if model.hidden_size % 2:
             raise InputError("hidden_size", f"transformer_xl needs an even one, got {model.hidden_size}")
         if not 0.0 <= dropout < 1.0:
@@ -84,7 +83,7 @@ class TransformerXL(Position):
         for parameter in (self.content_bias, self.position_bias, self.kernel):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
-    def prepare_for(self, site: Site, prepared: None = None) -> Window | None:
+    def prepare_for(self, site: Site) -> Window | None:
         if self.form == "factorized":
             return None
         queries, keys = site.queries, site.keys

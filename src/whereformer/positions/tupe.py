@@ -59,21 +59,16 @@ class Tupe(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
         return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
 
-    def prepare(self) -> tuple[Tensor, Tensor]:
-        """Project the whole table to scaled queries and to keys, (max_length + 1, heads, head_dim) each."""
-        scale = (2 * self.model.head_dim) ** -0.5
-        heads = (self.model.num_heads, self.model.head_dim)
-        table = self.norm(self.table)
-        queries = self.query(table).unflatten(-1, heads) * scale
-        return queries, self.key(table).unflatten(-1, heads)
-
-    def prepare_for(self, site: Site, prepared: tuple[Tensor, Tensor] | None = None) -> FactorPair:
+    def prepare_for(self, site: Site) -> FactorPair:
         """Return the one term of all layers: a row of both tables for each token."""
         # Look the rows up first, so that positions without one are refused before anything is projected.
         rows, device = len(self.table) - 1, self.table.device
         query_rows = table_rows(site.queries, rows, "tupe", device, least=site.least)
         key_rows = table_rows(site.keys, rows, "tupe", device, least=site.least)
-        query_table, key_table = self.prepare() if prepared is None else prepared
+        # Scaled queries and keys, (max_length + 1, heads, head_dim) each
+        heads, table = (self.model.num_heads, self.model.head_dim), self.norm(self.table)
+        query_table = self.query(table).unflatten(-1, heads) * (2 * self.model.head_dim) ** -0.5
+        key_table = self.key(table).unflatten(-1, heads)
         from_cls, to_cls = (query_table[:2] * key_table[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
         query_is_cls = (query_rows == 0).to(self.table.dtype)[..., None, None]
         key_is_cls = (key_rows == 0).to(self.table.dtype)[..., None, None]

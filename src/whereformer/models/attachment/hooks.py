@@ -43,8 +43,7 @@ class StackForward:
         self.with_weights = with_weights
         self.placed = placed
         self.calls = 0
-        self.prepared: tuple[bool, Any] | None = None
-        self.kept: tuple[PositionsLike, PositionsLike, Tensor | None, Tensor | None, Any] | None = None
+        self.kept: tuple[tuple[bool, PositionsLike, PositionsLike], Tensor | None, Tensor | None, Any] | None = None
         self.texts: tuple[Tensor | None, Tensor | None] = None, None
 
     def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
@@ -60,18 +59,14 @@ class StackForward:
         A method that counts from the start of a row counts the real tokens, as ``position_ids`` do in generation, and
         from 0 in each packed text.
         """
-        key = site.queries, site.keys, asked.real, asked.documents
+        key = torch.is_grad_enabled(), site.queries, site.keys
         if not offsets_suffice(self.position):
             site = asked.counted(site)
         if not self.share:
             return site
-        # Reentrant checkpointing runs layers without gradients first, and later again with gradients.
-        with_gradients = torch.is_grad_enabled()
-        if self.prepared is None or self.prepared[0] != with_gradients:
-            self.prepared, self.kept = (with_gradients, self.position.prepare()), None
         kept = self.kept
-        if kept is None or kept[:2] != key[:2] or kept[2] is not asked.real or kept[3] is not asked.documents:
-            self.kept = kept = (*key, self.position.prepare_for(site, self.prepared[1]))
+        if kept is None or kept[0] != key or kept[1] is not asked.real or kept[2] is not asked.documents:
+            self.kept = kept = key, asked.real, asked.documents, self.position.prepare_for(site)
         return replace(site, shared=kept[-1])
 
 

@@ -57,10 +57,7 @@ class Seq2SeqConfig(StrictConfig):
     model_type = "whereformer_seq2seq"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
-        name: bound
-        for name, bound in EncoderConfig.bounds.items()
-        if name not in ("embedding_size", "type_vocab_size", "classifier_dropout", "label_share", "attention_scale")
-    } | {
+        **EncoderConfig.bounds,
         **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), (-1, MOST_IDS)),
         "label_smoothing": (0.0, 0.99),
         **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
@@ -108,7 +105,7 @@ class Seq2SeqConfig(StrictConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.checked(kwargs)
-        check_position(self, self.encoder_layers, self.decoder_layers)
+        check_position(self)
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:

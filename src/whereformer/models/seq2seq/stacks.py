@@ -10,11 +10,11 @@ from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from ...kernels import Positions
-from ...positions import Position, Site, build_position
+from ...positions import Position, Site
 from ...positions.none import NoPosition
 from ..checks import check_shape, embedded_tokens
 from ..inputs import SourceInputs, asks_for, takes
-from ..layers import Attention, Layer, may_share
+from ..layers import Attention, Layer, may_share, position_of
 from .config import Seq2SeqConfig
 
 
@@ -61,17 +61,7 @@ class _Stack(nn.Module):
         # A module of its own, tied later: transformers would not see that a checkpoint lacks a shared one's table.
         tokens, width = embeddings.weight.shape
         self.words = nn.Embedding(tokens, width, embeddings.padding_idx, _weight=embeddings.weight)
-        self.position = build_position(
-            config.position,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            head_dim=config.head_dim,
-            num_layers=layers,
-            max_length=config.max_position_embeddings,
-            causal=causal,
-            initializer_range=config.initializer_range,
-            **(config.position_options or {}),
-        )
+        self.position = position_of(config, layers, causal=causal)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
 

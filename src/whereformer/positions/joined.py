@@ -1,0 +1,125 @@
+"""``Joined`` has several methods: "learned+tisa" in every layer, "rope/rope/rope/none" in turn over the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..kernels.terms import PositionsLike, Term
+from .base import ModelShape, Position
+from .site import Site
+
+
+class Joined(Position):
+    """Several methods, each of which acts in its own layers as it would in a model of these alone.
+
+    So a method has parameters for its own layers only, and counts these from 0. Where layers share weights, the passes
+    of a layer share what the method shares. Methods in the same layer act in the given order.
+
+    Args:
+        model: the sizes of the whole model.
+        builders: by name, what builds each method for the given sizes.
+        places: the names at each place of a pattern, which is repeated to the depth.
+
+    Raises:
+        InputError: for methods that do not go together.
+    """
+
+    def __init__(
+        self, model: ModelShape, builders: Mapping[str, Callable[[ModelShape], Position]], places: Sequence[list[str]]
+    ) -> None:
+        super().__init__(model)
+        pattern = [places[layer % len(places)] for layer in range(model.num_layers)]
+        self.layers = [[at for at, names in enumerate(pattern) if name in names] for name in builders]
+        """The layers of each method."""
+        numbers = {name: number for number, name in enumerate(builders)}
+        self.parts = nn.ModuleList(
+            build(_shape_of(model, layers)) for build, layers in zip(builders.values(), self.layers, strict=True)
+        )
+        self.places = [
+            [(numbers[name], self.layers[numbers[name]].index(layer)) for name in names]
+            for layer, names in enumerate(pattern)
+        ]
+        """The methods of each layer by number, each with the layer's number among those of this method."""
+        contents = {all(part.content for part in self.methods(layer)) for layer in range(model.num_layers)}
+        if len(contents) > 1:
+            reason = "a Synthesizer with content='none' replaces query . key in all layers or in none"
+            raise InputError("position", reason)
+        self.content = contents == {True}
+        self.needs_content = any(part.needs_content for part in self)
+        if self.needs_content and not self.content:
+            names = " and ".join(type(part).__name__ for part in self if part.needs_content)
+            reason = "acts on query and key, which a Synthesizer with content='none' does without"
+            raise InputError("position", f"{names} {reason}; use content='add' or 'mix'")
+        self.reads_keys = any(part.reads_keys for part in self)
+        self.acts_on = frozenset().union(*(part.acts_on for part in self))
+        self.extrapolates = all(part.extrapolates for part in self)
+        self.fractional = all(part.fractional for part in self)
+        self.shift_invariant = all(part.shift_invariant for part in self)
+        self.embedding_scale = max(part.embedding_scale for part in self)
+
+    def __iter__(self) -> Any:
+        return iter(self.parts)
+
+    def methods(self, layer: int | None = None) -> tuple[Position, ...]:
+        every: tuple[Any, ...] = tuple(self.parts)
+        return every if layer is None else tuple(every[number] for number, _ in self.places[layer])
+
+    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
+        return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
+
+    def prepare_for(self, site: Site) -> tuple[Any, ...]:
+        return tuple(part.prepare_for(site) for part in self)
+
+    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+        for part in self:
+            hidden = part.embed(hidden, positions)
+        return hidden
+
+    def _at(self, site: Site) -> list[tuple[Any, Site]]:
+        """Return the methods of a layer, each with the site as this method counts and shares."""
+        shared = [None] * len(self.parts) if site.shared is None else site.shared
+        return [
+            (self.parts[number], replace(site, layer=own, shared=shared[number]))
+            for number, own in self.places[site.layer]
+        ]
+
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        # A factor comes first, so that it is the same in ``content_terms``, whatever others add to the query.
+        for part, own in sorted(self._at(site), key=lambda pair: not pair[0].scales_query):
+            query, key, value = part.rotate(query, key, value, own)
+        return query, key, value
+
+    def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
+        return tuple(term for part, own in self._at(site) for term in part.terms(hidden, own))
+
+    def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
+        parts = self._at(site)
+        if all(type(part).content_terms is Position.content_terms for part, _ in parts):
+            return ()
+        for part, own in parts:
+            if part.scales_query:
+                query = (query * part.query_factor(query, own)).to(query.dtype)
+        return tuple(term for part, own in parts for term in part.content_terms(query, key, own))
+
+    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
+        parts: Any = zip(self.methods(layer), self.places[layer], strict=True)
+        curves = [curve for part, (_, own) in parts if (curve := part.curve(offsets, layer=own)) is not None]
+        if curves:
+            return torch.stack([curve.to(curves[0].device) for curve in curves]).sum(0)
+        if self.acts_in_attention(layer) or not self.acts_in_attention():
+            return None
+        # Nothing is added, which is a curve beside those of other layers.
+        return self._like.new_zeros(self.model.num_heads, *torch.as_tensor(offsets).shape)
+
+
+def _shape_of(model: ModelShape, layers: Sequence[int]) -> ModelShape:
+    """Return the sizes of a model that has only some of the layers."""
+    passes = [model.passes[layer] for layer in layers]
+    numbers = {distinct: number for number, distinct in enumerate(dict.fromkeys(passes))}
+    return replace(model, num_layers=len(layers), passes=tuple(numbers[distinct] for distinct in passes))
