@@ -180,7 +180,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == "transformers" el
 from whereformer import analysis
 print(float(analysis.toeplitzness([[1.0]])), analysis.fit_tisa([0.0, 1.0, 0.0], 1).num_kernels)
 try:
-    analysis.cost
+    analysis.count_flops
 except ImportError as error:
     print(error)
 """

@@ -376,7 +376,7 @@ class Compare(ManyRuns):
         """Return the operations of a training step; None for a method that torch can't run without memory."""
         predicted = self.length if self.causal else max(1, round(self.mask_rate * (self.length - 1)))
         try:
-            return analysis.cost(config, self.length, self.batch_size, predictions=predicted).flops.training
+            return analysis.count_flops(config, self.length, self.batch_size, predictions=predicted).training
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             return None
 
