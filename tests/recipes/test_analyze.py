@@ -71,7 +71,7 @@ def test_models_of_transformers(save, name, options_of_it, width, rows):
     assert [(head.layer, head.head) for head in model.heads] == [(0, 0), (0, 1)]
     for head in model.heads:
         assert head.scores.shape == (rows, rows)
-        assert [fit.num_kernels for fit in head.fits] == [1, 2]
+        assert [fit.center.shape[-1] for fit in head.fits] == [1, 2]
         assert 0 <= head.toeplitzness <= 1
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._extras import require
-from .fit import TisaFit, fit_loss, fit_tisa, fit_tisa_up_to
+from .fit import TisaFit, fit_tisa, fit_tisa_up_to
 from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ __all__ = [
     "diagonal_means",
     "diagonals",
     "distill_positions",
-    "fit_loss",
     "fit_tisa",
     "fit_tisa_up_to",
     "toeplitz_part",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -121,9 +121,10 @@ def _heads(read: reading.LayerScores, max_kernels: int) -> list[findings.HeadFin
     scores = read.scores.float().cpu()
     found = toeplitz.diagonals(scores.double())
     n = scores.shape[-1]
-    offsets = torch.arange(1 - n, n) * read.stride
-    weights = toeplitz.pairs(n)
-    fits = fit.fit_tisa_up_to(found.mean, max_kernels, offsets=offsets, weights=weights, constant=True)[1:]
+    fits = [
+        replace(each, sharpness=each.sharpness / read.stride**2, center=each.center * read.stride)  # in tokens
+        for each in fit.fit_tisa_up_to(found.mean, max_kernels, constant=True)[1:]
+    ]
     heads = []
     for head, name in enumerate(naming.name_heads(scores)):
         span = float(found.mean[head].max() - found.mean[head].min())
@@ -132,7 +133,7 @@ def _heads(read: reading.LayerScores, max_kernels: int) -> list[findings.HeadFin
             findings.HeadFindings(
                 layer=read.layer,
                 head=head,
-                offsets=offsets,
+                offsets=torch.arange(1 - n, n) * read.stride,
                 curve=found.mean[head],
                 toeplitzness=1.0 if is_curve else float(found.explained[head]),
                 scores=None if is_curve else scores[head],
