@@ -24,6 +24,7 @@ from whereformer.lab import encoders, train
 from whereformer.lab.methods import load_plugin, parameters, sources_of
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
+from whereformer.recipes import compare
 from whereformer.recipes.compare import Compare, Trials, load
 
 TINY = ["--rate-factors=1", "--jobs=1", *TINY_ENCODER]
@@ -455,17 +456,24 @@ def test_a_size_has_other_defaults(monkeypatch):
     assert sizes("--device", "cpu")[1] == sizes("--size=small")[1] == (64, 64, "compare", True)
 
 
-def test_a_budget_chooses_steps_and_seeds_once(text, tmp_path, monkeypatch, capsys):
-    from whereformer.recipes import budget
-
-    monkeypatch.setattr(budget, "LEAST_STEPS", 1)
-    monkeypatch.setattr(budget, "ENOUGH_STEPS", 2)
-    monkeypatch.setattr(budget, "seconds_per_step", lambda *_: 0.05)
-    runs = run(text, tmp_path, "--minutes=0.02", positions="none,tisa")
-    assert "0.02 minutes: 3 steps for each method, seeds: 3" in capsys.readouterr().out
-    assert [(len(each), len(each[0].losses)) for each in runs.values()] == [(3, 3)] * 2
-    monkeypatch.setattr(budget, "seconds_per_step", lambda *_: pytest.fail("measured twice"))
-    assert run(text, tmp_path, "--minutes=0.02", positions="none,tisa") == runs
-    assert "6 of 6 runs are already done" in capsys.readouterr().out
+def test_a_budget_chooses_the_steps_once(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "LEAST_STEPS", 3)
+    monkeypatch.setattr(Compare, "seconds_per_step", lambda *_: 0.05)
+    words = ["--minutes=0.02", "--seeds=2", "--jobs=1"]
+    # Nine tenths of 1.2 seconds; a step of both methods takes 0.1 seconds with each seed, and judging a tenth of that.
+    runs = run(text, tmp_path, *words, positions="none,tisa")
+    assert "0.02 minutes: 4 steps for each method" in capsys.readouterr().out
+    assert [(len(each), len(each[0].losses)) for each in runs.values()] == [(2, 4)] * 2
+    monkeypatch.setattr(Compare, "seconds_per_step", lambda *_: pytest.fail("measured twice"))
+    assert run(text, tmp_path, *words, positions="none,tisa") == runs
+    assert "4 of 4 runs are already done" in capsys.readouterr().out
     words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3"]
     assert "holds results with minutes 0.02, not 3.0" in fails(capsys, *words)
+
+
+def test_a_budget_is_measured_and_an_error_names_one_that_is_enough(text, tmp_path, capsys):
+    words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--positions=none,tisa"]
+    found = re.search(
+        r"--minutes: expected at least (\S+) here, for 100 steps", fails(capsys, *words, "--minutes=1e-3")
+    )
+    assert 1e-3 < float(found[1]) < 10
