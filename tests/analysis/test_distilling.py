@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from whereformer import Encoder, EncoderConfig
-from whereformer.analysis.distilling import distill_positions, fitted_curves, offset_curves
-from whereformer.analysis.toeplitz import diagonal_sums
+from whereformer.analysis.distilling import distill_positions, offset_curves
+from whereformer.analysis.toeplitz import diagonal_sums, fitted_curves
 
 
 def encoder(position, **options):

@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..models import Encoder
 from ..positions.tisa import Tisa
 from .fit import TisaFit, fit_tisa
-from .toeplitz import diagonal_sums
+from .toeplitz import diagonal_sums, fitted_curves
 
 LEAST = 1e-30
 """Smaller weights count as this one, because their logarithms are only rounding error."""
@@ -46,22 +46,6 @@ def offset_curves(encoder: Encoder, windows: Tensor, batch_size: int = 16, only:
                 logs = weights.clamp(min=LEAST).log()
                 sums[layer] += diagonal_sums(logs - logs.mean(-1, keepdim=True)).sum(0).cpu()
     return fitted_curves(sums, len(windows))
-
-
-def fitted_curves(sums: Tensor, count: int) -> Tensor:
-    """Return the f of the least-squares model ``log weight_ij = f(j - i) + r_i``, whose mean is 0, (..., 2 n - 1).
-
-    Args:
-        sums: (..., 2 n - 1), the sums over all matrices, by offset, of log weights less their row's mean.
-        count: the number of matrices.
-    """
-    n = (sums.shape[-1] + 1) // 2
-    offset, index = torch.arange(1 - n, n), torch.arange(n).unsqueeze(-1)
-    rows = ((offset >= -index) & (offset < n - index)).double()  # which offsets a row has
-    normal = torch.diag(rows.sum(0)) - rows.T @ rows / n  # with the rows' numbers eliminated
-    # Constants are in its null space, and never part of the right-hand side.
-    normal += 1 / len(normal)
-    return torch.linalg.solve(normal, sums.flatten(0, -2).T).T.view_as(sums) / count
 
 
 @torch.no_grad()

@@ -85,11 +85,6 @@ class DispatchMode(TorchDispatchMode):
     """A context that sees every torch operation that runs in it; only the name of its module is private."""
 
 
-def changes_arguments(operation: Any) -> bool:
-    """Whether a torch operation writes to its arguments; no public function tells."""
-    return bool(operation._schema.is_mutable)
-
-
 def leaves(values: Any) -> list[Any]:
     """Return all leaves of nested tuples, lists and dictionaries; torch has no public name for this."""
     return tree_leaves(values)
