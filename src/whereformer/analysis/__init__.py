@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._extras import require
 from .fit import TisaFit, fit_tisa, fit_tisa_up_to
-from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
+from .toeplitz import Diagonals, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
     from .costs import Flops, Parameters, count_flops, count_parameters
@@ -24,7 +24,6 @@ __all__ = [
     "TisaFit",
     "count_flops",
     "count_parameters",
-    "diagonal_means",
     "diagonals",
     "distill_positions",
     "fit_tisa",

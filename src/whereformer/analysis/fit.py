@@ -199,8 +199,9 @@ class _Problem:
         own = amplitude * self.scale.unsqueeze(-1)
         moved = own.abs() * torch.einsum("imk,m->ik", basis, self.weights)
         order = moved[:, :-1].argsort(-1, descending=True)
-        three = (part.gather(-1, order) for part in (own[:, :-1], found[:, 0].exp(), found[:, 1]))
-        return TisaFit(*three, self.middle + own[:, -1], explained)
+        three = own[:, :-1], found[:, 0].exp(), found[:, 1]
+        amplitude, sharpness, center = (part.gather(-1, order) for part in three)
+        return TisaFit(amplitude, sharpness, center, self.middle + own[:, -1], explained)
 
 
 def _one_more(problem: _Problem, found: Tensor) -> Tensor:
@@ -239,7 +240,7 @@ def _refine(problem: _Problem, found: Tensor) -> tuple[Tensor, Tensor]:
     """Refine sharpness and center by Levenberg-Marquardt, with optimal amplitudes; also return the loss, (items,)."""
     low, high, reach = problem.limits
     basis = problem.basis(found)
-    now = (found, basis, *problem.solve(basis))
+    now: tuple[Tensor, ...] = (found, basis, *problem.solve(basis))
     damping, idle = torch.full_like(problem.ridge, 1e-2), 0
     for _ in range(STEPS):
         tried = now[0] + _step(problem, *now[:4], damping)

@@ -214,7 +214,7 @@ def operations(position: Position, length: int) -> int:
     hidden = torch.randn(1, length, model.hidden_size)
     query, key, value = torch.randn(3, 1, model.num_heads, length, model.head_dim)
     at = Positions(0, 1, length)
-    with _Counter() as counter:
+    with _Counter() as counter:  # type: ignore[no-untyped-call]
         position.embed(embedded, at)
         position.attend(hidden, query, key, value, Site(at, at), backend="reference")
     return counter.count

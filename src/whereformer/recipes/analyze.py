@@ -113,8 +113,8 @@ def analyze_model(
 
 def _table(vectors: Tensor) -> findings.TableFindings:
     gram = vectors @ vectors.T
-    part, share = toeplitz.toeplitz_part(gram), float(toeplitz.toeplitzness(gram))
-    return findings.TableFindings(gram, part, share, vectors.shape[1])
+    found = toeplitz.diagonals(gram)
+    return findings.TableFindings(gram, toeplitz.from_diagonals(found.mean), float(found.explained), vectors.shape[1])
 
 
 def _heads(read: reading.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
