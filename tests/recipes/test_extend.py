@@ -209,7 +209,6 @@ def test_only_positions_are_trained_at_first(model):
             "got Transformer, Pooling, Dense",
         ),
         (lambda to, words: save(to, bert(), words, pooling="max_tokens"), "got max"),
-        (lambda to, words: save(to, bert(), words, limit=40), "its tokenizer gives up to 40 tokens, and it has 32"),
         (
             lambda to, words: save(to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, num_layers=1)), words),
             "got 't5'",

@@ -97,10 +97,7 @@ def load_encoder(path: str) -> SentenceEncoder:
     lacking = [name for name in ("cls", "sep", "pad") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
-    told = settings.limit or tokenizer.model_max_length
-    if most < told < 2**30:
-        raise InputError("model", f"{path}: its tokenizer gives up to {told} tokens, and it has {most} positions")
-    return SentenceEncoder(model, tokenizer, settings.pooling, min(told, most))
+    return SentenceEncoder(model, tokenizer, settings.pooling, min(settings.limit or tokenizer.model_max_length, most))
 
 
 def learned(model: Any) -> Learned:
