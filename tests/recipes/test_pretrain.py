@@ -22,7 +22,6 @@ from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.data.windows import Stage, Windows, end_padding, parsed_lengths, stages_of
 from whereformer.errors import InputError
-from whereformer.kernels import torch_private
 from whereformer.lab import held_out, trackers
 from whereformer.lab.run import read_records
 from whereformer.models import encoder
@@ -295,13 +294,6 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     assert "6 steps of 32 tokens" in out
     assert out.index("steps 1 to 3: 4 windows of 8 tokens") < out.index("steps 4 to 6: 2 windows of 16 tokens")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_bfloat16_on_a_processor_without_it_leaves_a_note(text, tmp_path, capsys, monkeypatch, fast):
-    monkeypatch.setattr(torch_private, "multiplies_bfloat16", lambda: fast)
-    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dtype=bfloat16", "--dry-run"])
-    assert ("--dtype float32 is much faster here" in capsys.readouterr().out) == (not fast)
 
 
 def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(text, tmp_path, capsys):

@@ -243,7 +243,8 @@ def _refine(problem: _Problem, found: Tensor) -> tuple[Tensor, Tensor]:
     now: tuple[Tensor, ...] = (found, basis, *problem.solve(basis))
     damping, idle = torch.full_like(problem.ridge, 1e-2), 0
     for _ in range(STEPS):
-        tried = now[0] + _step(problem, *now[:4], damping)
+        found, basis, amplitude, rest, _ = now
+        tried = found + _step(problem, found, basis, amplitude, rest, damping)
         tried = torch.stack((tried[:, 0].clamp(low, high), tried[:, 1].clamp(-reach, reach)), 1)
         basis = problem.basis(tried)
         then = (tried, basis, *problem.solve(basis))

@@ -76,11 +76,6 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 constant_when_compiled(_of_func)
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor; no public function tells."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 class DispatchMode(TorchDispatchMode):
     """A context that sees every torch operation that runs in it; only the name of its module is private."""
 

@@ -295,7 +295,7 @@ class Probe(ManyRuns):
             }
             if index in (0, len(self.lengths) - 1):
                 sentences.append(most(judged, len(self.tasks), length, "" if index else "; train longer"))
-            rows = [
+            rows: list[list[Cell | str]] = [
                 [name, *(each.cell for each in row), f"{sum(each.solved for each in row)}/{len(row)}"]
                 for name, row in judged.items()
             ]
