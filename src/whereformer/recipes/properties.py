@@ -117,11 +117,10 @@ def _load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
         recipe, runs = load(folder)
     except InputError as error:
         raise InputError("measure", error.reason) from None
-    blocks = recipe.config(BASELINE, recipe.vocab_size).blocks
     for fits, expected in (
         (not recipe.causal, "masked language models, got causal ones"),
         (4 * recipe.length in recipe.judged, f"losses at {4 * recipe.length} tokens, got {recipe.judged}"),
-        ("-" not in blocks, f"encoders of one block, got {blocks!r}"),
+        ("-" not in recipe.blocks, f"encoders of one block, got {recipe.blocks!r}"),
     ):
         if not fits:
             raise InputError("measure", f"expected {expected} in {folder}")
