@@ -299,7 +299,7 @@ def beside(
             return self  # without dropout, it can agree with the teacher exactly
 
         def forward(self, short: Tensor, rows: Tensor, long: Tensor, passages: Tensor) -> SimpleNamespace:
-            ids, _ = teacher.padded(short)
+            ids = teacher.framed(short)
             with torch.no_grad():
                 wanted, chunks = teacher.states(ids), chunk_means(teacher, long, CHUNK)
                 asked = teacher.vectors(passages)
