@@ -424,7 +424,6 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --dropout 1 => --dropout: expected 0 to 0.9, got 1.0
         --compile --accumulate 2 => --compile: only in one process and without --accumulate; leave it out
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
-        --vocab-size 100 --tokenizer x => --vocab-size: only without --tokenizer
         --tokenizer no/such => --tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'
         --objective electra --hide-masked => --hide-masked: only for --objective mlm
         --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even one

@@ -10,8 +10,6 @@ to the last, so that each can make up for what the kernels below it miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -49,13 +47,7 @@ def offset_curves(encoder: Encoder, windows: Tensor, batch_size: int = 16, only:
 
 
 @torch.no_grad()
-def distill_positions(
-    teacher: Encoder,
-    student: Encoder,
-    windows: Tensor,
-    batch_size: int = 16,
-    on_layer: Callable[[int], object] = lambda layer: None,
-) -> TisaFit:
+def distill_positions(teacher: Encoder, student: Encoder, windows: Tensor, batch_size: int = 16) -> TisaFit:
     """Fit, in place, the kernels of ``student``: a model like ``teacher``, with tisa instead of its positions.
 
     Args:
@@ -63,7 +55,6 @@ def distill_positions(
         student: a model with ``position="tisa"`` and separate kernels in every layer.
         windows: (rows, n) token ids of text, all of them real.
         batch_size: the number of rows at a time.
-        on_layer: called with the number of every finished layer.
 
     Returns:
         The fits, (layers, heads, num_kernels), to curves over offsets.
@@ -85,5 +76,4 @@ def distill_positions(
         for name in ("amplitude", "sharpness", "center"):
             getattr(position, name)[layer] = getattr(fit, name)
         fits.append(fit)
-        on_layer(layer)
     return TisaFit(*(torch.stack(parts) for parts in zip(*(vars(fit).values() for fit in fits), strict=True)))

@@ -104,7 +104,13 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
     Raises:
         InputError: if the folder is something else or lacks such a method, or its text has changed.
     """
-    recipe, runs = _load(folder)
+    try:
+        recipe, runs = load(folder)
+    except InputError as error:
+        raise InputError("measure", error.reason) from None
+    if recipe.causal or "-" in recipe.blocks or 4 * recipe.length not in recipe.judged:
+        expected = f"masked language models of one block, with losses at {4 * recipe.length} tokens"
+        raise InputError("measure", f"expected {expected} in {folder}")
     names = [name for name in runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
     if not names:
         raise InputError("measure", f"{folder} has no such method with positions; it has {', '.join(runs)}")
@@ -112,35 +118,14 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
     return sheet({name: _measure(recipe, runs, held_out, name) for name in track(names)})
 
 
-def _load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
-    try:
-        recipe, runs = load(folder)
-    except InputError as error:
-        raise InputError("measure", error.reason) from None
-    for fits, expected in (
-        (not recipe.causal, "masked language models, got causal ones"),
-        (4 * recipe.length in recipe.judged, f"losses at {4 * recipe.length} tokens, got {recipe.judged}"),
-        ("-" not in recipe.blocks, f"encoders of one block, got {recipe.blocks!r}"),
-    ):
-        if not fits:
-            raise InputError("measure", f"expected {expected} in {folder}")
-    return recipe, runs
-
-
 def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
-    folder = recipe.out
-    try:
-        _, records, _ = read_records(folder / RECORDS)
-        text = Text(recipe.data, recipe.column, characters=recipe.characters)
-        changed = text.fingerprint != records.get('["identify", "text"]', {}).get("value")
-    except InputError as error:
-        raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
-    if changed:
-        raise InputError(
-            "measure", f"the text of {folder}, or its line in the record, has changed; run whereformer compare again"
-        )
-    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
+    text = Text(recipe.data, recipe.column, characters=recipe.characters)
+    _, records, _ = read_records(recipe.out / RECORDS)
+    if text.fingerprint != records.get('["identify", "text"]', {}).get("value"):
+        told = f"the text of {recipe.out}, or its line in the record, has changed; run whereformer compare again"
+        raise InputError("measure", told)
+    encoded = open_or_encode(recipe.out / "cache", text, TokenizerChoice(None, recipe.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
 
