@@ -20,6 +20,7 @@ import random
 import time
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,12 +173,11 @@ class Extended:
 
 @torch.no_grad()
 def _vectors(encoder: SentenceEncoder, rows: list[Tensor]) -> Tensor:
-    """Return the vectors of texts, (rows, hidden_size); texts of about the same length are read together."""
+    """Return the vectors of texts, (rows, hidden_size); texts of the same length are read together."""
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-    size = max(1, 4096 // (len(rows[order[-1]]) + 2))
-    parts = [encoder.vectors([rows[row] for row in order[at : at + size]]) for at in range(0, len(order), size)]
-    vectors = torch.cat(parts)
-    return vectors[torch.tensor(order).argsort()]
+    alike = [torch.stack([rows[row] for row in group]) for _, group in groupby(order, lambda row: len(rows[row]))]
+    parts = [encoder.vectors(some) for group in alike for some in group.split(max(1, 4096 // (group.shape[1] + 2)))]
+    return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
 if __name__ == "__main__":

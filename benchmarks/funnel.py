@@ -5,7 +5,7 @@ Run: .venv/bin/python benchmarks/funnel.py [--lengths 128,512] [--out FILE]
 Outputs are compared first. Then every round runs each model once, in random order. A ratio is a model's time divided by
 the time of transformers' in the same round. Time is the CPU time of one thread; the median, lowest and highest are
 given. Memory is what a forward or a training step allocates at its peak, besides parameters and their gradients, which
-are the same in both. FLOPs are those of ``whereformer.analysis.cost``.
+are the same in both. FLOPs are those of ``whereformer.analysis.count_flops``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import FunnelBaseModel, FunnelConfig, FunnelModel
 from transformers.utils.logging import disable_progress_bar
 
 from whereformer import Encoder, EncoderConfig, load_pretrained
-from whereformer.analysis import cost
+from whereformer.analysis import count_flops
 from whereformer.cli.main import execute
 
 
@@ -112,7 +112,7 @@ class Funnel(SideBySide):
 
         steps = {name: partial(step, name) for name in calls}
         flops = {
-            name: cost(model.config, length, batch, predictions=0).flops.layers
+            name: count_flops(model.config, length, batch, predictions=0).layers
             for name, model in models.items()
             if name != "transformers"
         }

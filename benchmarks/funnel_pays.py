@@ -49,7 +49,7 @@ from whereformer import (
     EncoderForTokenClassification,
     load_pretrained,
 )
-from whereformer.analysis import cost
+from whereformer.analysis import count_flops
 from whereformer.cli.main import execute
 from whereformer.data.batches import Drawn, by_length
 from whereformer.data.corpus import Text
@@ -530,7 +530,7 @@ def _padded(rows: Sequence[Example]) -> Batch:
 
 
 def _gflops(config: EncoderConfig, length: int, predictions: int) -> float:
-    return cost(config, length, predictions=predictions).flops.training / 1e9
+    return count_flops(config, length, predictions=predictions).training / 1e9
 
 
 def _having(runs: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ if __name__ == "__main__":
     print(f"loss after {STEPS} steps: {loss:.3f} (guessing: {math.log(WORDS - 2):.3f})\n")
     offsets = torch.arange(-6, 7)
     curves = model.encoder.position.curve(offsets).detach()
-    fits = fit_tisa(curves, num_kernels=1, offsets=offsets, constant=True)
+    fits = fit_tisa(curves, num_kernels=1, constant=True)
     print(f"{'offsets -6 .. 6':>24}   lowest, highest   nearest kernel")
     for head, curve in enumerate(curves.tolist()):
         height, center, share = (part.flatten()[head].item() for part in (fits.amplitude, fits.center, fits.explained))

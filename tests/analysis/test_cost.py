@@ -1,20 +1,15 @@
-"""The cost of an encoder: equal to what the model really does, and to the figures of the Funnel-Transformer paper."""
+"""Operations and parameters of an encoder: as in the real model, and as in the Funnel-Transformer paper."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import whereformer
-from benchmarks.peak import peak_memory
 from whereformer import positions
-from whereformer.analysis import cost, count_parameters
-from whereformer.kernels import FactorPair, attention, blockwise
-from whereformer.kernels.call import make_call
-from whereformer.models import EncoderConfig, EncoderForMaskedLM, layers, parse_blocks
+from whereformer.analysis import count_flops, count_parameters
+from whereformer.kernels import FactorPair
+from whereformer.models import EncoderConfig, EncoderForMaskedLM, parse_blocks
 from whereformer.positions import Position
-
-CPU = torch.device("cpu")
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 TABLE = """
 6        768   0.5         0.524        0.5         0.559
@@ -55,7 +50,8 @@ def test_the_papers_table_comes_out(line):
     for (length, changes), cell in zip(columns, cells, strict=True):
         for decoder, figure in zip(("0", "2"), cell.split("/"), strict=False):
             # The authors project the distances once for eight sequences.
-            found = cost(funnel(blocks, int(width), decoder, **changes), length, 8, predictions=0).relative
+            model = funnel(blocks, int(width), decoder, **changes)
+            found = count_flops(model, length, 8).layers / count_flops(EncoderConfig(), length, 8).layers
             digits = len(figure.partition(".")[2])
             # Their relative terms are computed with an offset more.
             assert round(found, digits) == pytest.approx(float(figure), rel=0 if changes else 0.01)
@@ -63,10 +59,9 @@ def test_the_papers_table_comes_out(line):
 
 def test_a_berts_operations():
     for length, expected in ((128, 22.35), (512, 96.64)):
-        found = cost(EncoderConfig(), length)
-        assert found.flops.layers / 1e9 == pytest.approx(expected, abs=0.005)
-        assert found.relative == 1
-        assert found.flops.training == 3 * found.flops.forward
+        found = count_flops(EncoderConfig(), length)
+        assert found.layers / 1e9 == pytest.approx(expected, abs=0.005)
+        assert found.training == 3 * found.forward
 
 
 def counted(config, length=40, types=2, **options):
@@ -117,45 +112,7 @@ def counted(config, length=40, types=2, **options):
 )
 def test_operations_are_those_that_torch_counts_in_the_real_model(changes):
     config = small_config(**changes)
-    assert cost(config, 40, 2).flops.forward == counted(config)
-
-
-@pytest.mark.parametrize(
-    ("changes", "windows"),
-    [
-        ({"position": "none"}, "3,0"),
-        ({"position": "synthesizer", "position_options": {"variant": "factorized_random", "content": "mix"}}, "2"),
-        ({"position": "tupe", "blocks": "2-2-1", "decoder_layers": "2"}, "4,6,9"),
-        ({"position": "t5", "blocks": "2-2-1", "segments": "attention", "separate_cls": False}, "4,0"),
-        ({"position": "tisa", "blocks": "2-2", "pool_query_only": False}, "2"),
-        ({"position": "rope", "feed_forward": "gated", "causal": True}, "4,0"),
-    ],
-    ids=str,
-)
-def test_pairs_outside_of_windows_do_not_count(changes, windows):
-    """The real model, which writes everything out, has as much more to do as the allowed pairs are fewer."""
-    calls = []
-
-    def count(query, key, value, terms, *, dropout_p, backend, **options):
-        call = make_call(query, key, value, terms, **options)
-        allowed = call.allowed()
-        pairs = torch.ones(call.n_q, call.n_k) if allowed is None else allowed[0, 0]
-        factors = sum(
-            term.query_factors.shape[3] * max(len(term.query_factors), len(term.key_factors))
-            for term in terms
-            if isinstance(term, FactorPair)
-        )
-        per_pair = 4 * (2 * 2 * query.shape[3] + 2 * 2 * value.shape[3] + 2 * factors)
-        calls.append((per_pair * int(pairs.sum()), per_pair * pairs.numel()))
-        return attention(query, key, value, terms, backend=backend, **options)
-
-    config = small_config(windows=windows, **changes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "attention", count)
-        everywhere = counted(config, 21)
-    found, everything = (sum(each) for each in zip(*calls, strict=True))
-    assert found < everything
-    assert cost(config, 21, 2).flops.forward == everywhere - (everything - found)
+    assert count_flops(config, 40, 2).forward == counted(config)
 
 
 class Projected(Position):
@@ -184,9 +141,8 @@ class Projected(Position):
 def test_a_users_method_is_counted_as_it_is(changes, monkeypatch):
     monkeypatch.setitem(positions.METHODS, "projected", Projected)
     config = small_config(position="projected+tisa", **changes)
-    found = cost(config, 40, 2)
-    assert found.flops.forward == counted(config)
-    assert found.parameters.position == 64 * 32 + 32 * 32 + 3 * 4 * 5 * len(config.passes)
+    assert count_flops(config, 40, 2).forward == counted(config)
+    assert count_parameters(config).position == 64 * 32 + 32 * 32 + 3 * 4 * 5 * len(config.passes)
 
 
 @pytest.mark.parametrize(
@@ -233,82 +189,24 @@ def test_parameters_of_the_papers_models(blocks, width, alone, with_decoder):
         assert round(found / 1e6, 1) == expected
 
 
-@pytest.mark.parametrize(
-    ("length", "changes"),
-    [
-        (300, {"position": "t5"}),
-        (256, {"position": "t5", "blocks": "2-2-2", "decoder_layers": "1"}),
-        (256, {"position": "shaw", "norm": "pre", **NO_DROPOUT}),
-        (300, {"position": "t5", "windows": "32,32,0"}),
-        (256, {"position": "learned", "feed_forward": "gated", **NO_DROPOUT}),
-        (256, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2"}),
-        (24, {"position": "floater"}),
-        (128, {"position": "t5", "attention_backend": "reference"}),
-        (256, {"position": "t5", "dtype": torch.bfloat16}),
-        (256, {"position": "tupe", "dtype": torch.bfloat16, **NO_DROPOUT}),
-    ],
-    ids=str,
-)
-def test_memory_is_about_what_a_real_forward_keeps(length, changes, monkeypatch):
-    """Its peak is at most an eighth above what is kept, for what lives for a moment, and never below."""
-    # Blocks are what attention needs for a moment, where the compiled kernel is missing.
-    monkeypatch.setattr(blockwise, "BLOCK_SCORES", 2**12)
-    dtype = changes.get("dtype", torch.float32)
-    config = small_config(**{"hidden_size": 128, "blocks": "4", "max_position_embeddings": 512, **changes})
-    model = whereformer.Encoder(config).to(dtype)
-    ids = torch.randint(1, 50, (4, length))
-    types = torch.zeros_like(ids)
-
-    def forward():
-        return model(ids, token_type_ids=types).last_hidden_state
-
-    forward().sum().backward()
-    outputs = []
-    peak = peak_memory(lambda: outputs.append(forward()), CPU)
-    # What lives for a moment in float32 counts double beside bfloat16.
-    most = 1.125 if dtype == torch.float32 else 1.25
-    assert 1.0 <= peak / cost(config, length, 4, dtype=dtype).memory.activations <= most
-
-
-def test_memory_by_hand():
-    """A layer keeps no number for a pair of tokens, and the head what each of its steps reads."""
-    config = EncoderConfig(position="tisa", max_position_embeddings=8192)
-    kept = {length: cost(config, length).memory for length in (1024, 2048)}
-    assert kept[2048].activations == pytest.approx(2 * kept[1024].activations, rel=0.001)
-    assert kept[1024].weights == 4 * count_parameters(config).total
-    # The inputs of the dense layer, the activation, the norm and the last product, the norm's mean and deviation, the
-    # logarithmic softmax, and the number of labels.
-    assert cost(config, 1024, predictions=1).memory.head == 4 * (4 * 768 + 2 + 30522 + 1)
-
-
 def test_it_is_quick_even_where_the_model_would_be_huge():
     config = EncoderConfig(hidden_size=12288, num_attention_heads=96, blocks="96", position="t5")
-    found = cost(config, 512)
-    assert 173e9 < found.parameters.layers < 175e9
-    assert "174" in str(found)
+    assert 173e9 < count_parameters(config).layers < 175e9
+    assert count_flops(config, 512).training > 6 * 512 * 173e9
 
 
 def test_what_does_not_fit_is_named():
-    config = EncoderConfig()
-    with pytest.raises(ValueError, match="batch: expected at least 1, got 0"):
-        cost(config, 8, 0)
-    with pytest.raises(ValueError, match="predictions: expected 0 to length 8, got 9"):
-        cost(config, 8, predictions=9)
+    with pytest.raises(ValueError, match=r"predictions: expected 0 to 8 .*, got 9"):
+        count_flops(EncoderConfig(), 8, predictions=9)
+    with pytest.raises(ValueError, match=r"predictions: expected 0 to 0 .*blocks without a decoder.*, got 1"):
+        count_flops(small_config(blocks="1-1"), 16, predictions=1)
     with pytest.raises(whereformer.PositionRangeError, match="0 to 511"):
-        cost(EncoderConfig(position="tupe"), 513)
+        count_flops(EncoderConfig(position="tupe"), 513)
 
 
-def test_a_funnel_without_a_decoder_has_no_masked_lm_head():
-    printed = str(cost(small_config(blocks="2-2", position="transformer_xl"), 16))
-    assert "1 x 16 tokens, blocks of 16, 8" in printed
-    assert "no masked-LM head" in printed
-    with pytest.raises(ValueError, match="predictions: blocks that pool need a decoder to predict tokens, got 1"):
-        cost(small_config(blocks="1-1"), 16, predictions=1)
-
-
-def test_windows_by_hand():
-    windowed, everything = (cost(small_config(position="tisa", **more), 16) for more in ({"windows": "2,0"}, {}))
-    # Of 16 x 16 pairs, at most two apart: five keys for each query, but three at the ends and four beside them. Two of
-    # three layers have such a window, and scores and sums of values are two products of width 32.
-    pairs = 16 * 5 - 2 * (2 + 1)
-    assert everything.flops.layers - windowed.flops.layers == 2 * (2 * 2 * 32) * (256 - pairs)
+def test_a_head_predicts_as_many_tokens_as_it_is_asked_for():
+    one, all_of_them = (count_flops(EncoderConfig(), 128, predictions=count) for count in (1, None))
+    assert one.head == 2 * 768 * (768 + 30522)
+    assert all_of_them == count_flops(EncoderConfig(), 128, predictions=128)
+    assert all_of_them.head == 128 * one.head
+    assert count_flops(small_config(blocks="2-2"), 16).head == 0

@@ -1,12 +1,14 @@
 """Fitting TISA's kernels to curves."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden import check, groups
-from whereformer.analysis import fit_loss, fit_tisa, fit_tisa_up_to
+from whereformer.analysis import TisaFit, fit_tisa, fit_tisa_up_to
 from whereformer.analysis.fit import kernels
 from whereformer.analysis.toeplitz import pairs
 from whereformer.positions import build_position
@@ -24,12 +26,19 @@ def planted(n, amplitude, sharpness, center):
     return kernels(offsets_of(n), *parameters) @ torch.tensor(amplitude, dtype=torch.float64)
 
 
+def loss_of(curve, amplitude, sharpness, center):
+    """What a fit minimizes, but for its penalty."""
+    weights = pairs((curve.shape[-1] + 1) // 2).double()
+    fit = TisaFit(amplitude, sharpness, center, torch.zeros(()), torch.ones(()))
+    return ((fit.curve(offsets_of(len(weights) // 2 + 1)) - curve) ** 2) @ weights
+
+
 @pytest.mark.parametrize("case", FITS)
 def test_golden_loss_and_gradients(case):
     stored = case.stored
     at = [stored[name].mT.clone().requires_grad_() for name in ("amplitudes0", "sharpness0", "offsets0")]
     assert pairs(case.config["n"]).tolist() == stored["count"].tolist()
-    loss = fit_loss(stored["profile"], *at)
+    loss = loss_of(stored["profile"], *at)
     check(loss, stored["loss"], 1e-9)
     gradients = torch.autograd.grad(loss.sum(), at)
     for name, gradient in zip(("amplitudes0", "sharpness0", "offsets0"), gradients, strict=True):
@@ -43,7 +52,7 @@ def test_golden_curves_are_recovered(case):
     assert (fit.explained > 0.999).all()
     assert fit.constant.tolist() == [0.0, 0.0]
     own = [stored[name].mT for name in ("amplitudes", "sharpness", "offsets")]
-    check(fit_loss(stored["profile"], *own), torch.zeros(2, dtype=torch.float64), 1e-12)
+    check(loss_of(stored["profile"], *own), torch.zeros(2, dtype=torch.float64), 1e-12)
     if case.config["S"] == 1:
         for found, expected in zip((fit.amplitude, fit.sharpness, fit.center), own, strict=True):
             check(found, expected, 1e-4)
@@ -81,7 +90,8 @@ def test_more_kernels_never_explain_less(planted_kernels, noise, seed):
     noisy = curve + noise * torch.randn(79, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     fits = fit_tisa_up_to(noisy, len(planted_kernels) + 1)
     explained = [float(fit.explained) for fit in fits]
-    assert explained == sorted(explained)
+    # But for the penalty, which may prefer smaller amplitudes.
+    assert all(more >= less - 1e-3 for less, more in itertools.pairwise(explained))
     for fit in fits:
         assert (fit.sharpness > 0).all()
         assert fit.explained <= 1
@@ -118,7 +128,7 @@ def test_explained_is_what_it_says():
     for constant in (False, True):
         fit = fit_tisa(curve, 1, constant=constant)
         assert float(fit.explained) == pytest.approx(1 - _share(curve, curve - fit.curve(offsets_of(20))), abs=1e-9)
-        loss = fit_loss(curve, fit.amplitude, fit.sharpness, fit.center)
+        loss = loss_of(curve, fit.amplitude, fit.sharpness, fit.center)
         rest = pairs(20).double() @ (curve - fit.curve(offsets_of(20)) + fit.constant) ** 2
         assert float(loss) == pytest.approx(float(rest), rel=1e-9)
 
@@ -147,29 +157,6 @@ def test_curves_are_fitted_each_by_itself():
     assert alone.center.shape == (2,)
     assert alone.explained.shape == ()
     check(together.curve(offsets_of(24))[2, 0], alone.curve(offsets_of(24)), 1e-6)
-
-
-def test_offsets_and_weights():
-    offsets = torch.tensor([-8.0, -2.0, -1.0, 0.0, 1.0, 2.0, 8.0])
-    curve = torch.exp(-0.3 * (offsets - 1) ** 2)
-    fit = fit_tisa(curve, 1, offsets=offsets)
-    assert float(fit.center) == pytest.approx(1, abs=1e-3)
-    spoiled = curve.clone()
-    spoiled[0] = 5.0
-    weights = [0.0, 1, 1, 1, 1, 1, 1]
-    check(fit_tisa(spoiled, 1, offsets=offsets, weights=weights).center, fit.center, 1e-2)
-
-
-@pytest.mark.parametrize("unit", [1e-3, 2.0, 1e4])
-def test_units_of_offsets_do_not_matter(unit):
-    curve = planted(16, [1.0, 0.4], [0.3, 0.02], [0.0, -3.0])
-    fit, scaled = (
-        fit_tisa(curve, 2, weights=pairs(16)),
-        fit_tisa(curve, 2, offsets=offsets_of(16) * unit, weights=pairs(16)),
-    )
-    check(scaled.center / unit, fit.center, 1e-5)
-    check(scaled.sharpness * unit**2, fit.sharpness, 1e-5)
-    check(scaled.explained, fit.explained, 1e-7)
 
 
 def test_a_constant_costs_no_precision():
@@ -208,21 +195,16 @@ def test_units_do_not_matter(scale):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
+    ("arguments", "message"),
     [
-        (([], 1), {}, ValueError, "curve: expected shape .* with at least one offset"),
-        ((1.0, 1), {}, ValueError, "curve: expected shape"),
-        (([1.0, 2.0], 1), {}, ValueError, "curve: expected an odd number of offsets, .*got 2"),
-        (([1.0, float("nan"), 0.0], 1), {}, ValueError, "curve: expected finite numbers"),
-        (([1j, 0, 0], 1), {}, TypeError, "curve: expected real numbers"),
-        (([1.0, 2.0, 3.0], -1), {}, ValueError, "num_kernels: expected at least 0, got -1"),
-        (([1.0, 2.0, 3.0], 1.5), {}, TypeError, "num_kernels: expected a whole number, got 1.5"),
-        (([1.0, 2.0, 3.0], True), {}, TypeError, "num_kernels: expected a whole number"),
-        (([1.0, 2.0], 1), {"offsets": [1.0]}, ValueError, r"offsets: expected shape \(2,\).*got \(1,\)"),
-        (([1.0, 2.0, 3.0], 1), {"weights": [1.0, -1.0, 0.0]}, ValueError, "weights: expected numbers of at least 0"),
-        (([1.0, 2.0, 3.0], 1), {"weights": [0.0, 0.0, 0.0]}, ValueError, "weights: expected numbers of at least 0"),
+        (([], 1), "curve: expected shape .*odd number of offsets"),
+        ((1.0, 1), "curve: expected shape"),
+        (([1.0, 2.0], 1), r"curve: expected shape .*got \(2,\)"),
+        (([1.0, float("nan"), 0.0], 1), "curve: expected finite real numbers"),
+        (([1j, 0, 0], 1), "curve: expected finite real numbers"),
+        (([1.0, 2.0, 3.0], -1), "num_kernels: expected at least 0, got -1"),
     ],
 )
-def test_bad_input(arguments, options, error, message):
-    with pytest.raises(error, match=message):
-        fit_tisa(*arguments, **options)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fit_tisa(*arguments)

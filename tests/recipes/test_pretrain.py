@@ -22,7 +22,6 @@ from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.data.windows import Stage, Windows, end_padding, parsed_lengths, stages_of
 from whereformer.errors import InputError
-from whereformer.kernels import torch_private
 from whereformer.lab import held_out, trackers
 from whereformer.lab.run import read_records
 from whereformer.models import encoder
@@ -297,13 +296,6 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_bfloat16_on_a_processor_without_it_leaves_a_note(text, tmp_path, capsys, monkeypatch, fast):
-    monkeypatch.setattr(torch_private, "multiplies_bfloat16", lambda: fast)
-    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dtype=bfloat16", "--dry-run"])
-    assert ("--dtype float32 is much faster here" in capsys.readouterr().out) == (not fast)
-
-
 def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(text, tmp_path, capsys):
     options = ["--position=tisa+fire", '--position-options={"width": 6, "initial_threshold": 8, "num_kernels": 2}']
     options += ["--embedding-size=4", "--windows=2,0", "--blocks=2"]
@@ -431,7 +423,6 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --dropout 1 => --dropout: expected 0 to 0.9, got 1.0
         --compile --accumulate 2 => --compile: only in one process and without --accumulate; leave it out
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
-        --vocab-size 100 --tokenizer x => --vocab-size: only without --tokenizer
         --tokenizer no/such => --tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'
         --objective electra --hide-masked => --hide-masked: only for --objective mlm
         --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even one

@@ -226,7 +226,6 @@ def test_options_of_the_method(data, tmp_path):
         --position-options '[' => --position-options: expected a JSON object
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
         --batch-tokens 100 => --batch-tokens: expected at least 128, got 100
-        --steps 5 --epochs 2 => --epochs: either --steps or --epochs
         --source no.en --target no.de => --source: no such file: 'no.en'
         --source no.en => --data: expected either tables, or both --source and --target
         --data no.jsonl => --data: no such file: 'no.jsonl'

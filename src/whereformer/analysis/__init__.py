@@ -1,6 +1,6 @@
-"""Estimates of a model's cost, and measurements of what a model has learned about position.
+"""A model's parameters and operations, and measurements of what a model has learned about position.
 
-Toeplitzness and fits need only torch. Costs and ``distill_positions`` also need transformers; without it,
+Toeplitzness and fits need only torch. Counts and ``distill_positions`` also need transformers; without it,
 using their names raises an error that says so.
 """
 
@@ -10,26 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._extras import require
-from .fit import TisaFit, fit_loss, fit_tisa, fit_tisa_up_to
-from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
+from .fit import TisaFit, fit_tisa, fit_tisa_up_to
+from .toeplitz import Diagonals, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
-    from .costs import Cost, Flops, Memory, Parameters, cost, count_parameters
+    from .costs import Flops, Parameters, count_flops, count_parameters
     from .distilling import distill_positions
 
 __all__ = [
-    "Cost",
     "Diagonals",
     "Flops",
-    "Memory",
     "Parameters",
     "TisaFit",
-    "cost",
+    "count_flops",
     "count_parameters",
-    "diagonal_means",
     "diagonals",
     "distill_positions",
-    "fit_loss",
     "fit_tisa",
     "fit_tisa_up_to",
     "toeplitz_part",

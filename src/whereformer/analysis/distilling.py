@@ -10,8 +10,6 @@ to the last, so that each can make up for what the kernels below it miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ from ..errors import InputError
 from ..models import Encoder
 from ..positions.tisa import Tisa
 from .fit import TisaFit, fit_tisa
-from .toeplitz import diagonal_sums
+from .toeplitz import diagonal_sums, fitted_curves
 
 LEAST = 1e-30
 """Smaller weights count as this one, because their logarithms are only rounding error."""
@@ -48,30 +46,8 @@ def offset_curves(encoder: Encoder, windows: Tensor, batch_size: int = 16, only:
     return fitted_curves(sums, len(windows))
 
 
-def fitted_curves(sums: Tensor, count: int) -> Tensor:
-    """Return the f of the least-squares model ``log weight_ij = f(j - i) + r_i``, whose mean is 0, (..., 2 n - 1).
-
-    Args:
-        sums: (..., 2 n - 1), the sums over all matrices, by offset, of log weights less their row's mean.
-        count: the number of matrices.
-    """
-    n = (sums.shape[-1] + 1) // 2
-    offset, index = torch.arange(1 - n, n), torch.arange(n).unsqueeze(-1)
-    rows = ((offset >= -index) & (offset < n - index)).double()  # which offsets a row has
-    normal = torch.diag(rows.sum(0)) - rows.T @ rows / n  # with the rows' numbers eliminated
-    # Constants are in its null space, and never part of the right-hand side.
-    normal += 1 / len(normal)
-    return torch.linalg.solve(normal, sums.flatten(0, -2).T).T.view_as(sums) / count
-
-
 @torch.no_grad()
-def distill_positions(
-    teacher: Encoder,
-    student: Encoder,
-    windows: Tensor,
-    batch_size: int = 16,
-    on_layer: Callable[[int], object] = lambda layer: None,
-) -> TisaFit:
+def distill_positions(teacher: Encoder, student: Encoder, windows: Tensor, batch_size: int = 16) -> TisaFit:
     """Fit, in place, the kernels of ``student``: a model like ``teacher``, with tisa instead of its positions.
 
     Args:
@@ -79,7 +55,6 @@ def distill_positions(
         student: a model with ``position="tisa"`` and separate kernels in every layer.
         windows: (rows, n) token ids of text, all of them real.
         batch_size: the number of rows at a time.
-        on_layer: called with the number of every finished layer.
 
     Returns:
         The fits, (layers, heads, num_kernels), to curves over offsets.
@@ -101,5 +76,4 @@ def distill_positions(
         for name in ("amplitude", "sharpness", "center"):
             getattr(position, name)[layer] = getattr(fit, name)
         fits.append(fit)
-        on_layer(layer)
     return TisaFit(*(torch.stack(parts) for parts in zip(*(vars(fit).values() for fit in fits), strict=True)))

@@ -11,6 +11,12 @@ from torch import Tensor
 
 from .fit import TisaFit
 
+BLIND = 0.25
+"""Scores that differ by less than this change a weight by less than a third (e ** 0.25 = 1.28)."""
+NEAR = 8
+"""The largest distance that is near."""
+POSITION_BLIND = "position-blind"
+
 
 @dataclass(frozen=True)
 class TableFindings:
@@ -40,8 +46,6 @@ class HeadFindings:
         toeplitzness: the share of the variance over pairs that the curve explains.
         scores: (n, n), row i the query; None for a method whose effect is a curve.
         fits: TISA kernels fitted to the curve, with a constant, for S = 1, 2, ...
-        name: "previous token", "next token", "local window", "global", "position-blind"..., by the rules of
-            :mod:`whereformer.analysis.naming`.
     """
 
     layer: int
@@ -51,7 +55,20 @@ class HeadFindings:
     toeplitzness: float
     scores: Tensor | None
     fits: tuple[TisaFit, ...]
-    name: str
+
+    @property
+    def range(self) -> float:
+        """The largest difference that the offset makes to a score."""
+        return float(self.curve.max() - self.curve.min())
+
+    @property
+    def name(self) -> str:
+        """What the head looks at: the place where its curve is highest."""
+        if self.range < BLIND:
+            return POSITION_BLIND
+        peak = int(self.offsets[self.curve.argmax()])
+        names = {-1: "previous token", 0: "around itself", 1: "next token"}
+        return names.get(peak, "near" if abs(peak) <= NEAR else "far")
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch import Tensor
 
 from ..kernels import Positions
-from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
+from ..kernels.torch_private import DispatchMode
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
 from ..models.layers import Layer, position_parameters
 from ..positions import Position, PositionRangeError, Site, build_position
+from .toeplitz import diagonal_sums, fitted_curves, from_diagonals
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
 
 LENGTHS = (64, 256)
-"""The two lengths between which a chain of operations may grow."""
+"""The two lengths between which the number of operations may grow."""
 
 BASE_SIZES = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
 """The sizes of BERT-base, at which parameters are counted."""
@@ -157,7 +157,6 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> float | None:
         for positions in (torch.arange(length), torch.ones(length, dtype=torch.long))
     )
     embeddings = together[0].hidden - here[0].hidden
-    basis = _curve_basis(length)
     explained = whole = 0.0
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
         others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
@@ -168,8 +167,9 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> float | None:
         effect = scores - without
         total = float(effect.square().sum())
         if total > 1e-20 * max(float(scores.square().sum()), 1e-20):  # more than rounding
-            mean = effect.mean(0).flatten(1)  # (heads, n * n)
-            explained, whole = explained + len(effect) * float((mean @ basis).square().sum()), whole + total
+            mean = effect.mean(0)  # (heads, n, n)
+            part = from_diagonals(fitted_curves(diagonal_sums(mean), 1))  # which is best with a number for each row
+            explained, whole = explained + len(effect) * float((mean * part).sum()), whole + total
     return explained / whole if whole else None
 
 
@@ -196,22 +196,12 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
     return calls
 
 
-def _curve_basis(length: int) -> Tensor:
-    """An orthonormal basis of all (n, n) matrices of a curve over offsets whose rows have mean 0; (n * n, rank)."""
-    at = torch.arange(length)
-    offsets = (at - at.unsqueeze(1) + length - 1).flatten()
-    diagonals = nn.functional.one_hot(offsets, 2 * length - 1).to(torch.float64).view(length, length, -1)
-    centered = (diagonals - diagonals.mean(1, keepdim=True)).flatten(0, 1)
-    left, sizes, _ = torch.linalg.svd(centered, full_matrices=False)
-    return left[:, sizes > 1e-9 * sizes[0]] if length > 1 else left[:, :0]
-
-
 @torch.no_grad()
-def longest_chain(position: Position, length: int) -> int:
-    """Return the longest chain of operations that each need the result of the one before, in a method's forward.
+def operations(position: Position, length: int) -> int:
+    """Count the tensor operations of a method's forward, which run one after another.
 
-    Operations are those of the "reference" backend, which has no loop, from the embeddings to the output of one
-    attention layer, for one sequence.
+    They are those of the "reference" backend, which has no loop, from the embeddings to the output of one attention
+    layer, for one sequence.
 
     Args:
         position: the method.
@@ -222,41 +212,15 @@ def longest_chain(position: Position, length: int) -> int:
     hidden = torch.randn(1, length, model.hidden_size)
     query, key, value = torch.randn(3, 1, model.num_heads, length, model.head_dim)
     at = Positions(0, 1, length)
-    with Chain() as chain:
+    with _Counter() as counter:  # type: ignore[no-untyped-call]
         position.embed(embedded, at)
         position.attend(hidden, query, key, value, Site(at, at), backend="reference")
-    return chain.longest
+    return counter.count
 
 
-class Chain(DispatchMode):
-    """A context that finds the longest chain of tensor operations that each need the result of the one before.
-
-    ``longest`` is its length. A view is not an operation of its own. A write to a tensor comes after everything that
-    wrote there before.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.longest = 0
-        # Keyed by memory, so that a view has the depth of its base. Weak references keep addresses from being reused.
-        self._depths: dict[StorageWeakRef, int] = {}
+class _Counter(DispatchMode):
+    count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and record it as one deeper than its inputs."""
-        kwargs = kwargs or {}
-        read = _memory((args, kwargs))
-        result = operation(*args, **kwargs)
-        written = _memory(result)
-        if not changes_arguments(operation):
-            written = written - read
-            if not written:
-                return result
-        depth = 1 + max((self._depths.get(memory, 0) for memory in read), default=0)
-        self.longest = max(self.longest, depth)
-        self._depths.update(dict.fromkeys(written, depth))
-        return result
-
-
-def _memory(values: Any) -> set[StorageWeakRef]:
-    """Return the memory of all tensors among these values."""
-    return {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves(values) if isinstance(leaf, Tensor)}
+        self.count += 1
+        return operation(*args, **(kwargs or {}))

@@ -81,14 +81,13 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
     acting = set(layers_with_position(encoder.position))
     if not (embedded or acting):
         return
-    states = {0: _mean_input(encoder, length)} | (_mean_states(encoder, length) if acting else {})
-    queries = _query_positions(encoder, length)
-    for layer in range(len(encoder.passes)):
+    states = {0: (_mean_input(encoder, length), Positions(0, 1, length))}
+    if acting:
+        states |= _mean_states(encoder, length)
+    for layer, (hidden, positions) in sorted(states.items()):
         if layer not in acting and not (embedded and layer == 0):
             continue
         attention = _layer(encoder, encoder.passes[layer]).attention
-        positions = queries[layer]
-        hidden = states[layer]
         in_input = embedded and layer == 0
         if not in_input:
             hidden = hidden.mean(1, keepdim=True).expand(-1, positions.length, -1)
@@ -103,19 +102,6 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
             )
             scores -= (torch.linalg.vecdot(query, key) * query.shape[-1] ** -0.5)[:, None, None]
         yield LayerScores(layer, positions.stride if positions.length > 1 else 1, scores)
-
-
-def _query_positions(encoder: Encoder, length: int) -> list[Positions]:
-    """Return the positions of the queries in each layer, as the model runs them; a block's are pooled in its first."""
-    whole = now = Positions(0, 1, length)
-    found: list[Positions] = []
-    for index, layers in enumerate(encoder.blocks):
-        if index and encoder.pooling.applies_to(now.length):
-            pooled = encoder.pooling.site(Site(now, now)).keys
-            assert isinstance(pooled, Positions)
-            now = pooled
-        found += [now] * len(layers)
-    return found + [whole] * len(encoder.decoder)
 
 
 def _layer(encoder: Encoder, index: int) -> Layer:
@@ -137,14 +123,15 @@ def _mean_input(encoder: Encoder, length: int) -> Tensor:
     return total / len(chosen)
 
 
-def _mean_states(encoder: Encoder, length: int) -> dict[int, Tensor]:
-    """Return the mean over words and positions of each deeper layer's attention input, (1, 1, hidden_size)."""
-    states: dict[int, Tensor] = {}
+def _mean_states(encoder: Encoder, length: int) -> dict[int, tuple[Tensor, Positions]]:
+    """Return the mean over words and positions of each deeper layer's attention input, (1, 1, hidden_size), and the
+    positions of its queries."""
+    states: dict[int, tuple[Tensor, Positions]] = {}
 
     def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
         queries, _, _, site, *_ = given
         if site.layer:
-            states[site.layer] = queries.mean((0, 1), keepdim=True)
+            states[site.layer] = queries.mean((0, 1), keepdim=True), site.queries
 
     hooks = [_layer(encoder, index).attention.register_forward_pre_hook(keep) for index in range(len(encoder.layers))]
     generator = torch.Generator().manual_seed(0)

@@ -20,9 +20,9 @@ class ListPositions(WithPlugin):
     With --measure, print Table 1 of the TISA paper instead, measured on the models of a finished comparison. Six
     questions about every method: Can it read text longer than its training text (inductive)? Do gradients reach its
     parameters (data-driven)? Are there few, and does their number not grow (parameter efficient)? Does a common shift
-    of all positions leave the output unchanged (translation invariant)? Does the longest chain of operations not grow
-    with the length (parallelizable)? Is its effect on the scores a curve over offsets (interpretable)? A threshold,
-    which is printed, decides each tick.
+    of all positions leave the output unchanged (translation invariant)? Does the number of operations not grow with the
+    length (parallelizable)? Is its effect on the scores a curve over offsets (interpretable)? A threshold, which is
+    printed, decides each tick.
     """
 
     FLAGS: ClassVar = {"pattern": "PATTERN"}

@@ -76,11 +76,6 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 constant_when_compiled(_of_func)
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor; no public function tells."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def bfloat16_levels() -> list[str]:
     """Return the instructions for bfloat16 that this processor has beside AVX-512, and ask the system for the tiles of
     AMX, which a process has to do once; no public function does."""
@@ -91,11 +86,6 @@ def bfloat16_levels() -> list[str]:
 
 class DispatchMode(TorchDispatchMode):
     """A context that sees every torch operation that runs in it; only the name of its module is private."""
-
-
-def changes_arguments(operation: Any) -> bool:
-    """Whether a torch operation writes to its arguments; no public function tells."""
-    return bool(operation._schema.is_mutable)
 
 
 def leaves(values: Any) -> list[Any]:

@@ -21,24 +21,21 @@ BASELINE = "none"
 """The method without positions, whose weights all models start from."""
 
 
-def small_config(
-    preset: str | None = None, *, position: str, blocks: str, hidden_size: int, **fields: Any
-) -> EncoderConfig:
-    """Return the configuration of a small encoder, for training too short to need dropout.
+def small_config(*, position: str, blocks: str, hidden_size: int, **fields: Any) -> EncoderConfig:
+    """Return the configuration of a small BERT with pre-layer normalization, for training too short to need dropout.
 
     Args:
-        preset: the architecture; None is BERT with pre-layer normalization.
         position: the name of a row (:func:`~whereformer.lab.methods.fields_of_row`).
         blocks: the layers.
         hidden_size: the width.
         fields: more fields of the configuration.
 
     Raises:
-        InputError: if the fields do not fit the preset.
+        InputError: if the fields do not fit each other.
     """
     return EncoderConfig.preset(
-        preset or "bert",
-        **({"norm": "pre"} if preset is None else {}),
+        "bert",
+        norm="pre",
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         # A row is one stretch of text, without token types.

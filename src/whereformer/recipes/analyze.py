@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -17,7 +17,7 @@ with lazily(__name__):
     from torch import Tensor
 
     from .. import positions
-    from ..analysis import findings, fit, naming, reading, toeplitz
+    from ..analysis import findings, fit, reading, toeplitz
     from ..lab import loading
     from ..lab.report.report import Report
     from ..lab.run import Run
@@ -71,7 +71,7 @@ class Analyze(Recipe):
         for path, name in zip(self.model, names, strict=True):
             with run.showing(name, 100) as upto, torch.no_grad():
                 models.append(analyze_model(path, name, self, upto, run.device))
-        kept = {"rules": naming.RULES, "models": [model.to_dict() for model in models]}
+        kept = {"models": [model.to_dict() for model in models]}
         write_atomically(self.out / FINDINGS, json.dumps(kept, allow_nan=False, indent=1) + "\n")
         return drawing.report_of(models)
 
@@ -113,31 +113,31 @@ def analyze_model(
 
 def _table(vectors: Tensor) -> findings.TableFindings:
     gram = vectors @ vectors.T
-    part, share = toeplitz.toeplitz_part(gram), float(toeplitz.toeplitzness(gram))
-    return findings.TableFindings(gram, part, share, vectors.shape[1])
+    found = toeplitz.diagonals(gram)
+    return findings.TableFindings(gram, toeplitz.from_diagonals(found.mean), float(found.explained), vectors.shape[1])
 
 
 def _heads(read: reading.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
     scores = read.scores.float().cpu()
     found = toeplitz.diagonals(scores.double())
     n = scores.shape[-1]
-    offsets = torch.arange(1 - n, n) * read.stride
-    weights = toeplitz.pairs(n)
-    fits = fit.fit_tisa_up_to(found.mean, max_kernels, offsets=offsets, weights=weights, constant=True)[1:]
+    fits = [
+        replace(each, sharpness=each.sharpness / read.stride**2, center=each.center * read.stride)  # in tokens
+        for each in fit.fit_tisa_up_to(found.mean, max_kernels, constant=True)[1:]
+    ]
     heads = []
-    for head, name in enumerate(naming.name_heads(scores)):
-        span = float(found.mean[head].max() - found.mean[head].min())
+    for head, curve in enumerate(found.mean):
+        span = float(curve.max() - curve.min())
         is_curve = float(found.spread[head].max()) <= EVEN * max(span, EVEN)
         heads.append(
             findings.HeadFindings(
                 layer=read.layer,
                 head=head,
-                offsets=offsets,
-                curve=found.mean[head],
+                offsets=torch.arange(1 - n, n) * read.stride,
+                curve=curve,
                 toeplitzness=1.0 if is_curve else float(found.explained[head]),
                 scores=None if is_curve else scores[head],
                 fits=tuple(each[head] for each in fits),
-                name=name,
             )
         )
     return heads

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from ..analysis.findings import HeadFindings, ModelFindings, TableFindings
+from ..analysis.findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
 from ..analysis.fit import TisaFit
-from ..analysis.naming import POSITION_BLIND, RULES
 from ..errors import listed
 from ..lab.report.report import Figure, Report
 from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
@@ -41,7 +40,7 @@ MOST_HEADS = 24
 """Beyond this number of heads, their table is folded."""
 LEAST = 1.0
 """The smallest range of scores of a panel: smaller differences hardly matter, and look flat."""
-NEAR = 32
+SHOWN = 32
 """Offsets on each side that a curve near 0 shows."""
 PANEL = 92
 """Width of a head's panel, in points."""
@@ -52,11 +51,8 @@ def report_of(models: Sequence[ModelFindings]) -> Report:
     parts: list[Sheet | Figure] = [models_sheet(models)]
     for model in models:
         parts += _parts(model, f"{model.name}: " if len(models) > 1 else "")
-    said, rule = (Column(name, left=True, wraps=True) for name in ("", "the first rule that holds"))
-    parts += [
-        Sheet.of("How this is measured", [said], [[sentence] for sentence in HOW], named=-1, folded=True),
-        Sheet.of("How heads are named", ["name", rule], [*RULES.items()], folded=True),
-    ]
+    said = Column("", left=True, wraps=True)
+    parts.append(Sheet.of("How this is measured", [said], [[sentence] for sentence in HOW], named=-1, folded=True))
     title = f"What did {'they' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
     return Report(title, [verdict(models)], parts, values, numbers="findings.json")
@@ -110,7 +106,7 @@ def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
             _cell(head.head, str),
             Cell(head.name, order=head.name),
             _cell(head.toeplitzness),
-            _cell(float(head.curve.max() - head.curve.min()), "{:.2f}".format),
+            _cell(head.range, "{:.2f}".format),
         ]
         fits = [head.fits[count - 1] for count in kernels]
         cells += [_cell(float(fit.explained), percent, kernels_of(fit)) for fit in fits]
@@ -124,6 +120,7 @@ def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
         *(f"S={count}" for count in kernels),
     ]
     notes = (
+        f"is: where the curve is highest, near up to {NEAR} tokens away; {POSITION_BLIND} below a range of {BLIND}. "
         "range: the largest difference that position makes to a score; Toeplitz: the share of a head's scores by "
         "position that a curve over offsets explains; S: the share of the curve that this number of TISA kernels "
         "explains.",
@@ -236,7 +233,7 @@ def grid(title: str, model: ModelFindings, *, folded: bool) -> Figure:
         drawn = "the scores of all pairs, blue below and orange above the head's median"
     caption = (
         "Each panel is a head with its Toeplitzness. Tokens before the one that looks are on the left, those after "
-        f"it on the right. Below: what is added to scores up to {NEAR} positions away, each head with its own "
+        f"it on the right. Below: what is added to scores up to {SHOWN} positions away, each head with its own "
         f"heights. Above: {drawn}."
     )
 
@@ -272,7 +269,7 @@ def grid(title: str, model: ModelFindings, *, folded: bool) -> Figure:
                     extent = left, left + PANEL, top + PANEL - 4, top
                     image = axes.imshow(scores, cmap=BLUE_TO_ORANGE, vmin=low, vmax=high, extent=extent, aspect="auto")
                     image.set_interpolation("nearest")
-                near = curve[max(0, middle - NEAR) : middle + NEAR + 1]
+                near = curve[max(0, middle - SHOWN) : middle + SHOWN + 1]
                 draw(near, left, top + PANEL + PANEL // 2, PANEL // 2)
 
     return Figure(title, paint, caption, (width, height), folded)

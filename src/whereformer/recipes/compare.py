@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -28,8 +29,6 @@ with lazily(__name__):
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
-    from ..models import presets
-    from . import budget
     from . import compare_report as drawing
     from .compare_report import Outcome
 
@@ -58,6 +57,11 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 """The defaults of each size of models; those of "small" are the options' own."""
+
+TIMED_STEPS, LEAST_STEPS = 10, 100
+"""The steps of each method that are timed for a budget, and the fewest that are worth a comparison."""
+JUDGING, USED = 0.1, 0.9
+"""How long judging a model takes, as a share of training it, and the share of a budget that is planned for."""
 
 SEARCH_SHARE = 0.15
 """Steps of a short training, which tries a learning rate, as a share of all. Its windows grow as in a whole one."""
@@ -142,12 +146,9 @@ class Compare(ManyRuns):
     minutes: Annotated[float | None, Between(0, MOST_RATE)] = None
     """Time for the whole comparison; --steps then does not count. A short measurement decides how many steps fit into
     it, as many for every method. Reading a large text may take longer than planned."""
-    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
-    """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
-    but in a small size. Default: BERT with pre-layer normalization."""
-    blocks: str | None = None
+    blocks: str = "4"
     """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
-    its two blocks, with a layer at full length behind them. Default: the preset's, or 4."""
+    its two blocks, with a layer at full length behind them."""
     length: Annotated[int, Range(8, MOST_SIZE)] = 64
     """Tokens in a training window; the first 40% of the steps use windows of 8 tokens. Methods are ranked at this
     length."""
@@ -155,9 +156,8 @@ class Compare(ManyRuns):
     """More lengths at which to evaluate every method on held-out text. Default: two and four times `length`."""
     steps: Annotated[int, Range(1, MOST_COUNT)] = 1800
     """Training steps of each method."""
-    seeds: Annotated[int | None, Range(1, MOST_SEEDS), Free] = None
-    """How many seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1, or with
-    --minutes up to 3 if there is time."""
+    seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 1
+    """How many seeds to repeat everything with. With several, the table shows medians and ranges."""
     batch_size: Annotated[int, Range(1, MOST_SIZE)] = 16
     """Training windows in a step. While windows are shorter, a step has more of them."""
     hidden_size: Annotated[int, Range(1, MOST_SIZE)] = 64
@@ -179,19 +179,18 @@ class Compare(ManyRuns):
     size: Annotated[Literal["auto", "small", "medium", "large"], Free] = "auto"
     """Defaults for width, layers, vocabulary, windows, batches and learning rate. small is for a CPU, medium has 25
     million parameters and windows of 256 tokens, and large has 70 million and windows of 512. "auto" is medium for
-    your own text on a GPU, otherwise small. A preset's layers win over these, and `quick` wins over both."""
+    your own text on a GPU, otherwise small. `quick` wins over these."""
 
     @classmethod
     def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the defaults of the size, over which those of a preset win, over which those of ``quick`` win."""
+        """Return the defaults of the size, over which those of ``quick`` win."""
         size, data, quick = str(options.get("size", "auto")), options.get("data", ()), super().usual(options)
         chosen = {}
         if size == "auto":
             on_gpu = str(options.get("device")) != "cpu" and find_device("auto").type == "cuda"
             chosen["size"] = size = "medium" if on_gpu and data not in ((), None) else "small"
-        preset = {"blocks": None} if options.get("preset") is not None else {}  # its own layers
         folder = "runs/compare" + f"-{size}" * (size in SIZES) + "-quick" * bool(quick)
-        return {**chosen, **SIZES.get(size, {}), **preset, **quick, "out": Path(folder)}
+        return {**chosen, **SIZES.get(size, {}), **quick, "out": Path(folder)}
 
     @property
     def small(self) -> bool:
@@ -219,15 +218,13 @@ class Compare(ManyRuns):
     def run(self, run: Run) -> report.Report:
         text = corpus.Text(self.data, self.column, characters=self.characters)
         run.identify("text", text.fingerprint)
-        if self.minutes is not None:
-            plan = run.once(self.plan, kind=budget.Plan)
-            run.say(
-                f"{self.minutes:g} minutes: {plan.steps:,} steps for each method, seeds: {self.seeds or plan.seeds}"
-            )
-            self = replace(self, minutes=None, steps=plan.steps, seeds=self.seeds or plan.seeds)
         material = self.read(run, text)
+        if self.minutes is not None:
+            steps = run.once(self.fitting_steps, material, kind=int)
+            run.say(f"{self.minutes:g} minutes: {steps:,} steps for each method")
+            self = replace(self, minutes=None, steps=steps)
         names, sources = self.positions, methods.sources_of(self.positions)
-        seeds = range(self.seed, self.seed + (self.seeds or 1))
+        seeds = range(self.seed, self.seed + self.seeds)
         tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
         run.expect(len(names) * (tried + len(seeds) * self.steps))
         # A plugin that has changed makes other keys.
@@ -267,28 +264,21 @@ class Compare(ManyRuns):
         return Material(source, encoded.training, held_out_text, encoded.vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
-        """Return one method's encoder configuration. Every method has its own default options, also in a preset.
+        """Return one method's encoder configuration. Every method has its own default options.
 
         Raises:
-            InputError: if options do not fit the preset.
+            InputError: if the options do not fit each other.
         """
-        own = presets.PRESETS[self.preset] if self.preset else {}
-        blocks = own.get("blocks", "4") if self.blocks is None else self.blocks
-        gated = own.get("feed_forward") == "gated"
         return encoders.small_config(
-            self.preset,
             vocab_size=vocab_size,
             hidden_size=self.hidden_size,
             num_attention_heads=self.num_heads,
-            blocks=blocks,
-            decoder_layers=own.get("decoder_layers", "1") if "-" in blocks else "0",
+            blocks=self.blocks,
+            decoder_layers="1" if "-" in self.blocks else "0",
             position=position,
-            position_options={},
             max_position_embeddings=self.length,
             causal=self.causal,
-            segments="embedding",
-            # A gated layer has three matrices instead of two.
-            intermediate_size=8 * math.ceil(self.hidden_size / 6) if gated else 2 * self.hidden_size,
+            intermediate_size=2 * self.hidden_size,
         )
 
     @property
@@ -309,7 +299,7 @@ class Compare(ManyRuns):
             windows.growing(self.length, self.batch_size, plan.steps),
         )
         drawn = windows.Windows(material.training, material.vocabulary, stages, rate, seed)
-        return training.train(model, drawn.batch, plan, device=run.device, on_log=run.step, **more)
+        return training.train(model, drawn.batch, plan, device=run.device, **{"on_log": run.step, **more})
 
     def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
         """Train a method shortly with every rate, on the same batches.
@@ -376,7 +366,7 @@ class Compare(ManyRuns):
         """Return the operations of a training step; None for a method that torch can't run without memory."""
         predicted = self.length if self.causal else max(1, round(self.mask_rate * (self.length - 1)))
         try:
-            return analysis.cost(config, self.length, self.batch_size, predictions=predicted).flops.training
+            return analysis.count_flops(config, self.length, self.batch_size, predictions=predicted).training
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             return None
 
@@ -395,20 +385,29 @@ class Compare(ManyRuns):
         found = manifest.problem(folder, self.facts(seed, position, source))
         return None if found is None else f"{folder}: {found}"
 
-    def plan(self, run: Run) -> budget.Plan:
-        """Measure a few steps of each method on random tokens, and return the steps and seeds that fit the minutes."""
+    def fitting_steps(self, run: Run, material: Material) -> int:
+        """Return the steps that fit the minutes, by the time of a few steps of each method."""
         assert self.minutes is not None
-        at_once, step = min(run.jobs, len(self.positions)), 0.0
-        # Shares of the windows' lengths in a training of 100 steps, which are those of any other.
-        for name, stage in product(self.positions, windows.growing(self.length, self.batch_size, 100)):
-            model = encoders.build(self.config(name, self.vocab_size), 0)
-            share = 1.0 if self.causal else self.mask_rate
-            with running.threads(run.threads):
-                step += budget.seconds_per_step(model, stage.rows, stage.length, share, run.device) * stage.steps / 100
+        with running.threads(run.threads):
+            seconds = sum(self.seconds_per_step(run, material, name) for name in self.positions)
         # The last round of runs may be incomplete.
-        step *= math.ceil(len(self.positions) / at_once) / len(self.positions)
+        seconds *= math.ceil(len(self.positions) / min(run.jobs, len(self.positions))) / len(self.positions)
         tried = SEARCH_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0
-        return budget.fitting(self.minutes, step, self.seeds, tried)
+        seconds *= (self.seeds * (1 + JUDGING) + tried) / USED
+        steps = int(60 * self.minutes / seconds)
+        if steps < LEAST_STEPS:
+            least = math.ceil(100 * LEAST_STEPS * seconds / 60) / 100
+            told = f"expected at least {least:g} here, for {LEAST_STEPS} steps with each method and seed"
+            raise InputError("minutes", f"{told}, got {self.minutes:g}")
+        return steps
+
+    def seconds_per_step(self, run: Run, material: Material, position: str) -> float:
+        """Train a method for a few steps, and return the mean time of those after the first."""
+        times: list[float] = []
+        model = encoders.build(self.config(position, material.vocabulary.size), 0)
+        plan = training.Training(steps=TIMED_STEPS, rate=1e-6, log_every=1)  # each step waits for the device
+        self.fit(run, material, model, 0, plan, on_log=lambda *_: times.append(time.perf_counter()))
+        return (times[-1] - times[0]) / (TIMED_STEPS - 1)
 
     # What is told.
 

@@ -33,12 +33,11 @@ FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MOST_HELD_OUT = 16, 24  # one document in 16 is held out to judge by, but at most 24
 JUDGED = 4  # how often a model is judged in a training, besides before it
 LETTERS = 12  # the most characters of a token on average; what a document has beyond that is not read
-SHORT, CHUNKS, FOUND, LEAD = "like the original", "like its chunks", "passages found", "lead"
+SHORT, CHUNKS, FOUND = "like the original", "like its chunks", "passages found"
 READING = (
     f"{SHORT}: the mean cosine with the original's vectors of texts that it can read. {CHUNKS}: that of whole "
     f"documents with the mean of the original's vectors of their parts. {FOUND}: the share of the original's vectors "
     "of passages that are nearest to the vector of the document that they come from. "
-    f"{LEAD}: how much nearer it is than the nearest of other documents, as a mean difference of cosines. "
     "The last row is the mean of the original's vectors of chunks."
 )
 
@@ -51,7 +50,7 @@ class Outcome:
         documents, held_out: the number of documents that were read, and of those that judge the model.
         limit: the tokens that the original reads.
         curve: the model before, during and after training: the step, then what :class:`Judge` says.
-        chunks_found, chunks_lead: how well the mean of the original's vectors of chunks finds passages.
+        chunks_found: the share of passages that the mean of the original's vectors of chunks finds.
         losses: the training loss of each step.
     """
 
@@ -60,7 +59,6 @@ class Outcome:
     limit: int
     curve: list[list[float]]
     chunks_found: float
-    chunks_lead: float
     losses: list[float]
 
 
@@ -185,7 +183,7 @@ class Extend(Recipe):
             raise InputError("model", error.problem) from None
         curve = [[step, *judged] for step, judged in ([0, before], *trained.scores)]
         counts = len(windows), int(held.sum())
-        outcome = Outcome(*counts, teacher.limit, curve, *judge.found(judge.chunks), trained.losses)
+        outcome = Outcome(*counts, teacher.limit, curve, judge.found(judge.chunks), trained.losses)
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
             manifest.write(partial, about)
@@ -193,21 +191,18 @@ class Extend(Recipe):
 
     def report(self, outcome: Outcome) -> Report:
         """Return how good the model is, and how it became so."""
-        _, short, _, found, lead = outcome.curve[-1]
-        columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS))]
-        columns += [FOUND, Column(LEAD, "cosine")]
+        _, short, _, found = outcome.curve[-1]
+        columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS)), FOUND]
         rows = [
-            (f"{step:,}", f"{short:.4f}", f"{chunks:.4f}", f"{found:.1%}", f"{lead:.4f}")
-            for step, short, chunks, found, lead in outcome.curve
+            (f"{step:,}", f"{short:.4f}", f"{chunks:.4f}", f"{found:.1%}")
+            for step, short, chunks, found in outcome.curve
         ]
-        rows.append(("chunks", "", "", f"{outcome.chunks_found:.1%}", f"{outcome.chunks_lead:.4f}"))
+        rows.append(("chunks", "", "", f"{outcome.chunks_found:.1%}"))
         documents = outcome.held_out
         said = [
             f"The model reads {self.length:,} tokens, the original {outcome.limit:,}.",
             f"One vector of a document finds {found:.1%} of its passages among {documents} documents; "
             f"the mean of the original's chunks finds {outcome.chunks_found:.1%}.",
-            f"The vector of its own document is nearer to a passage than any other by {lead:.4f} on average; with "
-            f"chunks, by {outcome.chunks_lead:.4f}.",
             f"Its vectors of texts that the original can read have a cosine of {short:.4f} with the original's.",
             f"It was trained for {self.steps:,} steps on {outcome.documents - documents:,} documents of "
             f"{corpus.source_of(self.data)}.",
@@ -304,7 +299,7 @@ def beside(
             return self  # without dropout, it can agree with the teacher exactly
 
         def forward(self, short: Tensor, rows: Tensor, long: Tensor, passages: Tensor) -> SimpleNamespace:
-            ids, _ = teacher.padded(short)
+            ids = teacher.framed(short)
             with torch.no_grad():
                 wanted, chunks = teacher.states(ids), chunk_means(teacher, long, CHUNK)
                 asked = teacher.vectors(passages)
@@ -405,19 +400,12 @@ class Judge:
         documents = _vectors(student, self.documents)
         short = (_vectors(student, self.short) * self.short_vectors).sum(-1).mean()
         chunks = (documents * self.chunks).sum(-1).mean()
-        return [float(short), float(chunks), *self.found(documents)]
+        return [float(short), float(chunks), self.found(documents)]
 
-    def found(self, documents: Tensor) -> tuple[float, float]:
-        """Return how well the vectors of documents, (documents, hidden_size), find passages.
-
-        Returns:
-            The share of passages that are nearest to the vector of their own document, and by how much that is nearer
-            than the nearest other one: the mean difference of the cosines.
-        """
-        owner = torch.arange(len(documents), device=documents.device).repeat_interleave(PASSAGES)[:, None]
-        cosines = self.passages @ documents.T
-        lead = cosines.gather(1, owner).squeeze(1) - cosines.scatter(1, owner, -torch.inf).amax(1)
-        return float((lead > 0).float().mean()), float(lead.mean())
+    def found(self, documents: Tensor) -> float:
+        """Return the share of passages to which their own document's vector, (documents, hidden_size), is nearest."""
+        owner = torch.arange(len(documents), device=documents.device).repeat_interleave(PASSAGES)
+        return float(((self.passages @ documents.T).argmax(1) == owner).float().mean())
 
 
 def _vectors(encoder: encoders.SentenceEncoder, rows: Tensor) -> Tensor:

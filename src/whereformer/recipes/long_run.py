@@ -16,7 +16,6 @@ from ..lab.recipe import Free, Range, Trains, lazily
 from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
-    from ..kernels import torch_private
     from ..lab import loading, manifest
     from ..lab import train as training
     from ..lab.report import losses
@@ -84,8 +83,6 @@ class LongRun(Trains):
 
     def run(self, run: Run) -> Report:
         run.threads = self.threads or run.threads
-        if self.bfloat16(run.device) and run.device == "cpu" and not torch_private.multiplies_bfloat16():
-            run.say("note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
         work = self.prepare(run, run.folder / "cache" if self.cache is None or self.dry_run else self.cache)
         plan = Sheet.of("Plan", ["", Column("", left=True, wraps=True)], self.plan(work))
         if self.dry_run:

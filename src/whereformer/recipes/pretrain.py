@@ -62,8 +62,8 @@ class Pretrain(long_run.LongRun):
     """Folder for the model, checkpoints and results."""
     tokenizer: Annotated[Path | None, Free] = None
     """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
-    vocab_size: Annotated[int | None, Range(64, options.MOST_SIZE)] = None
-    """Size of the vocabulary that is learned from the text. Default: 4096."""
+    vocab_size: Annotated[int, Range(64, options.MOST_SIZE)] = 4096
+    """Size of the vocabulary that is learned from the text, without ``tokenizer``."""
     objective: Literal["mlm", "electra"] = "mlm"
     """mlm: predict the masked tokens. electra: a generator of a quarter of the width predicts them, and the encoder
     learns to tell which tokens were replaced; its loss has weight 50."""
@@ -125,8 +125,6 @@ class Pretrain(long_run.LongRun):
             raise InputError("warmup", f"expected 0 to {self.steps}, got {shown(self.warmup)}")
         if self.length is not None and self.lengths is not None:
             raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
-        if self.tokenizer is not None and self.vocab_size is not None:
-            raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
         if self.hide_masked and self.objective != "mlm":
             raise InputError("hide_masked", f"only for `objective` mlm, got {self.objective}, which sees no [MASK]")
         super().check()
@@ -149,7 +147,6 @@ class Pretrain(long_run.LongRun):
             raise InputError("decoder_layers", f"expected at least 1, got 0: {why}")
         usual |= {"decoder_layers": "2" if funnel else "0", "warmup": max(1, self.steps // 10)}
         usual |= {"length": 128} if self.lengths is None else {}
-        usual |= {"vocab_size": 4096} if self.tokenizer is None else {}
         found = replace(
             self,
             position_options=options.canonical_options(self.position_options),
@@ -216,7 +213,7 @@ class Pretrain(long_run.LongRun):
         return config
 
     def prepare(self, run: Run, cache: Path) -> Work:
-        choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
+        choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size)
         with ranks.main_first():
             paths = read.fetched(self.data, run.say)
         text = corpus.Text(paths, self.column, corpus.source_of(self.data))

@@ -38,8 +38,6 @@ ATTENTION_SHARE, LENGTH_POWER = 0.01, 0.1
 """The share of the parameters of BERT-base's attention layers (28 million), and the power of the length."""
 INVARIANT_CHANGE = 1e-6
 """Rounding changes float64 by 1e-13, absolute positions change it by several percent."""
-CHAIN_GROWTH = 0.1
-"""A power of the length."""
 CURVE_SHARE = 0.9
 
 MEANINGS = {
@@ -50,8 +48,8 @@ MEANINGS = {
     f"grow; yes below {ATTENTION_SHARE:.0%} of the attention layers' own and without growth",
     "translation invariant": f"largest change of a score or output when all positions shift, relative to their "
     f"root mean square; yes up to {INVARIANT_CHANGE:.0e}",
-    "parallelizable": f"longest chain of operations that wait for one another, at {measure.LENGTHS[0]} and at "
-    f"{measure.LENGTHS[1]} tokens; yes if it does not grow",
+    "parallelizable": f"operations of a layer's forward, at {measure.LENGTHS[0]} and at {measure.LENGTHS[1]} tokens; "
+    "yes if their number does not grow",
     "interpretable": f"share of the method's effect on scores that a curve over offsets explains; yes from "
     f"{CURVE_SHARE:.0%}",
 }
@@ -106,7 +104,13 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
     Raises:
         InputError: if the folder is something else or lacks such a method, or its text has changed.
     """
-    recipe, runs = _load(folder)
+    try:
+        recipe, runs = load(folder)
+    except InputError as error:
+        raise InputError("measure", error.reason) from None
+    if recipe.causal or "-" in recipe.blocks or 4 * recipe.length not in recipe.judged:
+        expected = f"masked language models of one block, with losses at {4 * recipe.length} tokens"
+        raise InputError("measure", f"expected {expected} in {folder}")
     names = [name for name in runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
     if not names:
         raise InputError("measure", f"{folder} has no such method with positions; it has {', '.join(runs)}")
@@ -114,36 +118,14 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
     return sheet({name: _measure(recipe, runs, held_out, name) for name in track(names)})
 
 
-def _load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
-    try:
-        recipe, runs = load(folder)
-    except InputError as error:
-        raise InputError("measure", error.reason) from None
-    blocks = recipe.config(BASELINE, recipe.vocab_size).blocks
-    for fits, expected in (
-        (not recipe.causal, "masked language models, got causal ones"),
-        (4 * recipe.length in recipe.judged, f"losses at {4 * recipe.length} tokens, got {recipe.judged}"),
-        ("-" not in blocks, f"encoders of one block, got {blocks!r}"),
-    ):
-        if not fits:
-            raise InputError("measure", f"expected {expected} in {folder}")
-    return recipe, runs
-
-
 def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
-    folder = recipe.out
-    try:
-        _, records, _ = read_records(folder / RECORDS)
-        text = Text(recipe.data, recipe.column, characters=recipe.characters)
-        changed = text.fingerprint != records.get('["identify", "text"]', {}).get("value")
-    except InputError as error:
-        raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
-    if changed:
-        raise InputError(
-            "measure", f"the text of {folder}, or its line in the record, has changed; run whereformer compare again"
-        )
-    encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
+    text = Text(recipe.data, recipe.column, characters=recipe.characters)
+    _, records, _ = read_records(recipe.out / RECORDS)
+    if text.fingerprint != records.get('["identify", "text"]', {}).get("value"):
+        told = f"the text of {recipe.out}, or its line in the record, has changed; run whereformer compare again"
+        raise InputError("measure", told)
+    encoded = open_or_encode(recipe.out / "cache", text, TokenizerChoice(None, recipe.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
 
@@ -168,15 +150,13 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
     sizes = {"hidden_size": recipe.hidden_size, "num_heads": recipe.num_heads}
     sizes["num_layers"] = trained.config.num_hidden_layers
     own = trained.config.position  # a row may have sinks beside it
-    chains = [
-        measure.longest_chain(build_position(own, **sizes, max_length=length), length) for length in measure.LENGTHS
-    ]
+    counts = [measure.operations(build_position(own, **sizes, max_length=length), length) for length in measure.LENGTHS]
     ticks = (
         inductive(runs[name], runs.get(BASELINE, {}), recipe.judged.index(4 * recipe.length)),
         data_driven(*measure.reached_parameters(trained, inputs, labels)),
         parameter_efficient(*measure.parameter_growth(own, sinks=trained.config.sinks)),
         translation_invariant([measure.shift_change(model.encoder, short) for model in (fresh, trained)]),
-        parallelizable(*chains),
+        parallelizable(*counts),
         interpretable(measure.curve_share(trained.encoder, inputs)),
     )
     return dict(zip(MEANINGS, ticks, strict=True))
@@ -225,9 +205,8 @@ def translation_invariant(changes: Sequence[float | None]) -> Tick:
 
 
 def parallelizable(short: int, long: int) -> Tick:
-    """Judge whether the longest chain of operations is as long for the longer text."""
-    longer = measure.LENGTHS[1] / measure.LENGTHS[0]
-    return Tick(long <= short * longer**CHAIN_GROWTH, f"{short:,}, {long:,}")
+    """Judge whether the longer text needs no more operations."""
+    return Tick(long <= short, f"{short:,}, {long:,}")
 
 
 def interpretable(share: float | None) -> Tick:

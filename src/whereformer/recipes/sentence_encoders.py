@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError
 from ..lab.loading import load, load_tokenizer
@@ -42,36 +40,23 @@ class SentenceEncoder:
         found: list[int] = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         return found
 
-    def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the last hidden states, (rows, n, hidden_size), of token ids and their mask, (rows, n) each."""
-        found: Tensor = self.model(ids, mask).last_hidden_state
+    def framed(self, rows: Tensor) -> Tensor:
+        """Return the ids of texts between special tokens, (rows, n + 2), of their ids without, (rows, n)."""
+        first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        return functional.pad(functional.pad(rows, (1, 0), value=first), (0, 1), value=last).to(self.model.device)
+
+    def states(self, ids: Tensor) -> Tensor:
+        """Return the last hidden states, (rows, n, hidden_size), of token ids, (rows, n)."""
+        found: Tensor = self.model(ids).last_hidden_state
         return found
 
-    def pool(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+    def pool(self, states: Tensor) -> Tensor:
         """Return the vectors of texts, (rows, hidden_size), each of length 1."""
-        if self.pooling == "cls":
-            found = states[:, 0]
-        else:
-            found = states.mean(1) if mask is None else (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        return functional.normalize(found, dim=-1)
+        return functional.normalize(states[:, 0] if self.pooling == "cls" else states.mean(1), dim=-1)
 
-    def vectors(self, rows: Sequence[Tensor] | Tensor) -> Tensor:
-        """Return the vectors of texts, (rows, hidden_size); each row is the text's token ids without special ones."""
-        ids, mask = self.padded(rows)
-        return self.pool(self.states(ids, mask), mask)
-
-    def padded(self, rows: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the ids of texts between special tokens, padded, and their mask, (rows, n) each.
-
-        Without padding there is no mask, since attention is faster then.
-        """
-        first, last, pad = (getattr(self.tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad"))
-        framed = [functional.pad(functional.pad(row, (1, 0), value=first), (0, 1), value=last) for row in rows]
-        ids = pad_sequence(framed, batch_first=True, padding_value=pad).to(self.model.device)
-        if len({len(row) for row in framed}) == 1:
-            return ids, None
-        mask = pad_sequence([torch.ones_like(row) for row in framed], batch_first=True)
-        return ids, mask.to(ids.device)
+    def vectors(self, rows: Tensor) -> Tensor:
+        """Return the vectors of texts, (rows, hidden_size), of their token ids without special ones, (rows, n)."""
+        return self.pool(self.states(self.framed(rows)))
 
 
 def load_encoder(path: str) -> SentenceEncoder:
@@ -94,13 +79,10 @@ def load_encoder(path: str) -> SentenceEncoder:
     if "-" in model.config.blocks:
         raise InputError("model", "expected a model that doesn't pool, got a funnel")
     tokenizer = load_tokenizer(path, None)
-    lacking = [name for name in ("cls", "sep", "pad") if getattr(tokenizer, f"{name}_token_id") is None]
+    lacking = [name for name in ("cls", "sep") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
-    told = settings.limit or tokenizer.model_max_length
-    if most < told < 2**30:
-        raise InputError("model", f"{path}: its tokenizer gives up to {told} tokens, and it has {most} positions")
-    return SentenceEncoder(model, tokenizer, settings.pooling, min(told, most))
+    return SentenceEncoder(model, tokenizer, settings.pooling, min(settings.limit or tokenizer.model_max_length, most))
 
 
 def learned(model: Any) -> Learned:

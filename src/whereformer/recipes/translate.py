@@ -113,9 +113,9 @@ class Translate(long_run.LongRun):
     """Tokens in a batch on either side, including padding. A batch has lines of similar length. For large texts, use
     25000."""
     steps: Annotated[int | None, Range(1, options.MOST_COUNT)] = None
-    """Number of training steps. Default: follows from ``epochs``."""
-    epochs: Annotated[float | None, Between(0, options.MOST_RATE)] = None
-    """How many times the text is read. Default: 20."""
+    """Number of training steps, in place of ``epochs``."""
+    epochs: Annotated[float, Between(0, options.MOST_RATE)] = 20.0
+    """How many times the text is read."""
     learning_rate: Annotated[float, Between(0, options.MOST_RATE)] = 2e-3
     """Peak learning rate. Large models need a lower one (base: 7e-4)."""
     warmup: Annotated[int, Range(0, options.MOST_COUNT)] = 1000
@@ -129,16 +129,13 @@ class Translate(long_run.LongRun):
     def check(self) -> None:
         if self.batch_tokens < self.max_length:
             raise InputError("batch_tokens", f"expected at least {self.max_length}, got {self.batch_tokens}")
-        if self.steps is not None and self.epochs is not None:
-            raise InputError("epochs", "either `steps` or `epochs`")
         super().check()
 
     def resolved(self) -> Translate:
-        usual: dict[str, Any] = {"dropout": DROPOUT[self.preset], **({} if self.steps else {"epochs": 20.0})}
         found = replace(
             self,
             position_options=options.canonical_options(self.position_options),
-            **{name: value for name, value in usual.items() if getattr(self, name) is None},
+            dropout=DROPOUT[self.preset] if self.dropout is None else self.dropout,
         )
         found.config(self.vocab_size)  # what does not fit is said before the text is read and encoded
         _ = self.files
@@ -209,7 +206,7 @@ class Translate(long_run.LongRun):
                 "longest": int(lengths.max()),
             }
         drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True)
-        steps = self.steps or max(1, math.ceil((self.epochs or 0) * drawn.per_epoch))
+        steps = self.steps or max(1, math.ceil(self.epochs * drawn.per_epoch))
         config = self.config(len(tokenizer))
         return Work({"text": text.fingerprint}, steps, rows, pairs, tokenizer, config, drawn)
 

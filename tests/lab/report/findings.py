@@ -72,7 +72,6 @@ def head_of(layer, head, n=64, *, scores=True, noise=0.3):
         toeplitzness if scores else 1.0,
         matrix,
         fits_of(curve, offsets, kind),
-        kind,
     )
 
 
