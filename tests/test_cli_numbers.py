@@ -12,7 +12,7 @@ from whereformer.lab.recipe import flags_of
 KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positions", "run")}
 NEEDED = {
     "finetune": ["--model=x", "--task=rte"],
-    "translate train": ["--source=x", "--target=y"],
+    "translate train": ["--data", "x", "y"],
     **{name: ["x"] for name in ("translate run", "analyze", "extend")},
 }
 """What some commands can't do without."""

@@ -85,10 +85,12 @@ def test_own_tables(tmp_path, suffix):
             parquet.write_table(pa.Table.from_pylist(named), file)
         elif suffix == "jsonl":
             file.write_text("\n".join(map(json.dumps, named)))
+        elif suffix == "csv":
+            lines = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
+            file.write_text("\n".join([",".join(named[0]), *lines]))
         else:
-            mark = "," if suffix == "csv" else "\t"
-            lines = [mark.join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
-            file.write_text("\n".join([mark.join(named[0]), *lines]))
+            rows = [("a, b", "2024", "yes"), ('c "d"', "x", "no"), ("line", "NA", "yes")]
+            file.write_text("\n".join(map("\t".join, [named[0], *rows])))
     paths = {"train": tmp_path / f"own.{suffix}", "validation": tmp_path / f"judged.{suffix}"}
     (data,) = load(**paths, text="one,two", label="kind")
     assert data.task.name == "own"

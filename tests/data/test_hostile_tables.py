@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from whereformer.data import corpus, glue
 from whereformer.data import read as tables
-from whereformer.data.parallel import PairFiles
+from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError, one_line
 
 READ = {
@@ -62,15 +62,23 @@ def written(folder, content, suffix):
     return file
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-@pytest.mark.parametrize("content", READ.values(), ids=READ)
+def in_both(tables):
+    """Each content as .csv, and as .tsv unless it has quotation marks, which are text there."""
+    return [
+        pytest.param(content, suffix, id=f"{name}-{suffix}")
+        for name, content in tables.items()
+        for suffix in (".csv", ".tsv")
+        if suffix == ".csv" or b'"' not in content
+    ]
+
+
+@pytest.mark.parametrize(("content", "suffix"), in_both(READ))
 def test_what_can_be_read_is_read(content, suffix, tmp_path, good):
     for read in readers(written(tmp_path, content, suffix), good):
         read()
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-@pytest.mark.parametrize("content", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("content", "suffix"), in_both(REFUSED))
 def test_what_cannot_be_read_is_one_short_line(content, suffix, tmp_path, good):
     for read in readers(written(tmp_path, content, suffix), good):
         with pytest.raises(InputError) as error:
@@ -123,8 +131,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch, suf
     for read in (
         lambda: glue.load_own(file, file, ("text",), "label"),
         lambda: corpus.load_documents([file]),
-        lambda: [*PairFiles(data=(file,))],
-        lambda: [*PairFiles(source=file, target=file)],
+        lambda: [*Pairs("data", (file,))],
     ):
         with pytest.raises(InputError, match=r"a line has 1,000 characters or more"):
             read()

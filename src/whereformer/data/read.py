@@ -89,13 +89,12 @@ def _lines(field: str | None, name: str, data: IO[Line]) -> Iterator[Line]:
 class Table:
     """A table in a file. Each pass reads the file anew, some rows at a time.
 
-    Cells of CSV and TSV files are text; those of the other kinds are what the file says.
+    Cells of CSV and TSV files are text, and so are quotation marks in TSV files; those of the other kinds are what the
+    file says.
 
     Args:
         field: the argument that an error names.
         file: the file.
-        quotes: whether quotation marks enclose cells of CSV and TSV files, or are text.
-        header: whether the first row of CSV and TSV files has the names of columns, or they are 1, 2, ...
 
     Raises:
         InputError: if there is no such file, or it is not one of the :data:`TABLES`.
@@ -103,8 +102,6 @@ class Table:
 
     field: str
     file: Path
-    quotes: bool = True
-    header: bool = True
 
     def __post_init__(self) -> None:
         if self._kind not in TABLES:
@@ -121,11 +118,7 @@ class Table:
         """
         if self._kind in JSON:
             return list(next(filter(None, self._objects()), {}))
-        if self._kind in (".csv", ".tsv"):
-            first = next(self._cells(), [])
-            names = first if self.header else [str(place) for place in range(1, len(first) + 1)]
-        else:
-            names = self._arrow_schema.names
+        names = next(self._cells(), []) if self._kind in (".csv", ".tsv") else self._arrow_schema.names
         if len(set(names)) < len(names):
             raise InputError(self.field, f"{self.file} has columns of the same name: {some_of(sorted(names))}")
         return list(names)
@@ -181,7 +174,7 @@ class Table:
         if self._kind in JSON:
             yield from self._objects()
         elif self._kind in (".csv", ".tsv"):
-            for cells in islice(self._cells(), int(self.header), None):
+            for cells in islice(self._cells(), 1, None):
                 yield dict(zip(self.names, cells, strict=True))
         else:
             with reading(self.field, self.file):
@@ -213,10 +206,9 @@ class Table:
 
     def _cells(self) -> Iterator[list[str]]:
         """Yield all rows of a CSV or TSV file, the first one too."""
-        style = csv.excel_tab if self._kind == ".tsv" else csv.excel
-        quoting: Any = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
+        style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if self._kind == ".tsv" else {}
         with reading(self.field, self.file), self.file.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(_lines(self.field, str(self.file), file), style, quoting=quoting, strict=True)
+            rows = csv.reader(_lines(self.field, str(self.file), file), strict=True, **style)
             width = 0
             for row in filter(None, rows):
                 width = width or len(row)
