@@ -381,7 +381,7 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
         plugin.write_text(example + "# changed")
         main([*analyze, given])
         line = fails(capsys, *probe, given)
-        assert "probe holds results with plugin 'version " in line
+        assert "probe holds results with plugin version '" in line
         assert "choose another folder" in line
     finally:
         positions.METHODS.pop("fading", None)

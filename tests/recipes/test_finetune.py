@@ -227,7 +227,7 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     path.write_text(path.read_text().replace("model or other rows", "modem or other rows"))
     for _ in range(2):
         line = fails(capsys, *arguments, "--regression")
-        assert "holds results, and not the line that says with which model or other rows of mine" in line
+        assert "is not the record of a run" in line
 
 
 def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):

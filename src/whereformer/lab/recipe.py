@@ -99,12 +99,8 @@ class Range:
 
 Between = partial(Range, ends=False)
 
-TAKEN = {
-    **dict.fromkeys(("recipe", "code"), "records have this word for what their results are of"),
-    "help": "--help shows the options",
-    "quiet": "the Python function has such an argument",
-}
-"""Names that no option of a recipe has, and why."""
+RECIPE = "recipe name"
+"""What records call it. The spaces in such names keep them apart from options."""
 
 Schedule = Literal["linear", "cosine", "inverse_sqrt"]
 Names = Annotated[tuple[str, ...], Listed]
@@ -152,11 +148,6 @@ class Recipe(WithPlugin):
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
-
-    def __init_subclass__(cls) -> None:
-        for name in (name for kind in cls.__mro__ for name in getattr(kind, "__annotations__", ())):
-            if name in TAKEN:
-                raise InputError(name, f"an option of {cls.__name__} needs another name; {TAKEN[name]}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,7 +199,7 @@ class Recipe(WithPlugin):
 
         load_plugin(self.plugin)
         recipe = self.resolved()
-        options = {"recipe": self.NAME, **recipe.record(), **self._versions()}
+        options = {RECIPE: self.NAME, **recipe.record(), **self._versions()}
         more: dict[str, Any] = {"jobs": getattr(recipe, "jobs", None), "small": recipe.small, "plugin": self.plugin}
         with Run(recipe.out, options, device=recipe.device, quiet=quiet, **more) as run:
             facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
@@ -223,9 +214,9 @@ class Recipe(WithPlugin):
 
         found, own = {}, own_file(type(self))
         if own is not None:
-            found["code"] = f"version {fingerprint_of_code(own)}"
+            found["code version"] = fingerprint_of_code(own)
         if self.plugin is not None and not self.PLUGIN_IN_KEYS:
-            found["plugin"] = f"version {fingerprint_of_code(self.plugin)}"
+            found["plugin version"] = fingerprint_of_code(self.plugin)
         return found
 
 

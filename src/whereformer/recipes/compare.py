@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
-from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
+from ..lab.recipe import RECIPE, Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
@@ -220,7 +220,7 @@ class Compare(ManyRuns):
         text = corpus.Text(self.data, self.column, characters=self.characters)
         run.identify("text", text.fingerprint)
         if self.minutes is not None:
-            plan = run.once(self.plan, kind=budget.Plan)
+            plan = run.each([()], self.plan, kind=budget.Plan, steps=0)[()]
             run.say(
                 f"{self.minutes:g} minutes: {plan.steps:,} steps for each method, seeds: {self.seeds or plan.seeds}"
             )
@@ -475,7 +475,7 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
     """
     path = folder / running.RECORDS
     options, records, _ = running.read_records(path) if path.exists() else ({}, {}, [])
-    if options.get("recipe") != Compare.NAME:
+    if options.get(RECIPE) != Compare.NAME:
         raise InputError("out", f"{folder} has no results of whereformer compare")
     known = {field.name for field in fields(Compare)}
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})

@@ -237,7 +237,7 @@ class Finetune(ManyRuns, Trains):
             return report.Report("What would be fine-tuned?", [self.DRY], [self.plan()])
         read = self.prepared.read
         for task, found in read.items():
-            run.identify(f"model or other rows of {task}", found, of=task)
+            run.identify(f"model or other rows of {task}", found)
         run.say(self.plan())
         # Every model is trained with one seed before the next.
         seeds = range(self.seed, self.seed + self.seeds)

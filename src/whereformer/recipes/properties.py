@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..lab import encoders, methods
 from ..lab.encoders import BASELINE
 from ..lab.loading import quiet_transformers
-from ..lab.run import RECORDS, read_records
+from ..lab.run import HASHES, RECORDS, read_records
 from ..lab.sheet import Cell, Column, Sheet
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
@@ -134,15 +134,13 @@ def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
     folder = recipe.out
     try:
-        _, records, _ = read_records(folder / RECORDS)
+        options, _, _ = read_records(folder / RECORDS)
         text = Text(recipe.data, recipe.column, characters=recipe.characters)
-        changed = text.fingerprint != records.get('["identify", "text"]', {}).get("value")
+        changed = text.fingerprint != options[HASHES].get("text")
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
     if changed:
-        raise InputError(
-            "measure", f"the text of {folder}, or its line in the record, has changed; run whereformer compare again"
-        )
+        raise InputError("measure", f"the text of {folder} has changed; run whereformer compare again")
     encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
