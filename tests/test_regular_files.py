@@ -55,7 +55,6 @@ def test_what_is_no_regular_file_is_named(tmp_path, pipe):
         "translate train --data {} other.txt",
         "finetune --model {model} --train {} --validation {} --text text --label label",
         "compare --plugin {}",
-        "pretrain --tokenizer {}",
     ],
 )
 def test_a_pipe_is_not_read(command, pipe, model, tmp_path, capsys):

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from whereformer.data import corpus, glue
+from tests.data.harm import load_documents
+from whereformer.data import glue
 from whereformer.data import read as tables
 from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError, one_line
@@ -108,7 +109,7 @@ def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=f"^train: .*{expected}"):
             glue.load_own(file, file, ("text",), "label", regression=False)
     with pytest.raises(InputError, match=f"^data: .*{expected}"):
-        corpus.load_documents([tmp_path / "t.parquet"])
+        load_documents([tmp_path / "t.parquet"])
 
 
 def test_long_cells_that_compress_well_are_read_one_at_a_time(tmp_path, monkeypatch):
@@ -130,7 +131,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch, suf
         hole.truncate(1 << 40)
     for read in (
         lambda: glue.load_own(file, file, ("text",), "label"),
-        lambda: corpus.load_documents([file]),
+        lambda: load_documents([file]),
         lambda: [*Pairs("data", (file,))],
     ):
         with pytest.raises(InputError, match=r"a line has 1,000 characters or more"):
@@ -143,7 +144,7 @@ def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
     columns = [pa.array(["a"]), pa.array([1]), pa.array(["b"]), pa.array([1])]
     parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
     for field, read in (
-        ("data", lambda: corpus.load_documents([file])),
+        ("data", lambda: load_documents([file])),
         ("train", lambda: glue.load_own(file, file, ("text",), "label", regression=False)),
     ):
         with pytest.raises(InputError, match=f"^{field}: .*has columns of the same name"):

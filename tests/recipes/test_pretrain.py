@@ -109,7 +109,7 @@ def test_what_is_saved_is_what_was_trained(text, finished):
 def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
     monkeypatch.setattr(windows, "HELD_OUT_WINDOWS", 1000)
     results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
-    guess = open_or_encode(tmp_path / "cache", Text([text]), TokenizerChoice(None, 64)).facts.unigram_entropy
+    guess = open_or_encode(tmp_path / "cache", Text([text]), TokenizerChoice(None, 64)).guessing
     assert results["scores"][-1][1]["loss"] < guess - 0.3
     assert results["losses"][-1][1] < results["losses"][0][1] - 0.5
 
@@ -262,16 +262,15 @@ def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finis
 
 
 def test_another_tokenizer(text, tmp_path, capsys):
-    file = tmp_path / "tokenizer.json"
-    words = ["the cat saw a dog near the house"] * 9
-    file.write_text(fit_tokenizer(words, 80).backend_tokenizer.to_str())
+    folder = tmp_path / "tokenizer"
+    fit_tokenizer(["the cat saw a dog near the house"] * 9, 80).save_pretrained(folder)
     options = [option for option in TINY if not option.startswith("--vocab-size")]
-    command = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, "--tokenizer", str(file)]
+    command = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, "--tokenizer", str(folder)]
     main(command)
     saved = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert len(saved) == EncoderForMaskedLM.from_pretrained(tmp_path / "out" / "model").config.vocab_size
     capsys.readouterr()
-    file.write_text(fit_tokenizer(["a zebra ran"] * 9, 80).backend_tokenizer.to_str())
+    fit_tokenizer(["a zebra ran"] * 9, 80).save_pretrained(folder)
     assert "--tokenizer: " in (line := fails(capsys, *command))
     assert "holds results with another tokenizer" in line
 
@@ -423,7 +422,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --compile --accumulate 2 => --compile: only in one process and without --accumulate; leave it out
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
         --vocab-size 100 --tokenizer x => --vocab-size: only without --tokenizer
-        --tokenizer no/such => --tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'
+        --tokenizer no/such => --tokenizer: expected the folder of a saved tokenizer, got 'no/such'
         --objective electra --hide-masked => --hide-masked: only for --objective mlm
         --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even one
         --position-options { => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '{'

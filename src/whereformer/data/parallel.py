@@ -30,7 +30,6 @@ from .windows import IGNORED
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PARTS = ("training", "held_out")
 EVERY, HELD_OUT = 20, 2000
 """One pair in so many is held out if there is no validation text, and the most pairs that are."""
 
@@ -138,11 +137,9 @@ def open_or_encode(
     The vocabulary is learned from the training pairs. Only one process may encode at a time.
 
     Args:
-        cache: the folder of all caches.
-        parts: the pairs of each of the :data:`PARTS`.
+        cache, vocab_size, say: as for text in one language.
+        parts: the pairs to train on ("training") and to judge by ("held_out").
         text: their :func:`fingerprint`.
-        vocab_size: size of the vocabulary.
-        say: is told what happens.
 
     Returns:
         The rows of each part, of source and target with the ends of lines; and the tokenizer of both languages.

@@ -26,12 +26,8 @@ def small_config(
 ) -> EncoderConfig:
     """Return the configuration of a small encoder, for training too short to need dropout.
 
-    Args:
-        preset: the architecture; None is BERT with pre-layer normalization.
-        position: the name of a row (:func:`~whereformer.lab.methods.fields_of_row`).
-        blocks: the layers.
-        hidden_size: the width.
-        fields: more fields of the configuration.
+    Without a preset, it is BERT with pre-layer normalization. ``position`` is the name of a row
+    (:func:`~whereformer.lab.methods.fields_of_row`).
 
     Raises:
         InputError: if the fields do not fit the preset.

@@ -28,7 +28,7 @@ from .manifest import sealed, unsealed
 from .methods import load_plugin
 from .options import find_device
 from .provenance import provenance
-from .terminal import output, say
+from .terminal import output
 
 if TYPE_CHECKING:
     from .sheet import Sheet
@@ -37,6 +37,8 @@ RECORDS = "records.jsonl"
 """The file of records in a run's folder."""
 HASHES = "hashes of"
 """What its first line has besides options: hashes of what was read, by what that is."""
+VERSION = "version of the "
+"""How those of a user's own files begin. They may change as long as nothing was done."""
 MOST_JOBS = 8
 """The most runs at a time, unless somebody asks for more. Each process needs about half a GiB."""
 SMALL_JOBS = 4
@@ -89,7 +91,6 @@ class Run:
         self.counts = self.losses = None  # of the keys at work: shared with processes
         self.slot = self.total = self.done = self.finished = 0
         self.labels: list[str] = []
-        self.order: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
         self.hashes: dict[str, str] = {}
 
@@ -106,15 +107,14 @@ class Run:
             self.console = output(quiet=self.quiet)
             if self.is_main:
                 self._read()
+                self._write()
             self.records, self.hashes = ranks.from_main(lambda: (self.records, self.hashes))
             stack.enter_context(_Bar(self))
             self._exits = stack.pop_all()
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        with self._exits:
-            if self.is_main and error is None:  # in the order of the recipe, in whichever order processes were done
-                self._write({name: self.records[name] for name in self.order} | self.records)
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
@@ -122,12 +122,12 @@ class Run:
         if os.path.lexists(path):
             check_regular("out", path)
             earlier, self.records, damaged = read_records(path)
-            self.hashes = earlier.pop(HASHES)
-            if self.records or damaged or self.hashes:
+            hashes = earlier.pop(HASHES)
+            if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
+                self.hashes = hashes
                 self._compare(earlier)
             for number in damaged:
                 self.say(f"line {number} of {path} is damaged; what it had is done again")
-        self._write(self.records)
 
     def _compare(self, earlier: Mapping[str, Any]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
@@ -137,16 +137,14 @@ class Run:
                 told = f"{self.folder} holds results with {name} {shown(there)}, not {shown(value)}"
                 raise InputError("out", f"{told}; {advice}")
 
-    def _write(self, records: Mapping[str, dict[str, Any]]) -> None:
+    def _write(self) -> None:
         first = {"options": {**self.options, HASHES: self.hashes}, **self.provenance}
-        write_atomically(self.folder / RECORDS, "".join(map(sealed, [first, *records.values()])))
+        write_atomically(self.folder / RECORDS, "".join(map(sealed, [first, *self.records.values()])))
 
     def say(self, text: str | Sheet) -> None:
         """Print a line or a table, above the progress."""
-        if multiprocessing.parent_process() is None and isinstance(text, str):
-            say(self.console, text)
-        elif multiprocessing.parent_process() is None:
-            self.console.print(text)
+        if multiprocessing.parent_process() is None:
+            self.console.print(text, highlight=False, soft_wrap=isinstance(text, str))
         elif not self.quiet:
             print(printable(str(text)), flush=True)
 
@@ -160,15 +158,6 @@ class Run:
             self.counts[self.slot] += steps
             self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
 
-    @contextmanager
-    def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
-        """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
-        self.labels, self.slot = [label], 0
-        self.counts = counts = _numbers(1)
-        self.losses = _numbers(1)
-        yield partial(counts.__setitem__, 0)
-        self.counts, self.done = None, self.done + steps
-
     def identify(self, what: str, value: str, field: str = "out") -> None:
         """Record the hash of what results are of, such as a text, so that a folder never mixes those of two.
 
@@ -178,7 +167,7 @@ class Run:
         if self.hashes.setdefault(what, value) != value:
             raise InputError(field, f"{self.folder} holds results with another {what}; choose another folder")
         if self.is_main:
-            self._write(self.records)
+            self._write()
 
     def each(
         self,
@@ -216,7 +205,6 @@ class Run:
             self.finished += 1
         self.done += new
         self.counts = None
-        self.order += [name for name in names.values() if name not in self.order]
         return {key: _typed(kind, self.records[name]["value"]) for key, name in names.items()}
 
     def _has(self, name: str, problem: Callable[[], str | None]) -> bool:
@@ -272,18 +260,10 @@ class Run:
 
 
 def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
-    """Create a folder, and lock it against other commands.
-
-    Args:
-        out: the folder.
-        field: the argument that an error names.
-
-    Returns:
-        The lock, held until it is closed. Of several processes of a run, only the main one holds it.
+    """Create a folder, and lock it against other commands. Of several processes of a run, only the main one holds it.
 
     Raises:
-        InputError: if another command holds its lock.
-        OSError: if it can't be written.
+        InputError: for ``field``, if another command holds its lock.
     """
     if not ranks.is_main():
         return nullcontext()

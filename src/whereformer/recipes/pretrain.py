@@ -58,11 +58,11 @@ class Pretrain(long_run.LongRun):
     .jsonl; or a data set on the Hugging Face Hub, as hub:NAME or hub:NAME:CONFIG.
     Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
-    """The column of tables that holds the text. Default: "text", or the only column of text."""
+    """The column of tables that holds the text. Default: text."""
     out: Annotated[Path, Free] = Path("runs/pretrain")
     """Folder for the model, checkpoints and results."""
     tokenizer: Annotated[Path | None, Free] = None
-    """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
+    """The folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
     vocab_size: Annotated[int | None, Range(64, options.MOST_SIZE)] = None
     """Size of the vocabulary that is learned from the text. Default: 4096."""
     objective: Literal["mlm", "electra"] = "mlm"
@@ -212,7 +212,7 @@ class Pretrain(long_run.LongRun):
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         with ranks.main_first():
             paths = read.fetched(self.data, run.say)
-        text = corpus.Text(paths, self.column, corpus.source_of(self.data))
+        text = corpus.Text(paths, self.column)
         run.say(text.about_files)
         hashes = {"text": text.fingerprint, "tokenizer": choice.setting}
         run.identify("text", hashes["text"], "data")
@@ -233,14 +233,14 @@ class Pretrain(long_run.LongRun):
         return Work(hashes, self.steps, encoded, config, windows, windows.judging(encoded.held_out))
 
     def plan(self, work: Work) -> list[tuple[str, str]]:
-        facts, sizes, stages = work.text.facts, sizes_of(work.config), work.windows.stages
+        text, sizes, stage = work.text, sizes_of(work.config), work.windows.stages[-1]
         lengths = ", ".join(f"{length:,}" for length in work.config.block_lengths(self.length))
-        words = f"embeddings of {facts.vocabulary:,} tokens and {sizes['positional_parameters']:,} for position"
+        words = f"embeddings of {text.vocabulary.size:,} tokens and {sizes['positional_parameters']:,} for position"
         size = f"{sizes['parameters']:,} parameters, including {sizes['embedding_parameters']:,} for {words}"
-        tokens = f"{stages[0].rows * stages[0].length:,} tokens"
+        tokens = f"{stage.rows * stage.length:,} tokens"
         return [
-            ("text", f"{facts.training_tokens:,} training and {facts.held_out_tokens:,} held-out tokens"),
-            ("", f"from {facts.source}; guessing by frequency: loss {facts.unigram_entropy:.2f}"),
+            ("text", f"{len(text.training):,} training and {len(text.held_out):,} held-out tokens"),
+            ("", f"from {corpus.source_of(self.data)}; guessing by frequency: loss {text.guessing:.2f}"),
             ("model", size),
             ("", f"blocks {work.config.blocks} of {lengths} tokens"),
             ("training", f"{self.steps:,} steps of {tokens}; the text is read {work.windows.passes:,.1f} times"),
@@ -273,7 +273,7 @@ class Pretrain(long_run.LongRun):
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, last, {**tokens, **sizes})
 
     def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
-        guess, place = work.text.facts.unigram_entropy, str(self.out / "model")
+        guess, place = work.text.guessing, str(self.out / "model")
         return "How well does the model predict held-out text?", [
             f"{self.steps:,} steps, {work.windows.tokens:,} tokens; held-out {losses.in_words(outcome.saved)}",
             f"Guessing by frequency has a loss of {guess:.2f}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -137,10 +138,13 @@ def _held_out(recipe: Compare) -> HeldOut:
         options, _, _ = read_records(folder / RECORDS)
         text = Text(recipe.data, recipe.column, characters=recipe.characters)
         changed = text.fingerprint != options[HASHES].get("text")
+        version = options[HASHES].get("version of the plugin")
     except InputError as error:
         raise InputError("measure", f"the text of {folder} can't be read again ({error.reason})") from None
     if changed:
         raise InputError("measure", f"the text of {folder} has changed; run whereformer compare again")
+    if version is not None and f"{methods.PLUGIN}{version}" not in sys.modules:
+        raise InputError("measure", f"{folder} has models of a plugin; `plugin` has to name the file as it was")
     encoded = open_or_encode(folder / "cache", text, TokenizerChoice(None, recipe.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
@@ -152,7 +156,7 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
         methods.known_methods([name])
     except InputError as error:
         raise InputError("measure", f"{error.reason}; `plugin` names the file that registers it") from None
-    if (problem := recipe.problem((seed, name, methods.sources_of([name]).get(name, "")))) is not None:
+    if (problem := recipe.problem((seed, name))) is not None:
         told = f"{recipe.out} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
         raise InputError("measure", told)
     with quiet_transformers():
