@@ -55,7 +55,7 @@ from whereformer.data.batches import Drawn, by_length
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import CLS, PAD, SEP
-from whereformer.data.windows import HELD_OUT_RATE, IGNORED, HeldOut, Stage, Windows, parsed_lengths
+from whereformer.data.windows import HELD_OUT_RATE, IGNORED, HeldOut, Stage, Windows
 from whereformer.errors import InputError
 from whereformer.files import new_folder
 from whereformer.lab.held_out import lm_score
@@ -259,10 +259,16 @@ class Pays:
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
             "type_vocab_size": 0,
-            "max_position_embeddings": parsed_lengths(self.lengths)[-1][0],
+            "max_position_embeddings": self._stages[-1][0],
             "sparse_prediction": True,
         }
         return EncoderConfig(**{**settings, **MODELS[name], **more})
+
+    @property
+    def _stages(self) -> list[tuple[int, float]]:
+        """The lengths of windows, each with its share of the time."""
+        pairs = (part.split(":") for part in self.lengths.split(","))
+        return [(int(length), float(share)) for length, share in pairs]
 
     def _windows(self, length: int, seed: int, step: int) -> Batch:
         """Return the batch of a step of pretraining."""
@@ -271,7 +277,7 @@ class Pays:
 
     def _pretrain(self, name: str, seed: int) -> dict[str, Any]:
         """Pretrain a model, save it, and return what there is to know about it."""
-        text, stages = self._encoded, parsed_lengths(self.lengths)
+        text, stages = self._encoded, self._stages
         longest = stages[-1][0]
         config = self._config(name)
         torch.manual_seed(seed)

@@ -279,7 +279,7 @@ def prepare(name: str, folder: Path) -> Command:
             "--average=3",
             "--report-to=none",
         ]
-        return Command(name, ["translate", "train", "--source", str(text), "--target", str(other), *options], own)
+        return Command(name, ["translate", "train", "--data", str(text), str(other), *options], own)
     rows = [json.dumps({"text": line, "label": number % 2}) for number, line in enumerate(lines[:40])]
     (own / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     command = Command(

@@ -92,7 +92,7 @@ class TextMemory:
         if len(texts) == 1:
             command += ["pretrain", f"--data={texts[0]}", "--blocks=1"]
         else:
-            command += ["translate", "train", f"--source={texts[0]}", f"--target={texts[1]}", "--average=1"]
+            command += ["translate", "train", "--data", *map(str, texts), "--average=1"]
             command += ["--encoder-layers=1", "--decoder-layers=1", f"--intermediate-size={2 * self.hidden_size}"]
         command += [f"--cache={cache}", f"--out={out}", "--device=cpu", f"--vocab-size={self.vocab_size}"]
         command += [f"--steps={self.steps}", f"--every={self.steps}"]

@@ -62,10 +62,10 @@ class FromStart:
     """Number of models of each method. All methods are trained with one seed before the next."""
     steps: int = 2000
     """Steps of pretraining."""
-    lengths: str = "8:0.35,16:0.2,32:0.15,64:0.3"
-    """Tokens in a pretraining window, each with its share of the steps. Later rows are cut to the last length."""
-    batch_size: int = 256
-    """Windows of the first length in a step of pretraining. Of longer ones, a step has fewer."""
+    length: int = 64
+    """Tokens in a pretraining window at the end; windows grow. Later rows are cut to this length."""
+    batch_size: int = 32
+    """Windows of this length in a step of pretraining. Of shorter ones, a step has more."""
     hidden_size: int = 128
     """Width of the encoder, which has four layers."""
     vocab_size: int = 4096
@@ -125,7 +125,8 @@ class FromStart:
                     hidden_size=self.hidden_size,
                     vocab_size=self.vocab_size,
                     steps=self.steps,
-                    lengths=self.lengths,
+                    length=self.length,
+                    grow=True,
                     batch_size=self.batch_size,
                     learning_rate=self.learning_rate,
                     mask_rate=self.mask_rate,
@@ -145,7 +146,7 @@ class FromStart:
                 epochs=self.epochs,
                 train_rows=self.train_rows,
                 learning_rate=self.finetune_learning_rate,
-                max_length=self.longest,
+                max_length=self.length,
                 **shared,
             )
         facts = self._facts(name, seed, tasks)
@@ -153,11 +154,6 @@ class FromStart:
 
     def _folder(self, name: str, seed: int) -> Path:
         return self.out / name / str(seed)
-
-    @property
-    def longest(self) -> int:
-        """Tokens in the last windows."""
-        return int(self.lengths.split(",")[-1].split(":")[0])
 
     def _facts(self, name: str, seed: int, tasks: Sequence[str]) -> dict[str, Any]:
         """Return what both commands wrote of one model, and how close its embeddings were to Toeplitz."""
@@ -186,7 +182,7 @@ class FromStart:
         found = []
         saved = {int(path.name.rpartition("-")[2]): path for path in (folder / "checkpoints").glob("checkpoint-*")}
         for step, path in sorted({**saved, self.steps: folder / "model"}.items()):
-            vectors = position_vectors(load(str(path)), self.longest)
+            vectors = position_vectors(load(str(path)), self.length)
             assert vectors is not None
             products = vectors.double() @ vectors.double().mT
             everything = float(diagonals(products).explained)

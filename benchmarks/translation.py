@@ -31,7 +31,7 @@ from translation_speed import BASELINE, VARIANTS
 
 import whereformer
 from whereformer.cli.main import execute
-from whereformer.data.parallel import PairFiles
+from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
@@ -123,7 +123,7 @@ class Translation:
                     dropout=self.dropout,
                     quiet=True,
                 )
-            test = PairFiles(data=(self.data / self.test,), columns=columns)
+            test = Pairs("data", (self.data / self.test,), columns)
             sources, targets = zip(*test, strict=True)
             with threads(1):
                 written = translate_lines(*load(str(folder / "model"), find_device("auto")), sources)

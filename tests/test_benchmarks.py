@@ -313,7 +313,7 @@ def tisa_from_start(run, tmp_path):
         run(
             "tisa_from_start",
             *(f"--data={text}", f"--glue={glue}", "--methods=learned,tisa", "--tasks=sst2", "--seeds=1"),
-            *("--steps=10", "--lengths=8:0.5,16:0.5", "--batch-size=2", "--hidden-size=32", "--vocab-size=200"),
+            *("--steps=10", "--length=16", "--batch-size=2", "--hidden-size=32", "--vocab-size=200"),
             *("--epochs=1", f"--out={tmp_path / 'out'}"),
         )
         return results_of(tmp_path / "out" / "results.json")["methods"]

@@ -12,7 +12,7 @@ from whereformer.lab.recipe import flags_of
 KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positions", "run")}
 NEEDED = {
     "finetune": ["--model=x", "--task=rte"],
-    "translate train": ["--source=x", "--target=y"],
+    "translate train": ["--data", "x", "y"],
     **{name: ["x"] for name in ("translate run", "analyze", "extend")},
 }
 """What some commands can't do without."""
@@ -48,7 +48,6 @@ def test_a_strange_number_is_refused_in_a_line_that_names_its_option(name, value
     refusals(f"""
         compare --hidden-size {10**19} => --hidden-size: expected at most 1048576, got 10000000000000000000
         probe --seed -1 => --seed: expected 0 to 4294967295, got -1
-        pretrain --lengths {10**19}:1 => --lengths: expected lengths of 8 to 1048576 and shares above 0
         pretrain --learning-rate 1e308 => --learning-rate: expected a number above 0 and below 1e+06, got 1e+308
         finetune --model x --task rte --kernels {10**9} => --kernels: expected 0 to 1024, got 1000000000
         pretrain --position-options {"[" * 5000} => --position-options: expected a JSON object

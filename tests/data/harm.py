@@ -1,8 +1,13 @@
-"""What tests of caches do to an encoding: interrupt it, damage it, and look at what is in its folder."""
+"""What tests do to texts and encodings: read them, interrupt and damage them, and look at what is in a folder."""
 
 import pytest
 
 from whereformer import files
+from whereformer.data.corpus import Text
+
+
+def load_documents(paths, column=None):
+    return ["".join(document) for document in Text(paths, column).documents()]
 
 
 def only_folder(cache):

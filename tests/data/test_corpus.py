@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.data.harm import load_documents
 from whereformer.data import corpus, read
 from whereformer.errors import InputError
 from whereformer.lab.manifest import fingerprint, fingerprint_of_files
@@ -26,20 +27,22 @@ def test_every_format_is_read(tmp_path):
     (tmp_path / "c.jsonl").write_text('{"text": "one", "other": "x"}\n\n"two"\n')
     parquet.write_table(pa.table({"text": ["three", None, "four"], "n": [1, 2, 3]}), tmp_path / "d.parquet")
     (tmp_path / "ignored.bin").write_bytes(b"\0\1")
-    assert corpus.load_documents([tmp_path]) == ["plain text", "marked", "one", "two", "three", "four"]
+    assert load_documents([tmp_path]) == ["plain text", "marked", "one", "two", "three", "four"]
 
 
-def test_the_column_is_the_only_one_of_strings_or_the_one_named(tmp_path):
+def test_the_column_is_named_text_or_as_asked(tmp_path):
     table = tmp_path / "pairs.parquet"
     parquet.write_table(pa.table({"en": ["a"], "de": ["b"], "n": [1]}), table)
-    with pytest.raises(InputError, match=r"which column is the text\? .*strings: en, de"):
-        corpus.load_documents([table])
-    assert corpus.load_documents([table], column="de") == ["b"]
-    with pytest.raises(InputError, match=r"column: .* has no string column 'fr'; it has en, de"):
-        corpus.load_documents([table], column="fr")
+    assert load_documents([table], column="de") == ["b"]
+    for column in (None, "fr"):
+        expected = f"data: .*pairs.parquet has no column '{column or 'text'}'; name one of en, de, n"
+        with pytest.raises(InputError, match=expected):
+            load_documents([table], column=column)
+    with pytest.raises(InputError, match=r"data: .*pairs.parquet is empty"):
+        load_documents([table], column="n")
     lines = tmp_path / "one.jsonl"
     lines.write_text(json.dumps({"body": "hello", "id": 3}))
-    assert corpus.load_documents([lines]) == ["hello"]
+    assert load_documents([lines], column="body") == ["hello"]
 
 
 @pytest.mark.parametrize(
@@ -60,20 +63,20 @@ def test_bad_files_are_named(tmp_path, name, content, message):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=message):
-        corpus.load_documents([path])
+        load_documents([path])
 
 
 def test_a_folder_without_text_is_named(tmp_path):
     with pytest.raises(InputError, match=r"holds no \.txt"):
-        corpus.load_documents([tmp_path])
+        load_documents([tmp_path])
     with pytest.raises(InputError, match="no such file or folder: ''"):
-        corpus.load_documents([""])
+        load_documents([""])
 
 
 def split(paths):
     """The training and the held-out pages."""
     text = corpus.Text(paths)
-    return [list(corpus.Pages(text, held_out=held_out)) for held_out in (False, True)]
+    return [*text], [page for number, page in enumerate(text.pages()) if corpus.is_held_out(number)]
 
 
 def test_the_split_keeps_every_character_once_and_is_always_the_same(tmp_path):
@@ -81,7 +84,7 @@ def test_the_split_keeps_every_character_once_and_is_always_the_same(tmp_path):
     for number, text in enumerate(texts):
         (tmp_path / f"{number:02}.txt").write_text(text)
     training, held_out = split([tmp_path])
-    assert [training, held_out] == split([tmp_path])
+    assert (training, held_out) == split([tmp_path])
     total = sum(map(len, texts))
     assert sum(map(len, training)) + sum(map(len, held_out)) == total
     assert 0.05 < sum(map(len, held_out)) / total < 0.15
@@ -123,7 +126,7 @@ def test_a_column_needs_a_table(tmp_path):
 def test_json_lines_have_one_text_column_and_may_miss_it(tmp_path):
     lines = tmp_path / "rows.jsonl"
     lines.write_text('{"id": "0"}\n{"text": "a", "id": "1"}\n{}\n{"text": null}\n{"text": "b\u2028c \\ud83d"}\n')
-    assert corpus.load_documents([lines]) == ["a", "b\u2028c ?"]
+    assert load_documents([lines]) == ["a", "b\u2028c ?"]
 
 
 def test_patterns_match_files_in_order_and_none_is_an_error(tmp_path):
@@ -131,20 +134,20 @@ def test_patterns_match_files_in_order_and_none_is_an_error(tmp_path):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("" if name == "blank.txt" else name)
-    assert corpus.load_documents([f"{tmp_path}/*.txt"]) == ["a.txt", "b.txt"]
-    assert corpus.load_documents([f"{tmp_path}/**/*.txt"]) == ["a.txt", "b.txt", "inner/c.txt"]
-    assert corpus.load_documents([f"{tmp_path}/**/[cd].*", tmp_path / "b.txt"]) == [
+    assert load_documents([f"{tmp_path}/*.txt"]) == ["a.txt", "b.txt"]
+    assert load_documents([f"{tmp_path}/**/*.txt"]) == ["a.txt", "b.txt", "inner/c.txt"]
+    assert load_documents([f"{tmp_path}/**/[cd].*", tmp_path / "b.txt"]) == [
         "inner/c.txt",
         "inner/deep/d.md",
         "b.txt",
     ]
     with pytest.raises(InputError, match=r"data: no file matches '.*\*\.json'"):
-        corpus.load_documents([f"{tmp_path}/*.json"])
+        load_documents([f"{tmp_path}/*.json"])
     with pytest.raises(InputError, match="no text in"):
-        corpus.load_documents([f"{tmp_path}/blank*"])
+        load_documents([f"{tmp_path}/blank*"])
     # A file whose name looks like a pattern is that file.
     (tmp_path / "x[1].txt").write_text("itself")
-    assert corpus.load_documents([tmp_path / "x[1].txt"]) == ["itself"]
+    assert load_documents([tmp_path / "x[1].txt"]) == ["itself"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
@@ -152,13 +155,13 @@ def test_a_text_read_in_blocks_is_the_text(tmp_path, monkeypatch, size):
     monkeypatch.setattr(read, "BLOCK", size)
     file = tmp_path / "a.txt"
     file.write_bytes("\ufeff \n caf\xe9 \u4e2d \U0001f600\r\nend".encode())
-    assert corpus.load_documents([file]) == [" \n caf\xe9 \u4e2d \U0001f600\r\nend"]
+    assert load_documents([file]) == [" \n caf\xe9 \u4e2d \U0001f600\r\nend"]
     file.write_bytes(b"good text " + "caf\xe9".encode("latin-1"))
     with pytest.raises(InputError, match="codec can't decode"):
-        corpus.load_documents([file])
+        load_documents([file])
     file.write_bytes(b" " * 100)
     with pytest.raises(InputError, match="is empty"):
-        corpus.load_documents([file])
+        load_documents([file])
 
 
 @pytest.mark.parametrize("size", [1, 999, 4000, 4001, 100_000])
@@ -183,7 +186,7 @@ def test_tables_are_read_row_by_row(tmp_path, monkeypatch):
 def test_strange_json_is_refused_in_a_line(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(line)
     with pytest.raises(InputError, match=r"a.jsonl, line 1: not JSON"):
-        corpus.load_documents([tmp_path])
+        load_documents([tmp_path])
 
 
 def test_only_regular_files_are_read(tmp_path):

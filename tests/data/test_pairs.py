@@ -3,6 +3,7 @@
 import json
 import os
 from collections import deque
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tests.data.harm import contents, damage, only_folder
 from tests.data.test_parallel import held_out_in_memory
 from tests.recipes.parallel_text import pairs as some_pairs
 from whereformer.data import parallel, subwords
-from whereformer.data.parallel import PairFiles, ParallelText
+from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError
 
 VOCABULARY = 320
@@ -37,13 +38,15 @@ def data(tmp_path):
     for file, side in zip(files, lines(), strict=True):
         file.write_text("".join(f"{line}\n" for line in side))
         os.utime(file, (1e9, 1e9))
-    return PairFiles(source=files[0], target=files[1])
+    return Pairs("data", files)
 
 
 def made(data, cache, validation=None, vocabulary=VOCABULARY):
     """The encoded pairs, and what was said."""
-    said = []
-    return parallel.open_or_encode(cache, ParallelText(data, validation), vocabulary, said.append), said
+    said, parts = [], {"training": data, "held_out": validation}
+    if validation is None:
+        parts = {name: replace(data, held_out=name == "held_out") for name in parts}
+    return parallel.open_or_encode(cache, parts, parallel.fingerprint(parts), vocabulary, said.append), said
 
 
 def listed(rows):
@@ -89,8 +92,8 @@ def test_another_text_or_vocabulary_has_an_entry_of_its_own(data, tmp_path):
     _, said = made(data, cache, vocabulary=330)
     assert said == ["learning the vocabulary", "encoding the text"]
     made(data, cache, validation=data)
-    data.target.write_text(data.target.read_text().replace("Ücat", "Ürat"))
-    os.utime(data.target, (1e9, 1e9))
+    data.files[1].write_text(data.files[1].read_text().replace("Ücat", "Ürat"))
+    os.utime(data.files[1], (1e9, 1e9))
     other, _ = made(data, cache)
     one, another = (tokenizer.decode(encoded["training"][3][1]) for encoded, tokenizer in (first, other))
     assert one != another
@@ -106,9 +109,9 @@ def test_columns_and_the_part_that_a_file_belongs_to_decide_which_text_it_is(tmp
         os.utime(file, (1e9, 1e9))
         tables.append(file)
     found = [
-        made(PairFiles(data=tuple(tables[:2]), columns="en,de"), tmp_path, PairFiles(data=(tables[2],))),
-        made(PairFiles(data=tuple(tables[:1]), columns="en,de"), tmp_path, PairFiles(data=tuple(tables[1:]))),
-        made(PairFiles(data=tuple(tables[:1]), columns="de,en"), tmp_path, PairFiles(data=tuple(tables[1:]))),
+        made(Pairs("data", tuple(tables[:2]), "en,de"), tmp_path, Pairs("data", (tables[2],))),
+        made(Pairs("data", tuple(tables[:1]), "en,de"), tmp_path, Pairs("data", tuple(tables[1:]))),
+        made(Pairs("data", tuple(tables[:1]), "de,en"), tmp_path, Pairs("data", tuple(tables[1:]))),
     ]
     assert [[*map(len, encoded.values())] for (encoded, _), _ in found] == [[14, 7], [7, 14], [7, 14]]
     sources = [tokenizer.decode(encoded["training"][0][0]) for (encoded, tokenizer), _ in found]
@@ -120,12 +123,12 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(data, tmp_path, monk
 
     def change_meanwhile(*given):
         found = real(*given)
-        for file in (data.source, data.target):
+        for file in data.files:
             file.write_text(file.read_text() + "one more\n")
         return found
 
     monkeypatch.setattr(subwords, "fit", change_meanwhile)
-    with pytest.raises(InputError, match=r"^source: the text changed while it was read"):
+    with pytest.raises(InputError, match=r"^data: the text changed while it was read"):
         made(data, tmp_path / "cache")
     monkeypatch.setattr(subwords, "fit", real)
     assert len(made(data, tmp_path / "cache")[0][0]["training"]) == 288
@@ -146,10 +149,10 @@ def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(data):
-    with data.source.open("a") as source, data.target.open("ab") as target:
+    with data.files[0].open("a") as source, data.files[1].open("ab") as target:
         source.write("a word\n" * 100)
         target.write(b"\xff")  # which is refused when it is read
-    pairs = iter(ParallelText(data, data).parts[0])
+    pairs = iter(data)
     assert next(pairs)
     with pytest.raises(InputError, match="not UTF-8 text"):
         deque(pairs)
@@ -157,7 +160,5 @@ def test_no_more_of_a_text_is_read_than_is_asked_for(data):
 
 def test_what_can_be_read_only_once_is_refused(data, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match=r"^target: expected a file, got a pipe, socket or device"):
-        PairFiles(source=data.source, target=tmp_path / "pipe")
-    with pytest.raises(InputError, match=r"^data: expected a .csv, .tsv"):
-        PairFiles(data=(data.source, tmp_path / "no.tsv"))
+    with pytest.raises(InputError, match=r"^data: expected a file, got a pipe, socket or device"):
+        Pairs("data", (data.files[0], tmp_path / "pipe"))

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from whereformer.data import parallel
-from whereformer.data.parallel import PairFiles, Part
+from whereformer.data.parallel import Pairs
 from whereformer.data.read import lines_of, read_lines
 from whereformer.errors import InputError
 
@@ -30,7 +31,7 @@ def aligned(folder, source, target, end="\n"):
     files = folder / "a.en", folder / "a.de"
     for file, lines in zip(files, (source, target), strict=True):
         file.write_bytes("".join(line + end for line in lines).encode())
-    return PairFiles(source=files[0], target=files[1])
+    return Pairs("data", files)
 
 
 def table(folder, kind):
@@ -76,27 +77,19 @@ def test_lines_come_back_as_they_were_written(lines):
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv", ".tsv"])
 @pytest.mark.parametrize("columns", ["en,de", "de, en"])
 def test_tables_give_both_columns_in_the_order_asked_for(tmp_path, kind, columns):
-    found = load_pairs(PairFiles(data=(table(tmp_path, kind),), columns=columns))
+    found = load_pairs(Pairs("data", (table(tmp_path, kind),), columns))
     assert found == ((ENGLISH, GERMAN) if columns == "en,de" else (GERMAN, ENGLISH))
 
 
 def test_several_tables_follow_one_another(tmp_path):
     file = table(tmp_path, ".jsonl")
-    assert load_pairs(PairFiles(data=(file, file), columns="en,de")) == (ENGLISH * 2, GERMAN * 2)
-
-
-def test_tabs_alone_need_no_header(tmp_path):
-    file = tmp_path / "text.tsv"
-    file.write_text('one "\teins\n"two\tzwei\n')
-    for columns in (None, "1,2"):
-        assert load_pairs(PairFiles(data=(file,), columns=columns)) == (['one "', '"two'], ["eins", "zwei"])
-    assert load_pairs(PairFiles(data=(file,), columns="2,1")) == (["eins", "zwei"], ['one "', '"two'])
+    assert load_pairs(Pairs("data", (file, file), "en,de")) == (ENGLISH * 2, GERMAN * 2)
 
 
 def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
     file = tmp_path / "text.jsonl"
     file.write_text('{"x": "one", "y": null}\n{"x": "two", "y": "zwei"}\n')
-    assert load_pairs(PairFiles(data=(file,))) == (["one", "two"], ["", "zwei"])
+    assert load_pairs(Pairs("data", (file,))) == (["one", "two"], ["", "zwei"])
 
 
 def held_out_in_memory(pairs):
@@ -107,11 +100,11 @@ def held_out_in_memory(pairs):
 
 
 @pytest.mark.parametrize(("most", "empty"), [(2000, ""), (2000, " "), (3, "")])
-def test_pairs_with_text_are_held_out_the_same_ones_every_time(monkeypatch, most, empty):
+def test_pairs_with_text_are_held_out_the_same_ones_every_time(tmp_path, monkeypatch, most, empty):
     monkeypatch.setattr(parallel, "HELD_OUT", most)
     lines = [[empty if n % 7 == k else f"{side}{n}" for n in range(200)] for side, k in (("s", 3), ("t", 5))]
     pairs = [*zip(*lines, strict=True)]
-    parts = [Part(pairs, held_out=held_out) for held_out in (False, True)]
+    parts = [replace(aligned(tmp_path, *lines), held_out=held_out) for held_out in (False, True)]
     expected = [[pairs[row] for row in rows] for rows in held_out_in_memory(pairs)]
     assert [[*part] for part in parts] == [[*part] for part in parts] == expected
     assert len(expected[1]) == min(most, -(-142 // 20))
@@ -120,10 +113,10 @@ def test_pairs_with_text_are_held_out_the_same_ones_every_time(monkeypatch, most
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        (["a", "b", "c"], ["x", "y"], "source: expected as many lines as translations, but .*a.de ends after 2"),
-        (["a"], ["x", "y", "z"], "source: expected as many lines as translations, but .*a.en ends after 1"),
-        (["", " "], ["x", "y"], "source: no text in"),
-        ([], [], "source: no text in"),
+        (["a", "b", "c"], ["x", "y"], "data: expected as many lines as translations, but .*a.de ends after 2"),
+        (["a"], ["x", "y", "z"], "data: expected as many lines as translations, but .*a.en ends after 1"),
+        (["", " "], ["x", "y"], "data: no text in"),
+        ([], [], "data: no text in"),
     ],
 )
 def test_files_that_do_not_belong_together(tmp_path, source, target, message):
@@ -142,16 +135,16 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns 1, 2, 3; name two of them, such as en,de"),
-        ("a.tsv", "x\ty\n", "1,3", "data: .*a.tsv has no column '3'; it has 1, 2"),
-        ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
-        ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
+        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns x, y, z; name two of them, such as en,de"),
+        ("a.tsv", "x\ty\n", "x,z", "data: .*a.tsv has no column 'z'; name one of x, y"),
+        ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", r"row 1: expected text in en and de, got \('x', 3\)"),
+        ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; name one of en, de"),
         ("a.jsonl", '{"x": "a"}\n{"y": "b", "z": "c"}', None, "columns: .*a.jsonl has columns x; name two of"),
         ("a.jsonl", '{"x": "a"}\n', None, "columns: .*a.jsonl has columns x; name two of"),
         ("a.jsonl", "\n", None, "data: no text in .*a.jsonl"),
-        ("a.csv", "en,de\nx\n", "en,de", "data: .*a.csv, line 2: expected 2 cells as in the first row, got 1"),
+        ("a.csv", "en,de\nx\n", "en,de", "data: .*a.csv, line 2: expected 2 cells as in the first row"),
         ("a.parquet", "no", "en,de", "data: cannot read .*a.parquet"),
-        ("a.txt", "x", "en,de", "data: expected a .csv, .tsv, .jsonl"),
+        ("a.txt", "x", "en,de", "data: expected .csv, .*, or two files of lines, got .*a.txt"),
         ("a.tsv", "", None, "data: no text in .*a.tsv"),
     ],
 )
@@ -159,26 +152,21 @@ def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
     file = tmp_path / name
     file.write_text(content, encoding="latin-1")
     with pytest.raises(InputError, match=message):
-        load_pairs(PairFiles(data=(file,), columns=columns))
+        load_pairs(Pairs("data", (file,), columns))
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("files", "columns", "message"),
     [
-        ({}, "data: expected either tables, or both `source` and `target`"),
-        ({"source": Path("a")}, "data: expected either tables, or both `source` and `target`"),
-        ({"source": Path("a"), "data": (Path("b"),)}, "data: expected either tables"),
-        ({"data": (Path("b"),), "columns": "en"}, "columns: expected two columns, such as en,de, got 'en'"),
-        ({"data": (Path("b"),), "columns": "en,en"}, "columns: expected two columns"),
+        ("", None, "valid: expected .csv, .*, or two files of lines, got none"),
+        ("a b c", None, "valid: expected .csv, .*, or two files of lines, got a, b, c"),
+        ("a b.csv", None, "valid: expected a .csv, .* file, got 'a'"),
+        ("b.csv", "en", "columns: expected two columns, such as en,de, got 'en'"),
+        ("b.csv", "en,en", "columns: expected two columns"),
+        ("no.tsv", None, "valid: no such file"),
+        ("no a", None, "valid: no such file"),
     ],
 )
-def test_options_that_do_not_go_together(data, message):
+def test_files_that_do_not_go_together(files, columns, message):
     with pytest.raises(InputError, match=message):
-        PairFiles(**data)
-
-
-def test_options_of_validation_have_names_of_their_own(tmp_path):
-    with pytest.raises(InputError, match="validation: expected either tables, or both `validation_source` and"):
-        PairFiles(source=Path("a"), validation=True)
-    with pytest.raises(InputError, match="validation: no such file"):
-        PairFiles(data=(tmp_path / "no.tsv",), validation=True)
+        Pairs("valid", tuple(map(Path, files.split())), columns)

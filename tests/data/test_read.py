@@ -25,9 +25,11 @@ def write(file, columns):
     elif file.suffix == ".jsonl":
         rows = zip(*columns.values(), strict=True)
         file.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    elif file.suffix == ".tsv":
+        rows = [columns, *zip(*columns.values(), strict=True)]
+        file.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
     else:
-        options = csv.WriteOptions(delimiter="\t" if file.suffix == ".tsv" else ",")
-        csv.write_csv(pa.table(columns), file, options)
+        csv.write_csv(pa.table(columns), file)
     return file
 
 
@@ -39,6 +41,8 @@ def test_all_kinds_hold_the_same_rows(tmp_path_factory, rows):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(read, "ROWS", 2)
         for kind in KINDS:
+            if kind == ".tsv" and any(mark in cell for row in rows for cell in row[:2] for mark in "\t\n"):
+                continue  # nothing says so there
             table = read.Table("data", write(folder / f"t{kind}", columns))
             assert table.names == ["a", "b", "n"]
             assert [*table.rows(["b", "a"])] == [(b, a) for a, b, _ in rows]
@@ -51,7 +55,7 @@ def test_rows_may_lack_what_others_have(tmp_path):
     table = read.Table("data", file)
     assert table.names == ["a", "b"]
     assert [*table.rows(["a", "b"])] == [("x", "y"), (None, "?")]
-    with pytest.raises(InputError, match=r"^data: .*t.jsonl has no column 'c'; it has a, b$"):
+    with pytest.raises(InputError, match=r"^data: .*t.jsonl has no column 'c'; name one of a, b$"):
         deque(table.rows(["a", "c"]))
     file.write_text('{"a": "x"}\n3\n')
     with pytest.raises(InputError, match=r"^data: .*t.jsonl, line 2: expected an object or a string, got 3$"):
@@ -61,16 +65,13 @@ def test_rows_may_lack_what_others_have(tmp_path):
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
 def test_text_has_many_types_in_parquet(tmp_path, kind):
     parquet.write_table(pa.table({"n": [1, 2], "t": pa.array(["a", "b"]).cast(kind)}), tmp_path / "a.parquet")
-    assert [list(document) for document in documents_in(tmp_path / "a.parquet")] == [["a"], ["b"]]
+    assert [list(document) for document in documents_in(tmp_path / "a.parquet", "t")] == [["a"], ["b"]]
 
 
-def test_quotation_marks_and_headers_are_text_where_that_is_asked_for(tmp_path):
+def test_quotation_marks_are_text_between_tabs(tmp_path):
     file = tmp_path / "t.tsv"
     file.write_text('"a\tb"\n"c\td"\n')
-    table = read.Table("data", file, quotes=False, header=False)
-    assert table.names == ["1", "2"]
-    assert [*table.rows(["2", "1"])] == [('b"', '"a'), ('d"', '"c')]
-    assert [*read.Table("data", file).rows(["a\tb"])] == [("c\td",)]
+    assert [*read.Table("data", file).rows(['b"', '"a'])] == [('d"', '"c')]
 
 
 # --- tables of strangers: what cannot be read is refused in a line that names the file

@@ -80,7 +80,7 @@ def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
 
 def test_the_fingerprint_is_of_all_tokens_and_labels_and_of_the_weights(encoded):
     def fingerprint(found, weights="w"):
-        return rows.fingerprint([encoded(), found], weights)
+        return rows.fingerprint_of([encoded(), found], weights)
 
     whole = encoded()
     assert fingerprint(whole) == fingerprint(encoded())

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, models
 
 from whereformer.data import corpus, windows
 from whereformer.data.tokenizers import (
-    CLS,
     Vocabulary,
     fit_tokenizer,
     load_tokenizer,
@@ -89,37 +88,29 @@ def roberta_like(folder):
     return len(words)
 
 
-@pytest.mark.parametrize("described", [True, False])
-def test_special_tokens_are_found_by_what_they_are(tmp_path, described):
+def test_special_tokens_are_found_by_what_they_are(tmp_path):
     words = roberta_like(tmp_path)
-    if not described:
-        (tmp_path / "tokenizer_config.json").unlink()
     tokenizer = load_tokenizer(tmp_path)
     vocabulary = vocabulary_of(tokenizer, "tokenizer")
     assert vocabulary == Vocabulary(words + 5, words + 4, words + 3, words + 2, words, tuple(range(words, words + 5)))
     assert len(tokenizer.backend_tokenizer.encode(TEXTS[0], add_special_tokens=False)) == 6  # not truncated
 
 
-def test_a_tokenizer_file_alone_is_enough(tmp_path):
-    file = tmp_path / "mine.json"
-    file.write_text(fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str())
-    assert vocabulary_of(load_tokenizer(file), "tokenizer").cls == CLS
-
-
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("broken", "expected"),
     [
-        (None, "tokenizer: expected a tokenizer.json or a folder with one"),
+        ("gone", "tokenizer: expected the folder of a saved tokenizer, got"),
         ("{", "tokenizer: no tokenizer can be read"),
         ("no mask", "has no mask_token, which pretraining needs"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(tmp_path, content, expected):
-    if content == "no mask":
-        content = fit_tokenizer(TEXTS, 100).backend_tokenizer.to_str().replace("[MASK]", "[NOTHING]")
-        json.loads(content)
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
+def test_what_is_no_tokenizer_is_refused(tmp_path, broken, expected):
+    fit_tokenizer(TEXTS, 100).save_pretrained(tmp_path)
+    if broken == "no mask":
+        config = tmp_path / "tokenizer_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "mask_token": None}))
+    else:
+        (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match=r"^tokenizer") as error:
-        load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path / "gone" if broken == "gone" else tmp_path)
     assert expected in str(error.value)

@@ -12,6 +12,7 @@ from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from whereformer.data.encode import unigram_entropy
 from whereformer.data.tokenizers import CLS, MASK, PAD, Vocabulary, trained_vocabulary
 from whereformer.data.windows import IGNORED, HeldOut, Stage, Windows, growing, mask_tokens
+from whereformer.errors import InputError
 from whereformer.lab.held_out import held_out_scores, lm_score
 
 VOCABULARY = Vocabulary(2000, pad=1999, cls=1, sep=2, mask=3, special=(1, 2, 3, 1999))
@@ -101,15 +102,20 @@ def test_stages_follow_one_another():
     assert staged.passes == (2 * 4 * 7 + 2 * 15) / 500
 
 
-def test_held_out_windows_are_spread_over_the_text_and_the_same_for_every_training(monkeypatch):
-    monkeypatch.setattr("whereformer.data.windows.HELD_OUT_WINDOWS", 5)
-    scored = replace(WINDOWS, held_out=torch.arange(10, 160), end=(2,), uniforms=True)
-    batches = list(scored.scored())
-    assert [text_of(batch)[:, 1].tolist() for batch in batches] == [[10, 38, 66, 94, 122]]
-    other = list(replace(scored, stages=[Stage(16, 9, 2)], rate=0.5, seed=1).scored())
-    assert [len(batch["labels"]) for batch in other] == [2, 2, 1]
-    for name, each in batches[0].items():
-        assert torch.equal(torch.cat([batch[name] for batch in other]), each)
+def test_held_out_windows_are_the_same_for_every_training(monkeypatch):
+    stream = torch.arange(10, 160)
+    judged = replace(WINDOWS, end=(2,), uniforms=True).judging(stream)
+    batches = list(judged)
+    assert sorted(text_of(batches[0])[:, 1].diff().abs().tolist()) != [14] * 8  # in no order
+    assert sum(len(batch["labels"]) for batch in batches) == 150 // 14 - 1
+    other = replace(WINDOWS, end=(2,), uniforms=True, stages=[Stage(8, 9, 7), Stage(16, 9, 2)], rate=0.5, seed=1)
+    for batch, same in zip(batches, other.judging(stream), strict=True):
+        assert all(torch.equal(each, same[name]) for name, each in batch.items())
+    monkeypatch.setattr("whereformer.data.windows.HELD_OUT_TOKENS", 64)
+    monkeypatch.setattr("whereformer.data.windows.HELD_OUT_WINDOWS", 8)
+    assert [len(batch["labels"]) for batch in other.judging(stream)] == [4, 4]
+    with pytest.raises(InputError, match="too little text: a part of it has 9 tokens, expected at least 15 for one"):
+        WINDOWS.judging(torch.arange(10, 19))
 
 
 def test_a_window_can_be_as_long_as_the_text():

@@ -170,8 +170,7 @@ def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypat
         with pytest.raises(SystemExit):
             run(own, number)
         said = capsys.readouterr().err
-        assert re.search(r"out holds results with code 'version \w+', not 'version \w+'; ", said)
-        assert "choose another folder" in said
+        assert "out holds results with another version of the code; choose another folder" in said
 
 
 def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_path):
@@ -193,19 +192,17 @@ def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_pa
     assert len(found) == 1 + len(files)
 
 
-def test_versions_are_those_of_contents_and_compared_both_ways(tmp_path, monkeypatch):
+def test_versions_of_plugins_are_those_of_contents(tmp_path, monkeypatch):
     monkeypatch.setattr("whereformer.lab.methods.load_plugin", lambda plugin: None)
     for name in ("a.py", "z.py"):
         (tmp_path / name).write_text("import beside")
     (tmp_path / "beside.py").write_text("")
-    with_plugin, without = {"plugin": tmp_path / "a.py", "out": tmp_path / "a"}, {"out": tmp_path / "b"}
-    toy(**with_plugin, seeds=1)
-    toy(**with_plugin | {"plugin": tmp_path / "z.py"}, seeds=1)
-    with pytest.raises(InputError, match=r"holds results with plugin 'version \w+', not None; choose another folder"):
-        toy(out=tmp_path / "a", seeds=1)
-    toy(**without, seeds=1)
-    with pytest.raises(InputError, match="holds results with plugin None, not 'version"):
-        toy(**with_plugin | without, seeds=1)
+    toy(out=tmp_path / "out", seeds=1)
+    for name in ("a.py", "z.py"):
+        toy(out=tmp_path / "out", seeds=1, plugin=tmp_path / name)
+    (tmp_path / "beside.py").write_text("# changed")
+    with pytest.raises(InputError, match="holds results with another version of the plugin; choose another folder"):
+        toy(out=tmp_path / "out", seeds=1, plugin=tmp_path / "a.py")
 
 
 def help_of(capsys, *words):
@@ -302,10 +299,10 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
         toy(out=tmp_path)
 
 
-def test_processes_give_the_same_records_in_the_same_order(tmp_path, monkeypatch):
+def test_processes_give_the_same_records(tmp_path, monkeypatch):
     one, two = (toy(out=tmp_path / str(jobs), jobs=jobs, quiet=True) for jobs in (1, 2))
     assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
-    assert list(values(tmp_path / "1")) == list(values(tmp_path / "2"))
+    assert list(one.values) == list(two.values)
     assert {each.process for each in one.values.values()} == {os.getpid()}
     assert os.getpid() not in {each.process for each in two.values.values()}
     assert {each.threads for each in two.values.values()} == {1}
@@ -351,9 +348,9 @@ def test_ctrl_c_and_kill_end_all_processes_and_keep_what_is_done(number, tmp_pat
     while any(map(alive, children)) and time.time() < until:
         time.sleep(0.05)
     assert not any(map(alive, children))
-    assert list(values(tmp_path)) == ['["draw", 0]', '["draw", 2]']
+    assert sorted(values(tmp_path)) == ['["draw", 0]', '["draw", 2]']
     toy(out=tmp_path, jobs=1, quiet=True)
-    assert list(values(tmp_path)) == ['["draw", 0]', '["draw", 1]', '["draw", 2]']
+    assert sorted(values(tmp_path)) == ['["draw", 0]', '["draw", 1]', '["draw", 2]']
 
 
 def test_a_full_disk_is_a_line_and_what_is_recorded_is_kept(tmp_path, capsys):

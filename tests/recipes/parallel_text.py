@@ -36,7 +36,7 @@ def write(folder, source, target):
     files = folder / "text.en", folder / "text.de"
     for file, lines in zip(files, (source, target), strict=True):
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return ["--source", str(files[0]), "--target", str(files[1])]
+    return ["--data", *map(str, files)]
 
 
 def train(data, out, *more):

@@ -44,9 +44,9 @@ def ours(position="learned", **options):
     return Encoder(EncoderConfig(**{**sizes, "position": position, "blocks": "2", "initializer_range": 0.3, **options}))
 
 
-def found(path, upto=lambda steps: None, **changes):
+def found(path, **changes):
     with torch.no_grad():
-        return analyze_model(path, "it", Analyze(model=path, **{"max_kernels": 2, **changes}), upto, "cpu")
+        return analyze_model(path, "it", Analyze(model=path, **{"max_kernels": 2, **changes}), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,9 @@ def test_no_position_is_no_error(save):
 
 def test_electra_of_ours(save):
     config = ElectraPretrainingConfig.from_dict(ours("learned+tisa").config.to_dict())
-    told = []
-    model = found(save(Electra(config)), told.append)
+    model = found(save(Electra(config)))
     assert model.table is not None
     assert len(model.heads) == 4
-    assert told == sorted(told) == [10, 55, 100]
 
 
 def test_the_command_and_the_function(save, tmp_path, capsys):

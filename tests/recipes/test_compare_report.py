@@ -40,7 +40,7 @@ def report_of(methods=None, seeds=1, *, guessing=4.9876, rates=None, trials=None
     methods = METHODS if methods is None else methods
     recipe = Compare(out="x", positions=list(methods), length=LENGTH, steps=60, seeds=seeds, **options)
     outcomes = {
-        (seed, name, ""): of if isinstance(of, Outcome) else outcome(seed=seed, **of)
+        (seed, name): of if isinstance(of, Outcome) else outcome(seed=seed, **of)
         for seed in range(seeds)
         for name, of in methods.items()
     }
@@ -77,7 +77,7 @@ def test_the_table_has_each_method_once_with_its_numbers(text):
     assert "<h1>Too few steps to choose: tisa leads after 60 steps" in text
     markdown = report_of().markdown()
     assert "| 1 | tisa | 4.000 |" in markdown
-    assert "![Held-out loss over length](held-out-loss-over-length.svg)" in markdown
+    assert "![Training loss over steps](training-loss-over-steps.svg)" in markdown
 
 
 def test_several_seeds_give_medians_and_ranges():
@@ -96,10 +96,7 @@ def test_what_came_from_outside_is_escaped(text):
 
 def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
     drawings = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "aria-hidden" not in attributes]
-    assert [attributes["aria-label"] for attributes in drawings] == [
-        "Training loss over steps",
-        "Held-out loss over length",
-    ]
+    assert [attributes["aria-label"] for attributes in drawings] == ["Training loss over steps"]
     drawn = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
     assert not [found for svg in drawn for found in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
     assert "font-family" not in "".join(drawn)
@@ -108,7 +105,7 @@ def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
 
 def test_methods_that_failed_and_the_rates_that_were_tried_are_named():
     failed = Outcome(0.1, [], [], [], 0, None, "the loss is not finite")
-    trials = {("tisa", ""): Trials([5.25, None, 5.5])}
+    trials = {("tisa",): Trials([5.25, None, 5.5])}
     report = report_of({**METHODS, "t5": failed}, rates={"shaw": None}, trials=trials)
     page = report.page()
     assert "the loss was not finite (NaN or inf): shaw and t5." in page

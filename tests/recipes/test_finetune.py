@@ -60,7 +60,6 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     assert set(found["mnli", names[1], 0]["scores"]) == {"matched", "mismatched"}
     assert set(found["stsb", "learned", 0]["scores"][""]) == {"pearson", "spearman"}
     assert [step for step, _ in found["mnli", "learned", 1]["losses"]] == [1, 2, 3]
-    assert "cola: only part of the official data (train 24 rows); do not compare with published scores" in out
     assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
     assert "cola, learned+tisa, S=2, seed 1: matthews" in out
     assert "mnli matched" in out
@@ -227,7 +226,7 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     path.write_text(path.read_text().replace("model or other rows", "modem or other rows"))
     for _ in range(2):
         line = fails(capsys, *arguments, "--regression")
-        assert "holds results, and not the line that says with which model or other rows of mine" in line
+        assert "is not the record of a run" in line
 
 
 def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
@@ -291,8 +290,8 @@ def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     model = save_model(tmp_path / "model", max_length=10)
     arguments = ["finetune", "--model", model, "--data", data, "--task=mrpc", "--out", str(tmp_path / "out"), *TINY]
     line = fails(capsys, *arguments)
-    assert "rows are longer than the 10 tokens that the model covers, the longest has" in line
-    assert "set --max-length 10 to truncate them" in line
+    assert "--max-length: the longest row has" in line
+    assert "set --max-length 10 to truncate it" in line
     assert "--max-length: " in fails(capsys, *arguments, "--max-length=11")
     main([*arguments, "--max-length=10"])
     assert "rows were truncated to 10 tokens" in capsys.readouterr().out

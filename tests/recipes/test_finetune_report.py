@@ -10,15 +10,15 @@ ODD = 'mine<b>&"own"'
 BASE, GAINING = "learned", "learned+tisa, S=3"
 
 
-def task_of(name, parts=(), cut=0):
+def task_of(name, cut=0):
     train, judged = (Rows([([1], [])] * 1000, False, [0] * 1000, number, 0) for number in (cut, 0))
-    return Data(Task(name, ("text",), ("a", "b"), ("accuracy",)), train, {"": judged}, "here", parts)
+    return Data(Task(name, ("text",), ("a", "b"), ("accuracy",)), {"train": train, "validation": judged}, "here")
 
 
 def report_of(scores, *, seeds=3, **options):
     """Scores are task -> variant -> one a seed."""
     recipe = Finetune(model="some/model", task="rte", seeds=seeds, max_length=64, **{"kernels": (0, 3), **options})
-    tasks = {"rte": task_of("rte", ["train"], 7), ODD: task_of(ODD)}
+    tasks = {"rte": task_of("rte", 7), ODD: task_of(ODD)}
     prepared = Prepared({task: tasks[task] for task in scores}, {}, dict.fromkeys(recipe.variants, (9, 5, 1)))
     vars(recipe)["prepared"] = prepared
     tuned = {
@@ -39,7 +39,6 @@ def test_tables_and_sentences():
     assert "| task | metric | baseline | S = 3 | gain | error reduction |" in lines
     assert f"| rte | accuracy | 60.0 (50.0{TO}70.0) | 70.0 (65.0{TO}70.0) | +10.0 | +25.0% |" in lines
     assert f"| {ODD} | accuracy | 50.0 | 40.0 | {MINUS}10.0 | {MINUS}20.0% |" in lines
-    assert "rte: only part of the official data (train 1,000 rows); do not compare with published scores" in lines
     assert "rte: 7 rows were truncated to 64 tokens" in lines
     verdict = (
         "learned+tisa gains most on rte (accuracy): 10.0 points; 1 of 2 rows have a gain, 0 of them with every seed."

@@ -20,7 +20,7 @@ from whereformer.data import windows
 from whereformer.data.corpus import Text
 from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import fit_tokenizer
-from whereformer.data.windows import Stage, Windows, end_padding, parsed_lengths, stages_of
+from whereformer.data.windows import Stage, Windows, end_padding
 from whereformer.errors import InputError
 from whereformer.lab import held_out, trackers
 from whereformer.lab.run import read_records
@@ -81,13 +81,13 @@ def test_the_function_does_what_the_command_does(text, finished, tmp_path):
         whereformer.pretrain()
 
 
-def staged_windows(text, out, padding=0, *, uniforms=False):
+def judged_windows(text, out, padding=0, *, uniforms=False):
     """As pretraining at TINY's sizes scores them."""
     prepared = open_or_encode(out / "cache", Text([text]), TokenizerChoice(None, 64))
     ids = prepared.vocabulary
     end = (ids.sep, *[ids.pad] * padding)
-    options = {"end": end, "uniforms": uniforms, "held_out": prepared.held_out}
-    return Windows(prepared.training, ids, [Stage(16, 6, 4)], **options)
+    windows = Windows(prepared.training, ids, [Stage(16, 6, 4)], end=end, uniforms=uniforms)
+    return list(windows.judging(prepared.held_out))
 
 
 def test_what_is_saved_is_what_was_trained(text, finished):
@@ -97,7 +97,7 @@ def test_what_is_saved_is_what_was_trained(text, finished):
     tokenizer = AutoTokenizer.from_pretrained(finished / "model")
     assert model(**tokenizer("the cat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
     # The score by hand, from the saved model and the text.
-    losses, batches = [], list(staged_windows(text, finished).scored())
+    losses, batches = [], judged_windows(text, finished)
     assert sum(len(batch["labels"]) for batch in batches) == 16
     for batch in batches:
         with torch.no_grad():
@@ -108,41 +108,32 @@ def test_what_is_saved_is_what_was_trained(text, finished):
 def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
     monkeypatch.setattr(windows, "HELD_OUT_WINDOWS", 1000)
     results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
-    guess = open_or_encode(tmp_path / "cache", Text([text]), TokenizerChoice(None, 64)).facts.unigram_entropy
+    guess = open_or_encode(tmp_path / "cache", Text([text]), TokenizerChoice(None, 64)).guessing
     assert results["scores"][-1][1]["loss"] < guess - 0.3
     assert results["losses"][-1][1] < results["losses"][0][1] - 0.5
 
 
 ELECTRA = ["--objective=electra", "--num-heads=4", "--dropout=0.1"]
 FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
-LENGTHS = "--lengths=8:0.5,16:0.5"
-STAGED = [option for option in TINY if not option.startswith("--length")]
-
-
-def staged(text, out, *more):
-    main(["pretrain", "--data", text, "--out", str(out), *STAGED, LENGTHS, *more])
-    return results_of(out)
 
 
 @pytest.mark.parametrize(
-    ("train", "options"),
+    "options",
     [
-        (run, ["--dropout=0.2", "--accumulate=2", "--hide-masked"]),
-        (run, [*ELECTRA, *FUNNEL]),
-        pytest.param(run, ["--schedule=cosine"], marks=pytest.mark.slow),
-        (staged, ["--dropout=0.2", "--accumulate=2"]),
-        pytest.param(staged, [*ELECTRA, *FUNNEL], marks=pytest.mark.slow),
+        ["--dropout=0.2", "--accumulate=2", "--hide-masked"],
+        [*ELECTRA, *FUNNEL],
+        pytest.param(["--schedule=cosine"], marks=pytest.mark.slow),
+        ["--dropout=0.2", "--accumulate=2", "--grow"],
+        pytest.param([*ELECTRA, *FUNNEL, "--grow"], marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_continues_to_the_same_bits(train, options, text, tmp_path, capsys):
-    whole = train(text, tmp_path / "whole", *options)
+def test_a_killed_run_continues_to_the_same_bits(options, text, tmp_path, capsys):
+    whole = run(text, tmp_path / "whole", *options)
     killed = tmp_path / "killed"
-    stop_at(
-        Windows.batch, 4, crash, lambda: train(text, killed, *options)
-    )  # behind a checkpoint, and before the length changes
+    stop_at(Windows.batch, 4, crash, lambda: run(text, killed, *options))  # behind a checkpoint
     assert [path.name for path in (killed / "checkpoints").iterdir()] == ["checkpoint-2"]
     assert not (killed / "model").exists()
-    assert train(text, killed, *options) == whole
+    assert run(text, killed, *options) == whole
     assert "continuing after step 2 of 6" in capsys.readouterr().out
     assert same(weights(killed), weights(tmp_path / "whole"))
 
@@ -170,7 +161,7 @@ def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(t
     model = Electra.from_pretrained(tmp_path / "checkpoints" / "checkpoint-5").eval()
     model.config.label_share = None
     chances, judged, found = [], [], []
-    for batch in staged_windows(text, tmp_path, padding, uniforms=True).scored():
+    for batch in judged_windows(text, tmp_path, padding, uniforms=True):
         with torch.no_grad():
             out = model(**batch)
         wanted = batch["labels"] != -100
@@ -205,7 +196,8 @@ def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
     def batch(self, number):
         with torch.utils._python_dispatch._disable_current_modes():
             drawn = real(self, number)
-        mode.step = number + 1
+        if self.stages[0].steps == 25:  # not those of held-out text
+            mode.step = number + 1
         return drawn
 
     monkeypatch.setattr(Windows, "batch", batch)
@@ -269,30 +261,27 @@ def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finis
 
 
 def test_another_tokenizer(text, tmp_path, capsys):
-    file = tmp_path / "tokenizer.json"
-    words = ["the cat saw a dog near the house"] * 9
-    file.write_text(fit_tokenizer(words, 80).backend_tokenizer.to_str())
+    folder = tmp_path / "tokenizer"
+    fit_tokenizer(["the cat saw a dog near the house"] * 9, 80).save_pretrained(folder)
     options = [option for option in TINY if not option.startswith("--vocab-size")]
-    command = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, "--tokenizer", str(file)]
+    command = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, "--tokenizer", str(folder)]
     main(command)
     saved = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert len(saved) == EncoderForMaskedLM.from_pretrained(tmp_path / "out" / "model").config.vocab_size
     capsys.readouterr()
-    file.write_text(fit_tokenizer(["a zebra ran"] * 9, 80).backend_tokenizer.to_str())
+    fit_tokenizer(["a zebra ran"] * 9, 80).save_pretrained(folder)
     assert "--tokenizer: " in (line := fails(capsys, *command))
     assert "holds results with another tokenizer" in line
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = [option for option in STAGED if not option.startswith("--blocks")]
-    more = [LENGTHS, "--blocks=1", '--position-options={"num_kernels": 100}', "--dry-run"]
-    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *options, *more])
+    more = ['--position-options={"num_kernels": 100}', "--dry-run"]
+    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, *more])
     out = " ".join(capsys.readouterr().out.split())
     assert "A dry run: nothing was trained or written." in out
     assert "wrote" not in out
-    assert "6 steps of 32 tokens" in out
-    assert out.index("steps 1 to 3: 4 windows of 8 tokens") < out.index("steps 4 to 6: 2 windows of 16 tokens")
+    assert "6 steps of 64 tokens" in out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -423,7 +412,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --dropout 1 => --dropout: expected 0 to 0.9, got 1.0
         --compile --accumulate 2 => --compile: only in one process and without --accumulate; leave it out
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
-        --tokenizer no/such => --tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'
+        --tokenizer no/such => --tokenizer: expected the folder of a saved tokenizer, got 'no/such'
         --objective electra --hide-masked => --hide-masked: only for --objective mlm
         --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even one
         --position-options { => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '{'
@@ -434,12 +423,8 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --position-options '{"rotary_dim": 7}' --position rope => --position-options: rotary_dim: expected an even
         --position-options {} --position tsia => --position: unknown position method 'tsia'
         --data no/such/file => --data: no such file or folder: 'no/such/file'
-        --lengths 128 => --lengths: expected lengths and shares such as '128:0.9,512:0.1', got '128'
-        --lengths 128:0.9,512:x => --lengths: expected lengths and shares such as
-        --lengths 128:0.9,512:0.2 => --lengths: expected shares that add up to 1, got 1.1
-        --lengths 4:0.9,512:0.1 => --lengths: expected lengths of 8 to 1048576
-        --lengths 128:0.9,512:0.1 --steps 4 => --lengths: expected at least one step of each length
-        --lengths 128:0.9,512:0.1 --length 128 => --lengths: only without --length
+        --length 4 => --length: expected at least 8, got 4
+        --grow --blocks 1-1-1 => --grow: expected windows of at least 9 tokens for blocks '1-1-1', got 8
     """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_read(
@@ -456,7 +441,7 @@ def test_too_little_text_for_a_window_and_a_window_too_short_for_its_padding(tex
     assert "--data: too little text" in message
     assert "expected at least 8998 for one window" in message
     message = fails(capsys, *common, "--blocks=1-1-1-1-1", "--length=16")
-    assert "--length: expected at least 21 for blocks '1-1-1-1-1', got 16" in message
+    assert "--length: expected windows of at least 21 tokens for blocks '1-1-1-1-1', got 16" in message
 
 
 def test_runs_share_a_cache_and_a_cache_may_be_deleted(text, finished, tmp_path):
@@ -473,7 +458,7 @@ def test_runs_share_a_cache_and_a_cache_may_be_deleted(text, finished, tmp_path)
     assert same(weights(tmp_path / "a"), weights(finished))
 
 
-def test_a_length_schedule_trains_on_short_windows_and_then_on_long_ones(text, finished, tmp_path, monkeypatch):
+def test_windows_grow(text, tmp_path, monkeypatch):
     seen, real = [], Windows.batch
 
     def batch(self, step):
@@ -482,16 +467,8 @@ def test_a_length_schedule_trains_on_short_windows_and_then_on_long_ones(text, f
         return drawn
 
     monkeypatch.setattr(Windows, "batch", batch)
-    results = staged(text, tmp_path / "two", "--position=learned")
-    assert seen == [(4, 8)] * 3 + [(2, 16)] * 3
-    assert results["tokens"] == 6 * 32
+    results = run(text, tmp_path, "--position=learned", "--grow")
+    assert [shape for shape in seen if shape[0] > 4] == [(8, 8)] * 2 + [(16, 16)] * 3
+    assert results["tokens"] == 6 * 64
     # Position tables are as long as the longest window.
     assert results["positional_parameters"] == 16 * 16
-    main(["pretrain", "--data", text, "--out", str(tmp_path / "one"), *STAGED, "--lengths=16:1"])
-    assert same(weights(tmp_path / "one"), weights(finished))
-
-
-def test_berts_schedule():
-    stages = stages_of(parsed_lengths("128:0.9,512:0.1"), 1000, 16, 1)
-    assert stages == [Stage(128, 900, 16), Stage(512, 100, 4)]
-    assert [stage.rows * stage.length for stage in stages] == [2048, 2048]

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_it_writes_model_tokenizer_and_report_and_says_how_to_go_on(data, tmp_pa
 
 def test_the_function_does_what_the_command_does(data, finished, tmp_path):
     sizes = {"hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "encoder_layers": 1, "decoder_layers": 1}
-    options = {"source": data[1], "target": data[3], **sizes, "vocab_size": 320, "batch_tokens": 256, "max_length": 60}
+    options = {"data": data[1:], **sizes, "vocab_size": 320, "batch_tokens": 256, "max_length": 60}
     options |= {"steps": 6, "every": 2, "warmup": 2, "average": 2, "learning_rate": 0.01, "quiet": True}
     report = whereformer.translate(**options, out=tmp_path)
     assert same(weights(tmp_path), weights(finished))
@@ -88,8 +89,7 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
     assert model.config.vocab_size == len(tokenizer)
     assert (model.generation_config.num_beams, model.generation_config.max_length) == (4, 60)
     # Its score by hand, without padding, from the saved model and the text.
-    source, target = pairs()
-    held_out = parallel.Part([*zip(source, target, strict=True)], held_out=True)
+    held_out = parallel.Pairs("data", tuple(map(Path, data[1:])), held_out=True)
     loss = count = 0
     for one, other in held_out:
         labels = tokenizer(other, return_tensors="pt")["input_ids"]
@@ -173,7 +173,7 @@ def test_empty_and_long_lines_are_left_out_and_counted(tmp_path, capsys):
 
 
 def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monkeypatch):
-    for file in (data[1], data[3]):
+    for file in data[1:]:
         os.utime(file, (1e9, 1e9))
     options = [f"--cache={tmp_path / 'cache'}", "--steps=1"]
     first = run(data, tmp_path / "a", *options)
@@ -219,15 +219,15 @@ def test_options_of_the_method(data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "--data: expected either tables, or both --source and --target"),
+        ([], "--data: expected .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow files, or two files of lines, got none"),
         *refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
         --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a whole number, got '3'
         --position-options '[' => --position-options: expected a JSON object
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
         --batch-tokens 100 => --batch-tokens: expected at least 128, got 100
-        --source no.en --target no.de => --source: no such file: 'no.en'
-        --source no.en => --data: expected either tables, or both --source and --target
+        --data no.en no.de => --data: no such file: 'no.en'
+        --data no.en => --data: expected .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow files, or two files of lines, got
         --data no.jsonl => --data: no such file: 'no.jsonl'
     """),
     ],
@@ -236,7 +236,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
     arguments, expected, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(subwords, "fit", None)
-    if not {"--source", "--data"} & {*arguments} and arguments:
+    if "--data" not in arguments and arguments:
         arguments = ["--data", "no.jsonl", *arguments]
     message = fails(capsys, "translate", "train", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message

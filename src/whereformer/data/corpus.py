@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -75,8 +74,7 @@ class Text:
     Args:
         paths: files, folders and patterns such as "data/**/*.txt". Folders are searched for files with known suffixes.
             No paths mean :func:`default_documents`.
-        column: the text column of tables; by default "text", or the only column of strings.
-        source: where the text comes from, for people to read; by default the paths.
+        column: the text column of tables; by default "text".
         characters: how many characters to read, from the beginning; by default all.
 
     Raises:
@@ -91,12 +89,11 @@ class Text:
         self,
         paths: Sequence[str | Path] = (),
         column: str | None = None,
-        source: str | None = None,
         characters: int | None = None,
     ) -> None:
         self.paths = tuple(str(path) for path in paths)
         self.column = column
-        self.source = source or source_of(self.paths)
+        self.source = source_of(self.paths)
         self.characters = characters
         self.files = [file for path in self.paths for file in _files(path)]
         if column is not None and not any(file.suffix.lower() in TABLES for file in self.files):
@@ -158,20 +155,13 @@ class Text:
         """Yield the pages of all documents, as :func:`pages_of` cuts them."""
         return chain.from_iterable(map(pages_of, self.documents()))
 
+    def __iter__(self) -> Iterator[str]:
+        """Yield the pages to train on, which are not held out."""
+        return (page for number, page in enumerate(self.pages()) if not is_held_out(number))
+
     @cached_property
     def _default(self) -> list[str]:
         return default_documents()
-
-
-@dataclass(frozen=True)
-class Pages:
-    """The training pages or the held-out pages of a text, in order. Each iteration reads the text again."""
-
-    text: Text
-    held_out: bool
-
-    def __iter__(self) -> Iterator[str]:
-        return (page for index, page in enumerate(self.text.pages()) if is_held_out(index) == self.held_out)
 
 
 def _files(given: str) -> list[Path]:
@@ -197,11 +187,6 @@ def _files(given: str) -> list[Path]:
 def source_of(paths: Sequence[str]) -> str:
     """Describe where a text comes from, for people to read."""
     return ", ".join(paths) or "the documentation inside this Python"
-
-
-def load_documents(paths: Sequence[str | Path], column: str | None = None) -> list[str]:
-    """Return all documents of a text that fits in memory; the arguments and errors are those of :class:`Text`."""
-    return ["".join(document) for document in Text(paths, column).documents()]
 
 
 def is_held_out(index: int) -> bool:

@@ -6,7 +6,7 @@ It is written as ``NAME.partial`` and gets its name when all of it is there. Its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..files import new_folder
 from ..lab import manifest, ranks
 from ..lab.manifest import fingerprint
 from ..lab.run import open_folder
-from .corpus import HELD_OUT, PIECE, Pages, Text, is_held_out, pages_of
+from .corpus import HELD_OUT, PIECE, Text, is_held_out
 from .streams import TokenFile, in_lots, packed
 from .tokenizers import Vocabulary, fit_tokenizer, load_tokenizer, vocabulary_of
 
@@ -41,12 +41,8 @@ def cached(
 
     Of several processes of a run, only the main one fills a folder that they share.
 
-    Args:
-        cache: the folder of all such folders.
-        kind: the beginning of the folder's name.
-        key: what decides what it holds.
-        fill: writes all files into an empty folder, and returns the facts.
-        say: is told what happens.
+    Its name in ``cache`` begins with ``kind``, and the ``key`` decides what it holds. ``fill`` writes all files into an
+    empty folder, and returns the facts.
 
     Raises:
         InputError: if another command is writing to the cache; and what ``fill`` raises.
@@ -89,29 +85,17 @@ class TokenizerChoice:
 
 
 @dataclass(frozen=True)
-class TextFacts:
-    """Where a text comes from, its size, and how well it can be guessed without a model."""
-
-    source: str
-    documents: int
-    characters: int
-    training_tokens: int
-    held_out_tokens: int
-    vocabulary: int
-    """Tokens in the tokenizer's vocabulary."""
-    unigram_entropy: float
-    """Held-out loss, in nats, of guessing by token frequency."""
-
-
-@dataclass(frozen=True)
 class EncodedText:
-    """A text in a cache: its streams, its tokenizer with the ids of special and ordinary tokens, and facts about it."""
+    """A text in a cache: its streams, its tokenizer, and the ids of special and ordinary tokens.
+
+    ``guessing`` is the held-out loss, in nats, of guessing by token frequency.
+    """
 
     training: TokenFile
     held_out: TokenFile
     tokenizer: PreTrainedTokenizerFast
     vocabulary: Vocabulary
-    facts: TextFacts
+    guessing: float
 
 
 def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
@@ -147,21 +131,12 @@ def open_or_encode(
     def fill(folder: Path) -> Facts:
         if choice.path is None:
             say("learning the vocabulary")
-            fit_tokenizer(Pages(text, held_out=False), choice.vocab_size).save_pretrained(folder)
+            fit_tokenizer(text, choice.vocab_size).save_pretrained(folder)
         tokenizer, vocabulary = opened(folder)
         say("encoding the text")
-        found = {"documents": 0, "characters": 0}
-
-        def pages() -> Iterator[str]:
-            for document in text.documents():
-                found["documents"] += 1
-                for page in pages_of(document):
-                    found["characters"] += len(page)
-                    yield page
-
         number = 0
         with (folder / STREAMS[0]).open("wb") as training, (folder / STREAMS[1]).open("wb") as held_out:
-            for lot in in_lots(pages(), LOT):
+            for lot in in_lots(text.pages(), LOT):
                 for page in tokenizer.backend_tokenizer.encode_batch_fast(lot, add_special_tokens=False):
                     stream = held_out if is_held_out(number) else training
                     stream.write(packed((*page.ids, vocabulary.sep)))
@@ -169,15 +144,12 @@ def open_or_encode(
         if text.hashed() != text.fingerprint:
             raise InputError("data", "the text changed while it was read; run the same command again")
         if number <= HELD_OUT // 2:
-            expected = f"{found['characters']} characters, expected more than {PIECE * HELD_OUT // 2}"
-            raise InputError("data", f"too little text to hold some out: {expected}")
+            told = f"too little text to hold some out, expected more than {PIECE * HELD_OUT // 2} characters"
+            raise InputError("data", told)
         one, other = (TokenFile(folder / name) for name in STREAMS)
-        guessing = unigram_entropy(one.counts(vocabulary.size), other.counts(vocabulary.size))
-        sizes = {"training_tokens": len(one), "held_out_tokens": len(other), "vocabulary": vocabulary.size}
-        return {**found, **sizes, "unigram_entropy": guessing}
+        return {"guessing": unigram_entropy(one.counts(vocabulary.size), other.counts(vocabulary.size))}
 
     folder, found = cached(cache, "ids", [text.fingerprint, choice.setting], fill, say)
     tokenizer, vocabulary = opened(folder)
     training, held_out = (TokenFile(folder / name) for name in STREAMS)
-    facts = TextFacts(text.source, **found)
-    return EncodedText(training, held_out, tokenizer, vocabulary, facts)
+    return EncodedText(training, held_out, tokenizer, vocabulary, **found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,33 +78,32 @@ class Data:
 
     Args:
         task: the task.
-        train: the rows to train on.
-        judged: those to judge by, by the name that result tables use.
+        splits: the rows of each split, "train" first.
         source: where they come from, for people to read.
-        parts: the splits that contain only part of the official split.
     """
 
     task: Task
-    train: Any
-    judged: dict[str, Any]
+    splits: dict[str, Any]
     source: str
-    parts: list[str]
 
     @property
-    def splits(self) -> list[Any]:
-        """The rows of all splits, those to train on first."""
-        return [self.train, *self.judged.values()]
+    def train(self) -> Any:
+        """The rows to train on."""
+        return self.splits["train"]
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """Those to judge by, by the name that result tables use."""
+        return {shown: self.splits[split] for split, shown in self.task.judged}
 
     def converted(self, convert: Callable[[Any], Any]) -> Data:
         """Return the task with what a function makes of the rows of each split."""
-        train, *judged = map(convert, self.splits)
-        return replace(self, train=train, judged=dict(zip(self.judged, judged, strict=True)))
+        return replace(self, splits={name: convert(split) for name, split in self.splits.items()})
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of rows of each split."""
-        names = [split for split, _ in self.task.judged]
-        return dict(zip(("train", *names), (len(split.labels) for split in self.splits), strict=True))
+        return {name: len(split.labels) for name, split in self.splits.items()}
 
 
 def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None = None) -> list[Data]:
@@ -131,9 +130,9 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
 def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
     files = {split: _file(folder, task.name, split) for split in ("train", *(split for split, _ in task.judged))}
     tables = {split: Table("data", file) for split, file in files.items()}
-    splits = {split: _numbered(_read(table, task), task, table, named=False) for split, table in tables.items()}
-    parts = [split for split, file in files.items() if file.stem.endswith("_subset")]
-    return _data(task, splits, HUB if folder is None else str(folder / task.name), parts, train_rows)
+    places = {str(place): place for place in range(len(task.classes or ()))}
+    splits = {split: _numbered(_read(table, task), task, table, places) for split, table in tables.items()}
+    return _data(task, splits, HUB if folder is None else str(folder / task.name), train_rows)
 
 
 def _file(folder: Path | None, task: str, split: str) -> Path:
@@ -159,12 +158,7 @@ def load_own(
 ) -> Data:
     """Load a task of the user's own tables.
 
-    Args:
-        train, validation: the table files.
-        texts: their text columns, one or two.
-        label: their label column, with classes or numbers.
-        regression: whether labels are numbers to predict.
-        train_rows: train on a random sample of this number of rows; None uses all.
+    Its columns ``texts``, one or two, have text, and ``label`` has classes or, in a ``regression``, numbers to predict.
 
     Raises:
         InputError: if a table can't be read, a column is missing, or labels are invalid.
@@ -177,8 +171,9 @@ def load_own(
         if len(classes) < 2:
             raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
         task = replace(task, classes=classes, metrics=("accuracy", "matthews"))
-    splits = {split: _numbered(each, task, tables[split], named=True) for split, each in splits.items()}
-    return _data(task, splits, f"{train}, {validation}", [], train_rows)
+    places = {name: place for place, name in enumerate(task.classes or ())}
+    splits = {split: _numbered(each, task, tables[split], places) for split, each in splits.items()}
+    return _data(task, splits, f"{train}, {validation}", train_rows)
 
 
 def _name(label: Any) -> str | None:
@@ -210,30 +205,25 @@ def _read(table: Table, task: Task) -> Split:
     return found
 
 
-def _numbered(split: Split, task: Task, table: Table, *, named: bool) -> Split:
-    """Check the labels of a table, and return them as numbers; those of classes are ``named`` or the numbers."""
-    classes = task.classes or ()
-    places: dict[Any, int] = {name if named else place: place for place, name in enumerate(classes)}
+def _numbered(split: Split, task: Task, table: Table, places: Mapping[str, int]) -> Split:
+    """Check the labels of a table, and return them as numbers: the places of classes, or numbers to predict."""
     labels: list[float] = []
     for number, label in enumerate(split.labels, 1):
-        if not classes:
-            found, expected = _number(label), f"a number of at most {LARGEST:g} in {task.label!r}"
-        else:
-            found = places.get(_name(label) if named else label if isinstance(label, int) else None)
-            expected = "a class of the training rows" if named else f"a label from 0 to {len(classes) - 1}"
+        found = places.get(_name(label) or "") if task.classes else _number(label)
         if found is None:
-            got = "none" if label is None else shown(label)
+            numbers = f"a number of at most {LARGEST:g} in {task.label!r}"
+            expected, got = f"one of {some_of(places)}" if task.classes else numbers, shown(label)
             raise InputError(table.field, f"{table.file}, row {number}: expected {expected}, got {got}")
         labels.append(found)
     return Split(split.texts, labels)
 
 
-def _data(task: Task, splits: dict[str, Split], source: str, parts: list[str], train_rows: int | None) -> Data:
+def _data(task: Task, splits: dict[str, Split], source: str, train_rows: int | None) -> Data:
     train = splits["train"]
     if train_rows is not None and train_rows < len(train.labels):
         # A random sample, the same in every run.
         order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(0))
         rows = sorted(order[:train_rows].tolist())
-        train = Split([train.texts[row] for row in rows], [train.labels[row] for row in rows])
-        parts = [*dict.fromkeys((*parts, "train"))]
-    return Data(task, train, {shown: splits[split] for split, shown in task.judged}, source, parts)
+        sample = Split([train.texts[row] for row in rows], [train.labels[row] for row in rows])
+        splits = {**splits, "train": sample}
+    return Data(task, splits, source)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -89,13 +89,12 @@ def _lines(field: str | None, name: str, data: IO[Line]) -> Iterator[Line]:
 class Table:
     """A table in a file. Each pass reads the file anew, some rows at a time.
 
-    Cells of CSV and TSV files are text; those of the other kinds are what the file says.
+    Cells of CSV and TSV files are text, and so are quotation marks in TSV files; those of the other kinds are what the
+    file says.
 
     Args:
         field: the argument that an error names.
         file: the file.
-        quotes: whether quotation marks enclose cells of CSV and TSV files, or are text.
-        header: whether the first row of CSV and TSV files has the names of columns, or they are 1, 2, ...
 
     Raises:
         InputError: if there is no such file, or it is not one of the :data:`TABLES`.
@@ -103,8 +102,6 @@ class Table:
 
     field: str
     file: Path
-    quotes: bool = True
-    header: bool = True
 
     def __post_init__(self) -> None:
         if self._kind not in TABLES:
@@ -122,40 +119,13 @@ class Table:
         if self._kind in JSON:
             return list(next(filter(None, self._objects()), {}))
         if self._kind in (".csv", ".tsv"):
-            first = next(self._cells(), [])
-            names = first if self.header else [str(place) for place in range(1, len(first) + 1)]
+            with self._csv() as table:
+                names = list(table.fieldnames or [])
         else:
             names = self._arrow_schema.names
         if len(set(names)) < len(names):
             raise InputError(self.field, f"{self.file} has columns of the same name: {some_of(sorted(names))}")
-        return list(names)
-
-    def text_column(self, asked: str | None) -> str | None:
-        """Return the column that holds text: ``asked``, or "text", or the only one of strings; None if there is none.
-
-        Raises:
-            InputError: if there is no such column, or it is not clear which one is meant.
-        """
-        wanted, texts = asked or "text", self.names
-        if not texts:
-            return None
-        if self._kind in JSON:
-            texts = []
-            for row in self._objects():
-                texts += [name for name, cell in row.items() if isinstance(cell, str) and name not in texts]
-                if wanted in texts:
-                    break
-        elif self._kind in (".parquet", ".arrow"):
-            texts = [column.name for column in self._arrow_schema if _is_text(column.type)]
-        if wanted in texts:
-            return wanted
-        if asked is None and len(texts) == 1:
-            return texts[0]
-        if asked is not None:
-            told = f"{self.file} has no string column {shown(asked)}; it has {some_of(texts)}"
-            raise InputError("column", told)
-        told = f"{self.file}: which column is the text? name one with `column` (strings: {some_of(texts)})"
-        raise InputError(self.field, told)
+        return names
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Yield some columns of each row. A cell that a row of JSON Lines lacks is None.
@@ -181,8 +151,12 @@ class Table:
         if self._kind in JSON:
             yield from self._objects()
         elif self._kind in (".csv", ".tsv"):
-            for cells in islice(self._cells(), int(self.header), None):
-                yield dict(zip(self.names, cells, strict=True))
+            with self._csv() as table:
+                for row in table:
+                    if None in row or None in row.values():
+                        place = f"{self.file}, line {table.line_num}"
+                        raise InputError(self.field, f"{place}: expected {len(self.names)} cells as in the first row")
+                    yield row
         else:
             with reading(self.field, self.file):
                 for batch in self._batches(list(dict.fromkeys(names))):
@@ -192,7 +166,7 @@ class Table:
 
     def _check_there(self, missing: Sequence[str]) -> None:
         if missing and self.names:  # without names, there are no rows either
-            told = f"{self.file} has no column {shown(missing[0])}; it has {some_of(self.names)}"
+            told = f"{self.file} has no column {shown(missing[0])}; name one of {some_of(self.names)}"
             raise InputError(self.field, told)
 
     def _objects(self) -> Iterator[dict[str, Any]]:
@@ -211,19 +185,11 @@ class Table:
                 raise InputError(self.field, f"{place}: expected an object or a string, got {shown(row, 40)}")
             yield {name: _whole(cell) for name, cell in row.items()}
 
-    def _cells(self) -> Iterator[list[str]]:
-        """Yield all rows of a CSV or TSV file, the first one too."""
-        style = csv.excel_tab if self._kind == ".tsv" else csv.excel
-        quoting: Any = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
+    @contextmanager
+    def _csv(self) -> Iterator[csv.DictReader[str]]:
+        style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if self._kind == ".tsv" else {}
         with reading(self.field, self.file), self.file.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(_lines(self.field, str(self.file), file), style, quoting=quoting, strict=True)
-            width = 0
-            for row in filter(None, rows):
-                width = width or len(row)
-                if len(row) != width:
-                    told = f"expected {width} cells as in the first row, got {len(row)}"
-                    raise InputError(self.field, f"{self.file}, line {rows.line_num}: {told}")
-                yield row
+            yield csv.DictReader(_lines(self.field, str(self.file), file), strict=True, **style)
 
     @cached_property
     def _arrow_schema(self) -> pa.Schema:
@@ -249,11 +215,6 @@ class Table:
         return self.file.suffix.lower()
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
 def _whole(cell: Any) -> Any:
     """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
     return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
@@ -264,15 +225,14 @@ def documents_in(file: Path, column: str | None = None) -> Iterator[Document]:
 
     Args:
         file: a text file is one document; a table has one document per row. A file with an unknown suffix is text.
-        column: the text column of a table; by default "text", or the only column of strings.
+        column: the text column of a table; by default "text".
 
     Raises:
         InputError: if the file can't be read or is not what its suffix says; the message names the file.
     """
     if file.suffix.lower() in TABLES:
-        table = Table("data", file)
-        if (name := table.text_column(column)) is not None:
-            yield from ([cell] for (cell,) in table.rows([name]) if isinstance(cell, str) and cell.strip())
+        cells = chain.from_iterable(Table("data", file).rows([column or "text"]))
+        yield from ([cell] for cell in cells if isinstance(cell, str) and cell.strip())
         return
     parts = _text(file)
     blank: list[str] = []
@@ -302,18 +262,21 @@ def fetched(paths: Sequence[str], say: Callable[[str], object] = lambda line: No
     Raises:
         InputError: if a data set can't be read.
     """
-    return [file for path in paths for file in (_on_hub(path, say) if path.startswith(HUB) else [path])]
+    found = []
+    for path in paths:
+        name, config, split, *more = [*path.removeprefix(HUB).split(":"), "", ""]
+        if not path.startswith(HUB):
+            found.append(path)
+            continue
+        if not name or len(more) > 2 or any(more):
+            raise InputError("data", f"expected hub:NAME, hub:NAME:CONFIG or hub:NAME:CONFIG:SPLIT, got {path!r}")
+        from datasets import load_dataset  # which takes two seconds to import
 
-
-def _on_hub(name: str, say: Callable[[str], object]) -> list[str]:
-    given, config, split, *more = [*name.removeprefix(HUB).split(":"), "", ""]
-    if not given or len(more) > 2 or any(more):
-        raise InputError("data", f"expected hub:NAME, hub:NAME:CONFIG or hub:NAME:CONFIG:SPLIT, got {name!r}")
-    from datasets import load_dataset  # which takes two seconds to import
-
-    say(f"getting {name}")
-    try:
-        return [file["filename"] for file in load_dataset(given, config or None, split=split or "train").cache_files]
-    except Exception as error:  # of all kinds, and those of the network
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError("data", f"cannot read {name} from the Hugging Face Hub ({reason})") from None
+        say(f"getting {path}")
+        try:
+            data = load_dataset(name, config or None, split=split or "train")
+        except Exception as error:  # of all kinds, and those of the network
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError("data", f"cannot read {path} from the Hugging Face Hub ({reason})") from None
+        found += [file["filename"] for file in data.cache_files]
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..lab.manifest import fingerprint
 from ..positions import PositionRangeError
 from .glue import Split
 from .streams import in_lots
@@ -65,14 +65,9 @@ class Rows:
         return {**batch, "labels": torch.tensor([self.labels[number] for number in numbers])}
 
 
-def fingerprint(splits: Iterable[Rows], weights: str) -> str:
+def fingerprint_of(splits: Iterable[Rows], weights: str) -> str:
     """Return a short hash of all tokens and labels of a task, and of the weights of the model that reads them."""
-    digest = hashlib.sha256(weights.encode())
-    for split in splits:
-        digest.update(repr(split.labels).encode())
-        for ids, types in split.rows:
-            digest.update(len(ids).to_bytes(8, "little") + ids.tobytes() + types.tobytes())
-    return digest.hexdigest()[:16]
+    return fingerprint([weights, *(repr((split.labels, split.rows)) for split in splits)])
 
 
 def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig) -> Rows:
@@ -111,7 +106,6 @@ def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows
     Raises:
         InputError: for ``max_length``, if it is too long for the model.
     """
-    lengths = torch.cat([split.lengths for split in splits])
     widest = max(splits, key=lambda split: int(split.lengths.max()))
     longest = widest.padded([int(widest.lengths.argmax())])
     del longest["labels"]
@@ -120,11 +114,8 @@ def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows
             model(**longest)
     except PositionRangeError as error:
         limit = model.config.max_position_embeddings - widest.end
-        raise InputError(
-            "max_length",
-            f"{int((lengths > limit).sum()):,} rows are longer than the {limit} tokens that the model "
-            f"covers, the longest has {int(lengths.max())}; set `max_length` {limit} to truncate them ({error})",
-        ) from None
+        told = f"the longest row has {int(widest.lengths.max())} tokens; set `max_length` {limit} to truncate it"
+        raise InputError("max_length", f"{told} ({error})") from None
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,14 +17,6 @@ Item = TypeVar("Item")
 
 BLOCK = 1 << 20
 """Number of tokens that are read at a time when a whole stream is read."""
-
-
-class Stream(Protocol):
-    """A stream of token ids, (tokens,): a tensor, or a file of them."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, places: slice, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,10 @@ class TokenFile:
         for start in range(0, len(self), BLOCK):
             found += torch.bincount(self[start : start + BLOCK], minlength=size)
         return found
+
+
+Stream = Tensor | TokenFile
+"""A stream of token ids, (tokens,): a tensor, or a file of them."""
 
 
 def packed(ids: Sequence[int]) -> bytes:

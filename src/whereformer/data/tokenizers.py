@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LONGEST_NAME, InputError, one_line, shown
-from ..files import check_regular, check_regular_in
+from ..files import check_regular_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, _, CLS, SEP, MASK = range(len(SPECIAL_TOKENS))
-ROLES = {
-    "pad_token": ("[PAD]", "<pad>"),
-    "unk_token": ("[UNK]", "<unk>"),
-    "cls_token": ("[CLS]", "<s>"),
-    "sep_token": ("[SEP]", "</s>"),
-    "mask_token": ("[MASK]", "<mask>"),
-}
-"""The names that special tokens may have in a tokenizer.json without a tokenizer_config.json."""
+ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,8 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     The rarest letters, 0.05% of all, get no token, nor do letters beyond half of ``vocab_size``. A word with such a
     letter is ``[UNK]``. ``texts`` are read twice, one after another.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
 
     def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS[1]))
@@ -99,7 +93,13 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
-    return _described(tokenizer_of({token: index for index, token in enumerate(tokens)}))
+    found = tokenizer_of({token: index for index, token in enumerate(tokens)})
+    cls, sep = SPECIAL_TOKENS[CLS], SPECIAL_TOKENS[SEP]
+    found.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}", pair=f"{cls} $A {sep} $B:1 {sep}:1", special_tokens=[(cls, CLS), (sep, SEP)]
+    )
+    names: dict[str, Any] = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=found, model_input_names=["input_ids", "attention_mask"], **names)
 
 
 def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
@@ -124,24 +124,16 @@ def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> l
 
 
 def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
-    """Read a tokenizer from a folder that ``save_pretrained`` wrote, a tokenizer.json or a folder with one, or the Hub.
+    """Read a tokenizer from a folder that ``save_pretrained`` wrote, or from the Hub.
 
     Raises:
         InputError: for ``field``, if it can't be read.
     """
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    path = Path(place)
-    file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        check_regular_in(field, path)
-        described = any((path / name).exists() for name in ("tokenizer_config.json", "config.json"))
-        if file.exists() and not described:
-            check_regular(field, file)
-            tokenizer = _described(Tokenizer.from_file(str(file)))
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        check_regular_in(field, place)
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except InputError:
         raise
     except Exception as error:
@@ -149,49 +141,29 @@ def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
         quoted = shown(str(place), LONGEST_NAME)
         raise InputError(field, f"no tokenizer can be read from {quoted} ({reason})") from None
-    return tokenizer
+    return found
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Load a tokenizer to pretrain with, from a folder or a file.
+    """Load a tokenizer to pretrain with, from a folder.
 
     Raises:
         InputError: if there is none, or it lacks a special token that pretraining needs.
     """
-    if not (any(path.glob("tokenizer*.json")) if path.is_dir() else path.exists()):
+    if not path.is_dir():
         got = shown(str(path), LONGEST_NAME)
-        raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {got}")
+        raise InputError("tokenizer", f"expected the folder of a saved tokenizer, got {got}")
     tokenizer: Any = read_tokenizer(path, "tokenizer")
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
     # Later steps cut the text into windows and pad them.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    for role, (name, *_) in ROLES.items():
+    for role, name in zip(ROLES, SPECIAL_TOKENS, strict=True):
         if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
             raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({name} in BERT)")
     found: PreTrainedTokenizerFast = tokenizer
     return found
-
-
-def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Wrap a tokenizer for transformers: find its special tokens by name, and put them around text as BERT does."""
-    from tokenizers import processors
-    from transformers import PreTrainedTokenizerFast
-
-    known = tokenizer.get_vocab()
-    # Of two names for one role, the first counts.
-    names = {role: name for role, choices in ROLES.items() for name in reversed(choices) if name in known}
-    if tokenizer.post_processor is None and {"cls_token", "sep_token"} <= names.keys():
-        cls, sep = names["cls_token"], names["sep_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{cls} $A {sep}",
-            pair=f"{cls} $A {sep} $B:1 {sep}:1",
-            special_tokens=[(name, tokenizer.token_to_id(name)) for name in (cls, sep)],
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **names
-    )
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:

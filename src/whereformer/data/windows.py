@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import InputError, shown
-from ..lab.options import MOST_SIZE
-from .streams import Stream, in_lots
+from ..errors import InputError
+from .streams import Stream
 from .tokenizers import Vocabulary
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ SHORTEST = 8
 """The least tokens in a window."""
 HELD_OUT_RATE = 0.15
 """Share of held-out tokens that are masked, whatever rate training uses."""
-HELD_OUT_WINDOWS = 1024
-"""The most held-out windows that a training is scored on; more would only take time."""
+HELD_OUT_WINDOWS, HELD_OUT_TOKENS = 1024, 8192
+"""The most held-out windows that a training is scored on, since more would only take time, and tokens of a batch."""
 
 
 def mask_tokens(
@@ -84,10 +83,9 @@ class Windows:
         end: what follows the text: [SEP], and padding, which a funnel that truncates drops.
         hide_masked: whether attention skips [MASK].
         uniforms: whether windows have ``uniforms``.
-        held_out: (tokens,) ids to score on.
 
     Raises:
-        InputError: for ``data``, if a stream is shorter than a window.
+        InputError: for ``data``, if the stream is shorter than a window.
     """
 
     stream: Stream
@@ -98,14 +96,12 @@ class Windows:
     end: tuple[int, ...] = ()
     hide_masked: bool = False
     uniforms: bool = False
-    held_out: Stream | None = None
 
     def __post_init__(self) -> None:
         longest = max(map(self.body, self.stages))
-        for name, stream in (("training", self.stream), ("held-out", self.held_out)):
-            if stream is not None and len(stream) < longest:
-                expected = f"expected at least {longest} for one window; give more text or shorter windows"
-                raise InputError("data", f"too little text: {len(stream)} {name} tokens, {expected}")
+        if len(self.stream) < longest:
+            expected = f"expected at least {longest} for one window; give more text or shorter windows"
+            raise InputError("data", f"too little text: a part of it has {len(self.stream)} tokens, {expected}")
 
     def body(self, stage: Stage) -> int:
         """The number of text tokens in a window: all but [CLS] and what follows the text."""
@@ -134,17 +130,16 @@ class Windows:
         text = torch.stack([self.stream[start : start + body] for start in starts])
         return self._masked(text, _generator(self.seed, step))
 
-    def scored(self) -> Iterator[dict[str, Tensor]]:
-        """Yield batches of held-out windows of the last length: always the same, whatever training uses."""
-        assert self.held_out is not None
-        stage, generator = self.stages[-1], _generator(0, 0)
-        body, same = self.body(stage), replace(self, rate=HELD_OUT_RATE)
-        per_pass = len(self.held_out) // body
-        count = min(HELD_OUT_WINDOWS, per_pass)
-        texts = (self.held_out[start : start + body] for start in (n * per_pass // count * body for n in range(count)))
-        # One at a time, so that the masks do not depend on the size of a batch.
-        for lot in in_lots((same._masked(text[None], generator) for text in texts), stage.rows):
-            yield {name: torch.cat([window[name] for window in lot]) for name in lot[0]}
+    def judging(self, stream: Stream) -> Windows:
+        """Return the windows of a held-out stream, of the last length: always the same, whatever training uses."""
+        length = self.stages[-1].length
+        count = min(HELD_OUT_WINDOWS, max(1, len(stream) // self.body(self.stages[-1]) - 1))
+        rows = min(count, max(1, HELD_OUT_TOKENS // length))
+        return replace(self, stream=stream, stages=[Stage(length, count // rows, rows)], rate=HELD_OUT_RATE, seed=0)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the batches of all steps."""
+        return map(self.batch, range(sum(stage.steps for stage in self.stages)))
 
     @property
     def tokens(self) -> int:
@@ -237,46 +232,6 @@ def end_padding(config: EncoderConfig) -> int:
     return 2**poolings - 1 if config.separate_cls and config.truncate_seq else 0
 
 
-def parsed_lengths(text: str) -> list[tuple[int, float]]:
-    """Parse lengths with their shares of the steps, such as "128:0.9,512:0.1".
-
-    Raises:
-        InputError: for ``lengths``, if the text is something else, or the shares do not add up to 1.
-    """
-    try:
-        pairs = [part.split(":") for part in text.split(",")]
-        found = [(int(length), float(share)) for length, share in pairs]
-    except ValueError:
-        expected = "expected lengths and shares such as '128:0.9,512:0.1'"
-        raise InputError("lengths", f"{expected}, got {shown(text)}") from None
-    for length, share in found:
-        if not (SHORTEST <= length <= MOST_SIZE and 0 < share <= 1):
-            expected = f"expected lengths of {SHORTEST} to {MOST_SIZE} and shares above 0 and up to 1"
-            raise InputError("lengths", f"{expected}, got {shown(f'{length}:{share:g}')}")
-    total = sum(share for _, share in found)
-    if abs(total - 1) > 1e-6:
-        raise InputError("lengths", f"expected shares that add up to 1, got {total:g} in {shown(text)}")
-    return found
-
-
-def stages_of(lengths: Sequence[tuple[int, float]], steps: int, batch_size: int, batches: int) -> list[Stage]:
-    """Divide the steps among the lengths, each with its share. All steps have about the same number of tokens.
-
-    A step has ``batches`` batches of ``batch_size`` windows of the first length. Of longer windows a batch has fewer,
-    but at least one.
-
-    Raises:
-        InputError: for ``lengths``, if a length gets no step.
-    """
-    found = []
-    for length, share in _divided(lengths, steps):
-        if not share:
-            raise InputError("lengths", f"expected at least one step of each length, got none of {length} in {steps}")
-        rows = max(1, round(batch_size * lengths[0][0] / length))
-        found.append(Stage(length, share, rows * batches))
-    return found
-
-
 def growing(length: int, batch_size: int, steps: int) -> list[Stage]:
     """Divide the steps so that windows grow, with the same number of tokens in each step.
 
@@ -286,12 +241,9 @@ def growing(length: int, batch_size: int, steps: int) -> list[Stage]:
     """
     between = [doubled for power in range(1, 64) if (doubled := SHORTEST << power) < length]
     shares = {SHORTEST: 0.4, **dict.fromkeys(between, 0.2 / max(1, len(between))), length: 0.4 if between else 0.6}
-    divided = _divided([*shares.items()] if length > SHORTEST else [(length, 1.0)], steps)
-    return [Stage(each, share, batch_size * length // each) for each, share in divided if share]
-
-
-def _divided(lengths: Sequence[tuple[int, float]], steps: int) -> Iterator[tuple[int, int]]:
-    """Yield each length with its number of steps."""
-    ends = [round(share * steps) for share in accumulate(share for _, share in lengths)]
-    for (length, _), (start, end) in zip(lengths, pairwise([0, *ends]), strict=True):
-        yield length, end - start
+    lengths = shares if length > SHORTEST else {length: 1.0}
+    ends = [0, *(round(share * steps) for share in accumulate(lengths.values()))]
+    counts = (end - start for start, end in pairwise(ends))
+    return [
+        Stage(each, count, batch_size * length // each) for each, count in zip(lengths, counts, strict=True) if count
+    ]

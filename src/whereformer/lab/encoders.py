@@ -24,11 +24,7 @@ BASELINE = "none"
 def small_config(*, position: str, blocks: str, hidden_size: int, **fields: Any) -> EncoderConfig:
     """Return the configuration of a small BERT with pre-layer normalization, for training too short to need dropout.
 
-    Args:
-        position: the name of a row (:func:`~whereformer.lab.methods.fields_of_row`).
-        blocks: the layers.
-        hidden_size: the width.
-        fields: more fields of the configuration.
+    ``position`` is the name of a row (:func:`~whereformer.lab.methods.fields_of_row`).
 
     Raises:
         InputError: if the fields do not fit each other.

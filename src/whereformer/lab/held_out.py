@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data.windows import IGNORED
-from ..models import Electra, EncoderForCausalLM, Seq2SeqForConditionalGeneration
+from ..models import Electra, EncoderForCausalLM
 from ..models.heads import label_places
 from . import ranks
 
@@ -30,8 +30,7 @@ def held_out_scores(
     """
     model.eval()
     device = next(model.parameters()).device
-    counts: dict[type[nn.Module], Any] = {Electra: _electra, Seq2SeqForConditionalGeneration: _translation}
-    found, count = [], counts.get(type(model), _masked_lm)
+    found, count = [], _electra if isinstance(model, Electra) else _tokens
     for batch in list(batches)[ranks.rank() :: ranks.size()]:
         moved = {name: each.to(device) for name, each in batch.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -52,17 +51,10 @@ def means(found: list[tuple[str, float, int]]) -> dict[str, float]:
     return {name: value / count for name, (value, count) in sums.items()}
 
 
-def _masked_lm(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
-    """Return sums, each with the number of tokens summed: loss in nats and right answers over the masked tokens."""
+def _tokens(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
+    """Return sums, each with the number of tokens summed: loss in nats and right answers over the predicted tokens."""
     losses, right = _each_token(model, batch)
     return [("loss", float(losses.sum()), len(losses)), ("accuracy", float(right.sum()), len(losses))]
-
-
-def _translation(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
-    """Return sums, each with the number of tokens summed: loss in nats and right answers over the next tokens."""
-    out, asked = model(**batch), batch["labels"] != IGNORED
-    count, right = int(asked.sum()), float((out.logits.argmax(-1) == batch["labels"])[asked].sum())
-    return [("loss", float(out.loss) * count, count), ("accuracy", right, count)]
 
 
 def _electra(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
@@ -100,9 +92,9 @@ def lm_score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> HeldOutScor
 def _each_token(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss in nats of each predicted token of a batch, (tokens,), and whether the answer is right."""
     logits, labels = model(**batch).logits, batch["labels"]
-    places = label_places(labels, model.config.label_share)
+    places = label_places(labels, getattr(model.config, "label_share", None))
     wanted = labels.flatten()[places]
-    if logits.ndim == 3:  # of all tokens, because the model has no sparse_prediction
+    if logits.ndim == 3:  # of all tokens, without sparse_prediction
         # Those of a causal model are for the next token.
         logits = logits.flatten(0, 1)[places - int(isinstance(model, EncoderForCausalLM))]
     losses = functional.cross_entropy(logits.float(), wanted, reduction="none", ignore_index=IGNORED)

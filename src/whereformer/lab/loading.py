@@ -30,21 +30,14 @@ def load(path: str) -> Encoder:
     Raises:
         InputError: if the checkpoint can't be read, or has weights that are not finite.
     """
-    with named_errors(path), quiet_transformers():
-        encoder = load_pretrained(path, model_class=Encoder)
-    assert isinstance(encoder, Encoder)
-    return encoder
-
-
-@contextmanager
-def named_errors(path: str) -> Iterator[None]:
-    """Turn errors about a checkpoint into an InputError of one line that names it."""
     try:
-        yield
+        with quiet_transformers():
+            encoder = load_pretrained(path, model_class=Encoder)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
-        where = "" if path in reason else f"{path}: "
-        raise InputError("model", f"{where}{reason}") from None
+        raise InputError("model", reason if path in reason else f"{path}: {reason}") from None
+    assert isinstance(encoder, Encoder)
+    return encoder
 
 
 def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
@@ -62,11 +55,7 @@ def load_classifier(
 ) -> EncoderForSequenceClassification:
     """Load a pretrained model with a position method and a new head.
 
-    Args:
-        model: a folder, or an id on the Hub.
-        position: the method; None keeps the checkpoint's own.
-        kernels: TISA's number of kernels; None if it has none.
-        classes: the number of classes; None for regression.
+    A ``position`` of None keeps the checkpoint's own, ``kernels`` are those of TISA, and no ``classes`` is regression.
 
     Raises:
         InputError: if the model can't be read, or the method is unknown or does not fit it.

@@ -69,33 +69,22 @@ def fingerprint_of_files(files: Sequence[Path], names: Iterable[str] = ()) -> st
 
 
 def fingerprint_of_code(file: Path) -> str:
-    """Return a short hash of a Python file and of the files in its folder that it imports, directly or not.
+    """Return a short hash of a Python file and of what it imports from its folder, directly or not.
 
-    Its own name decides nothing.
+    Its own name decides nothing. Of a package, all files count.
     """
     file = file.resolve()
-    waiting, found = [file], set[Path]()
+    waiting, found = {file}, set[Path]()
     while waiting:
-        path = waiting.pop()
-        found.add(path)
+        found.add(path := waiting.pop())
         for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
-            match node:
-                case ast.Import(names=names):
-                    folder, modules = file.parent, [each.name for each in names]
-                case ast.ImportFrom(module=module, names=names, level=level):
-                    folder = [file.parent, *path.parents][level]
-                    modules = [f"{module or ''}.{each.name}".strip(".") for each in names]
-                case _:
-                    continue
-            for module in modules:
-                place = folder
-                for part in module.split("."):  # Python runs the packages that a module is in, too
-                    place /= part
-                    files = place.with_suffix(".py"), place / "__init__.py"
-                    waiting += [each for each in files if each.is_file() and each not in (*found, *waiting)]
+            modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules = [node.module]
+            for place in (file.parent / module.partition(".")[0] for module in modules):
+                waiting |= {each for each in (place.with_suffix(".py"), *place.rglob("*.py")) if each.is_file()} - found
     others = sorted((os.path.relpath(path, file.parent), path) for path in found - {file})
-    parts = [(name, _described(path)["sha256"]) for name, path in [("", file), *others]]
-    return fingerprint(word for part in parts for word in part)
+    return fingerprint(word for name, path in [("", file), *others] for word in (name, _described(path)["sha256"]))
 
 
 def write(folder: Path, facts: Mapping[str, Any]) -> None:

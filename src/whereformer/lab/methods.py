@@ -19,8 +19,8 @@ from ..files import check_regular
 from ..positions import METHODS, build_position, method_class, method_names, own_name, position_names
 from .manifest import fingerprint_of_code
 
-_SOURCES: dict[str, str] = {}
-"""The hash of the files that each method comes from which is not the library's."""
+PLUGIN = "whereformer_plugin_"
+"""How the names of plugins' modules begin; their version follows."""
 
 
 def known_methods(named: Sequence[str]) -> tuple[str, ...]:
@@ -85,10 +85,7 @@ def about_method(error: Exception, field: str) -> InputError:
 def as_setting(error: Exception, settings: Container[str], options: Container[str] = ()) -> InputError:
     """Turn an error of a configuration or model into one about a setting, or else about the position method.
 
-    Args:
-        error: the error that was raised.
-        settings: names of the settings.
-        options: names of the position method's options, which the setting ``position_options`` holds.
+    ``options`` are those of the position method, which the setting ``position_options`` holds.
     """
     field = error.field if isinstance(error, InputError) else None
     # A method raises a TypeError for an option that it does not have.
@@ -124,7 +121,7 @@ def load_plugin(path: Path | None) -> None:
     path = path.resolve()
     if path.suffix != ".py":
         raise InputError("plugin", f"expected a Python file, got {str(path)!r}")
-    name = f"whereformer_plugin_{(source := fingerprint_of_code(path))}"
+    name = f"{PLUGIN}{fingerprint_of_code(path)}"
     if name in sys.modules:
         return
     spec: Any = spec_from_file_location(name, path)
@@ -142,10 +139,3 @@ def load_plugin(path: Path | None) -> None:
     if METHODS.keys() == before:
         del sys.modules[name]
         raise InputError("plugin", f"{path.name} registers no method; call whereformer.positions.register in it")
-    _SOURCES.update(dict.fromkeys(METHODS.keys() - before, source))
-
-
-def sources_of(names: Iterable[str]) -> dict[str, str]:
-    """Return, for each of these methods that is made of a plugin's, a hash of the plugins' files."""
-    parts = {name: [_SOURCES[part] for part in method_names(name) if part in _SOURCES] for name in names}
-    return {name: ",".join(sources) for name, sources in parts.items() if sources}

@@ -29,13 +29,7 @@ def build_optimizer(
 
     Position methods have none: it pulls parameters towards zero, where some methods add nothing and others still do.
 
-    Args:
-        model: the model to train.
-        learning_rate: the learning rate.
-        kernel_learning_rate: a learning rate for ``kernel_parameters`` of position methods (such as TISA's kernels);
-            None uses ``learning_rate``.
-        weight_decay: the decay of the parameters with weight decay.
-        eps: Adam's epsilon.
+    ``kernel_learning_rate`` is that of their ``kernel_parameters`` (such as TISA's kernels); None is ``learning_rate``.
     """
     positions = [module for module in model.modules() if isinstance(module, Position)]
     positional = {id(parameter) for position in positions for parameter in position.parameters()}
@@ -51,14 +45,7 @@ def build_optimizer(
 
 
 def build_schedule(optimizer: Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:
-    """Return a schedule that rises to the optimizer's learning rate, and then goes on as its name says.
-
-    Args:
-        optimizer: the optimizer.
-        name: a name in :data:`SCHEDULES`.
-        warmup: steps in which the rate rises; 0 is as 1.
-        steps: steps in all.
-    """
+    """Return a schedule that rises to the rate in ``warmup`` steps, and goes on as :data:`SCHEDULES` say."""
     warmup, after = max(1, warmup), SCHEDULES[name]
     return LambdaLR(optimizer, lambda step: min((step + 1) / warmup, after(step, warmup, steps)))
 
@@ -80,9 +67,6 @@ class Averaged(nn.Module):
     """A model, with the sum of its weights at some steps of its training, which are in its state.
 
     So a checkpoint has all that the mean needs, and a training that continues ends with the same one.
-
-    Args:
-        model: the model.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -16,14 +16,10 @@ MOST_COUNT = 2**31 - 1
 """The largest number of steps, tokens and whatever else comes one after another."""
 MOST_SEED = 2**32 - 1
 """The largest seed of random numbers."""
-MOST_SEEDS = 10_000
-"""The most seeds to repeat everything with."""
 MOST_RATE = 1e6
 """The largest learning rate, number of epochs and the like."""
-MOST_JOBS = 1024
-"""The most runs that a command does at a time."""
-MOST_THREADS = 1024
-"""The most threads of a process. A system that starts no more of them ends the process without a word."""
+MOST_RUNS = 1024
+"""The most seeds, processes and threads. A system that starts no more threads ends a process without a word."""
 
 
 def find_device(name: str) -> torch.device:

@@ -21,7 +21,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InputError, shown
-from .options import MOST_COUNT, MOST_JOBS, MOST_SEED, MOST_SIZE
+from .options import MOST_COUNT, MOST_RUNS, MOST_SEED, MOST_SIZE
 
 if TYPE_CHECKING:
     from .report.report import Report
@@ -29,23 +29,16 @@ if TYPE_CHECKING:
 
 
 class _Lazy:
-    """A module, or what a module has, that is imported on first use."""
+    """A module, or what a module has, that is imported on first use; or what ``names`` are imported from."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, names: bool = False) -> None:
+        self._name, self._names = name, names
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(resolve_name(self._name), name)
+        return _Lazy(f"{self._name}.{name}") if self._names else getattr(resolve_name(self._name), name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return resolve_name(self._name)(*arguments, **options)
-
-
-class _LazyNames(_Lazy):
-    """What names are imported from lazily."""
-
-    def __getattr__(self, name: str) -> _Lazy:
-        return _Lazy(f"{self._name}.{name}")
 
 
 @contextmanager
@@ -59,7 +52,7 @@ def lazily(module: str) -> Iterator[None]:
     def note(name: str, known: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
         if known is None or known["__name__"] != module:  # something else, as in another thread
             return usual(name, known, local, names, level)
-        return (_LazyNames if names else _Lazy)(absolute_name("." * level + name, known["__package__"]))
+        return _Lazy(absolute_name("." * level + name, known["__package__"]), names=bool(names))
 
     builtins.__import__ = note  # type: ignore[assignment]  # it returns what stands for a module
     try:
@@ -99,12 +92,8 @@ class Range:
 
 Between = partial(Range, ends=False)
 
-TAKEN = {
-    **dict.fromkeys(("recipe", "code"), "records have this word for what their results are of"),
-    "help": "--help shows the options",
-    "quiet": "the Python function has such an argument",
-}
-"""Names that no option of a recipe has, and why."""
+RECIPE = "recipe name"
+"""What records call it. The space keeps it apart from options."""
 
 Schedule = Literal["linear", "cosine", "inverse_sqrt"]
 Names = Annotated[tuple[str, ...], Listed]
@@ -145,18 +134,11 @@ class Recipe(WithPlugin):
     """Whether several processes of a launcher, such as torchrun, can do it together."""
     MAKES_FILES: ClassVar[bool] = False
     """Whether its files are what it is for, such as a model, so that the Python function needs the argument ``out``."""
-    PLUGIN_IN_KEYS: ClassVar[bool] = False
-    """Whether its keys tell versions of a plugin apart, so that a folder with results of several is fine."""
 
     out: Annotated[Path, Free]
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
-
-    def __init_subclass__(cls) -> None:
-        for name in (name for kind in cls.__mro__ for name in getattr(kind, "__annotations__", ())):
-            if name in TAKEN:
-                raise InputError(name, f"an option of {cls.__name__} needs another name; {TAKEN[name]}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,30 +185,23 @@ class Recipe(WithPlugin):
         Raises:
             InputError: if an option is bad, or the folder holds something else.
         """
+        from .manifest import fingerprint_of_code
         from .methods import load_plugin
-        from .run import Run
+        from .run import VERSION, Run
 
         load_plugin(self.plugin)
         recipe = self.resolved()
-        options = {"recipe": self.NAME, **recipe.record(), **self._versions()}
+        options, own = {RECIPE: self.NAME, **recipe.record()}, {"code": own_file(type(self)), "plugin": self.plugin}
         more: dict[str, Any] = {"jobs": getattr(recipe, "jobs", None), "small": recipe.small, "plugin": self.plugin}
         with Run(recipe.out, options, device=recipe.device, quiet=quiet, **more) as run:
+            for what, file in own.items():
+                if file is not None:
+                    run.identify(VERSION + what, fingerprint_of_code(file))
             facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
             report = replace(recipe.run(run), command=command, facts=facts)
             if run.is_main:
                 report.write(recipe.out)
         return report
-
-    def _versions(self) -> dict[str, str]:
-        """Return the versions of the user's own files that decide numbers."""
-        from .manifest import fingerprint_of_code
-
-        found, own = {}, own_file(type(self))
-        if own is not None:
-            found["code"] = f"version {fingerprint_of_code(own)}"
-        if self.plugin is not None and not self.PLUGIN_IN_KEYS:
-            found["plugin"] = f"version {fingerprint_of_code(self.plugin)}"
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +210,7 @@ class ManyRuns(Recipe):
 
     seed: Annotated[int, Range(0, MOST_SEED), Free] = 0
     """The first seed."""
-    jobs: Annotated[int | None, Range(1, MOST_JOBS), Free] = None
+    jobs: Annotated[int | None, Range(1, MOST_RUNS), Free] = None
     """How many runs at a time, each in a process of its own. Default: one for each GPU, or of small models four; on the
     CPU one, or of small models one for each core, but at most 8."""
 
@@ -283,20 +258,12 @@ def function(kind: type[Recipe]) -> Callable[..., Report]:
         with TemporaryDirectory() as scratch:
             return kind(**{**kind.usual(options), **options, "out": scratch if out is None else out}).start(quiet=quiet)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(
-            field.name,
-            keyword,
-            default=None if field.name == "out" else default(field, inspect.Parameter.empty),
-            annotation=field.type,
-        )
-        for field in fields(kind)
-    ]
-    quiet = inspect.Parameter("quiet", keyword, default=False, annotation="bool")
+    options = dict(inspect.signature(kind).parameters)
+    options["out"] = options["out"].replace(default=None)
+    options["quiet"] = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
     call.__name__ = call.__qualname__ = kind.NAME.split()[0]
     call.__doc__ = inspect.getdoc(kind)
-    call.__signature__ = inspect.Signature([*parameters, quiet])  # type: ignore[attr-defined]  # a function may have one
+    call.__signature__ = inspect.Signature([*options.values()])  # type: ignore[attr-defined]  # a function may have one
     return call
 
 

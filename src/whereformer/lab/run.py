@@ -28,13 +28,17 @@ from .manifest import sealed, unsealed
 from .methods import load_plugin
 from .options import find_device
 from .provenance import provenance
-from .terminal import output, say
+from .terminal import output
 
 if TYPE_CHECKING:
     from .sheet import Sheet
 
 RECORDS = "records.jsonl"
 """The file of records in a run's folder."""
+HASHES = "hashes of"
+"""What its first line has besides options: hashes of what was read, by what that is."""
+VERSION = "version of the "
+"""How those of a user's own files begin. They may change as long as nothing was done."""
 MOST_JOBS = 8
 """The most runs at a time, unless somebody asks for more. Each process needs about half a GiB."""
 SMALL_JOBS = 4
@@ -46,9 +50,9 @@ Value = TypeVar("Value")
 class Run:
     """The folder of a recipe, locked: its records, its progress, its device and its processes.
 
-    Records are lines of JSON in one file. The first line has the recipe's options. Every other line has the value of a
-    function at a key, the seconds that it took, and a checksum. A line is added by one write and is then on the disk
-    itself. A line that was cut or changed is done again, which is said.
+    Records are lines of JSON in one file. The first line has the recipe's options, and hashes of what it read. Every
+    other line has the value of a function at a key, the seconds that it took, and a checksum. A line is on the disk
+    itself before the next begins. A line that was cut or changed is done again, which is said.
 
     Args:
         folder: the folder.
@@ -87,8 +91,8 @@ class Run:
         self.counts = self.losses = None  # of the keys at work: shared with processes
         self.slot = self.total = self.done = self.finished = 0
         self.labels: list[str] = []
-        self.order: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
+        self.hashes: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: the folder and the device, but neither records nor a lock."""
@@ -103,46 +107,44 @@ class Run:
             self.console = output(quiet=self.quiet)
             if self.is_main:
                 self._read()
-            self.records = ranks.from_main(lambda: self.records)
+                self._write()
+            self.records, self.hashes = ranks.from_main(lambda: (self.records, self.hashes))
             stack.enter_context(_Bar(self))
             self._exits = stack.pop_all()
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        with self._exits:
-            if self.is_main and error is None:  # in the order of the recipe, in whichever order processes were done
-                self._write({name: self.records[name] for name in self.order} | self.records)
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
-        self.first = sealed({"options": self.options, **self.provenance})
-        if not os.path.lexists(path):
-            self._write({})
-            return
-        check_regular("out", path)
-        earlier, self.records, damaged = read_records(path)
-        for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
-            value = self.options.get(name)
-            if (self.records or damaged) and earlier.get(name) != value:
-                raise InputError(
-                    "out",
-                    f"{self.folder} holds results with {name} {shown(earlier.get(name))}, not {shown(value)}; choose "
-                    "another folder, or use the same settings to continue",
-                )
-        for number in damaged:
-            self.say(f"line {number} of {path} is damaged; what it had is done again")
-        self._write(self.records)
+        if os.path.lexists(path):
+            check_regular("out", path)
+            earlier, self.records, damaged = read_records(path)
+            hashes = earlier.pop(HASHES)
+            if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
+                self.hashes = hashes
+                self._compare(earlier)
+            for number in damaged:
+                self.say(f"line {number} of {path} is damaged; what it had is done again")
 
-    def _write(self, records: Mapping[str, dict[str, Any]]) -> None:
-        write_atomically(self.folder / RECORDS, "".join([self.first, *map(sealed, records.values())]))
+    def _compare(self, earlier: Mapping[str, Any]) -> None:
+        for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
+            there, value = earlier.get(name), self.options.get(name)
+            if there != value:
+                advice = "choose another folder, or use the same settings to continue"
+                told = f"{self.folder} holds results with {name} {shown(there)}, not {shown(value)}"
+                raise InputError("out", f"{told}; {advice}")
+
+    def _write(self) -> None:
+        first = {"options": {**self.options, HASHES: self.hashes}, **self.provenance}
+        write_atomically(self.folder / RECORDS, "".join(map(sealed, [first, *self.records.values()])))
 
     def say(self, text: str | Sheet) -> None:
         """Print a line or a table, above the progress."""
-        if multiprocessing.parent_process() is None and isinstance(text, str):
-            say(self.console, text)
-        elif multiprocessing.parent_process() is None:
-            self.console.print(text)
+        if multiprocessing.parent_process() is None:
+            self.console.print(text, highlight=False, soft_wrap=isinstance(text, str))
         elif not self.quiet:
             print(printable(str(text)), flush=True)
 
@@ -156,38 +158,16 @@ class Run:
             self.counts[self.slot] += steps
             self.losses[self.slot] = self.losses[self.slot] if loss is None else loss
 
-    @contextmanager
-    def showing(self, label: str, steps: int) -> Iterator[Callable[[float], None]]:
-        """Show the progress of work that no record keeps. Yield what is told how many of its steps are done."""
-        self.labels, self.slot = [label], 0
-        self.counts = counts = _numbers(1)
-        self.losses = _numbers(1)
-        yield partial(counts.__setitem__, 0)
-        self.counts, self.done = None, self.done + steps
-
-    def once(self, function: Callable[..., Value], *arguments: Any, kind: type[Value], key: Key = ()) -> Value:
-        """Return the value of ``function(run, *arguments, *key)``, which the record keeps.
-
-        Of several processes, the main one calls it.
-        """
-        return ranks.from_main(lambda: self.each([key], function, *arguments, kind=kind, steps=0, jobs=1)[key])
-
-    def identify(self, what: str, value: str, field: str = "out", of: str | None = None) -> None:
-        """Record what results are of, such as the hash of a text, so that a folder never mixes those of two.
-
-        ``of`` is what the keys of these results begin with; None means all results.
+    def identify(self, what: str, value: str, field: str = "out") -> None:
+        """Record the hash of what results are of, such as a text, so that a folder never mixes those of two.
 
         Raises:
-            InputError: for ``field``, if the folder holds results with another, or does not say with which.
+            InputError: for ``field``, if the folder holds results with another.
         """
-        known = [json.loads(name) for name in self.records]
-        if ["identify", what] not in known and any(
-            function != "identify" and of in (None, *key[:1]) for function, *key in known
-        ):
-            problem = f"{self.folder} holds results, and not the line that says with which {what}"
-            raise InputError(field, f"{problem}; choose another folder")
-        if self.once(identify, value, kind=str, key=(what,)) != value:
+        if self.hashes.setdefault(what, value) != value:
             raise InputError(field, f"{self.folder} holds results with another {what}; choose another folder")
+        if self.is_main:
+            self._write()
 
     def each(
         self,
@@ -196,7 +176,6 @@ class Run:
         *shared: Any,
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
-        jobs: int | None = None,
         problem: Callable[[Any], str | None] = lambda key: None,
     ) -> dict[Any, Value]:
         """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
@@ -207,7 +186,6 @@ class Run:
             shared: arguments that are the same for all keys.
             kind: what it returns: a dataclass whose fields are JSON, or a type of JSON.
             steps: how many steps a key takes, for the progress, or what returns that for ``*key``.
-            jobs: how many keys at a time; by default as many as the recipe says.
             problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
         """
         keys = list(keys)
@@ -222,12 +200,11 @@ class Run:
         self.total = max(self.total, self.done + new)
         self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
         self.counts, self.losses = _numbers(len(missing)), _numbers(len(missing))
-        for key, value, seconds in self._work(missing, function, shared, min(jobs or self.jobs, len(missing))):
+        for key, value, seconds in self._work(missing, function, shared, min(self.jobs, len(missing))):
             self._keep(names[key], value, seconds)
             self.finished += 1
         self.done += new
         self.counts = None
-        self.order += [name for name in names.values() if name not in self.order]
         return {key: _typed(kind, self.records[name]["value"]) for key, name in names.items()}
 
     def _has(self, name: str, problem: Callable[[], str | None]) -> bool:
@@ -276,35 +253,17 @@ class Run:
         self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
         if not self.is_main:
             return
-        path = self.folder / RECORDS
-        size = path.stat().st_size
-        try:
-            with path.open("ab", buffering=0) as file:
-                file.write(sealed(record).encode())
-                os.fsync(file.fileno())
-        except OSError:
-            os.truncate(path, size)
-            raise
-
-
-def identify(run: Run, value: str, what: str) -> str:
-    """Return what results are of, for the record."""
-    return value
+        with (self.folder / RECORDS).open("a", encoding="utf-8") as file:
+            file.write(sealed(record))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
-    """Create a folder, and lock it against other commands.
-
-    Args:
-        out: the folder.
-        field: the argument that an error names.
-
-    Returns:
-        The lock, held until it is closed. Of several processes of a run, only the main one holds it.
+    """Create a folder, and lock it against other commands. Of several processes of a run, only the main one holds it.
 
     Raises:
-        InputError: if another command holds its lock.
-        OSError: if it can't be written.
+        InputError: for ``field``, if another command holds its lock.
     """
     if not ranks.is_main():
         return nullcontext()
@@ -328,7 +287,7 @@ def usual_jobs(device: str, *, small: bool) -> int:
 
 
 def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
-    """Return the options of a run, its records by name, and the numbers of damaged lines.
+    """Return the options of a run with its :data:`HASHES`, its records by name, and the numbers of damaged lines.
 
     A record's name is the JSON of a list: the function's name, then the parts of the key.
 
@@ -338,7 +297,8 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
     try:
         options = unsealed(first)["options"]
-    except (ValueError, KeyError):
+        options[HASHES] = dict(options[HASHES])
+    except (ValueError, KeyError, TypeError):
         raise InputError("out", f"{path} is not the record of a run; move it away or choose another folder") from None
     found, damaged = {}, []
     for number, line in enumerate(rest, 2):

@@ -145,13 +145,9 @@ def signed(number: float) -> str:
 
 def decimals(number: float | None, digits: int = 3) -> str:
     """Format a number with a fixed number of decimals; a dash if there is none or it is not finite."""
-    if number is None or not math.isfinite(number):
-        return DASH
-    return f"{number:z.{digits}f}".replace("-", MINUS)
+    return DASH if number is None or not math.isfinite(number) else f"{number:z.{digits}f}".replace("-", MINUS)
 
 
 def percent(share: float | None, digits: int = 0) -> str:
     """Format a share in percent; a dash if there is none or it is not finite."""
-    if share is None or not math.isfinite(share):
-        return DASH
-    return f"{share:z.{digits}%}".replace("-", MINUS)
+    return DASH if share is None or not math.isfinite(share) else f"{share:z.{digits}%}".replace("-", MINUS)

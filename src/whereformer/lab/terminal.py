@@ -16,9 +16,6 @@ class Terminal(Console):
 
     Names in checkpoints, tables and folders are untrusted. Every string that is printed, in a table too,
     passes through :meth:`render_str`.
-
-    Args:
-        options: those of rich's Console.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -67,38 +66,33 @@ class Analyze(Recipe):
         models: list[findings.ModelFindings] = []
         short = [Path(path).resolve().name for path in self.model]
         names = short if len(set(short)) == len(short) else self.model
-        run.expect(100 * len(self.model))
         for path, name in zip(self.model, names, strict=True):
-            with run.showing(name, 100) as upto, torch.no_grad():
-                models.append(analyze_model(path, name, self, upto, run.device))
+            run.say(f"analyzing {name}")
+            with torch.no_grad():
+                models.append(analyze_model(path, name, self, run.device))
         kept = {"models": [model.to_dict() for model in models]}
         write_atomically(self.out / FINDINGS, json.dumps(kept, allow_nan=False, indent=1) + "\n")
         return drawing.report_of(models)
 
 
-def analyze_model(
-    path: str, name: str, options: Analyze, upto: Callable[[float], None], device: str
-) -> findings.ModelFindings:
+def analyze_model(path: str, name: str, options: Analyze, device: str) -> findings.ModelFindings:
     """Analyze one model.
 
     Args:
         path: a folder, or an id on the Hugging Face Hub.
         name: what the report calls it.
         options: the options.
-        upto: is told how many of 100 steps are done.
         device: where the model runs.
     """
     encoder = loading.load(path)
     encoder.to(device)
-    upto(10)
     most = encoder.config.max_position_embeddings
     length = min(most, MOST_POSITIONS) if options.length is None else options.length
     heads: list[findings.HeadFindings] = []
     try:
         vectors = reading.position_vectors(encoder, length)
-        for index, read in enumerate(reading.position_scores(encoder, length)):
+        for read in reading.position_scores(encoder, length):
             heads += _heads(read, options.max_kernels)
-            upto(10 + 90 * (index + 1) / len(encoder.passes))
     except positions.PositionRangeError:
         told = f"expected at most {most}, the number of positions of {path}, got {length}"
         raise InputError("length", told) from None

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InputError, listed
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE, find_device
-from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_RUNS, MOST_SIZE, find_device
+from ..lab.recipe import RECIPE, Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
@@ -121,7 +121,6 @@ class Compare(ManyRuns):
 
     NAME = "compare"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
-    PLUGIN_IN_KEYS: ClassVar = True
     QUICK: ClassVar = {
         "positions": ("none", "learned", "rope", "tisa"),
         "steps": 400,
@@ -132,7 +131,7 @@ class Compare(ManyRuns):
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
     column: str | None = None
-    """The column of tables that holds the text. Default: "text", or the only column of text."""
+    """The column of tables that holds the text. Default: text."""
     positions: Annotated[Names, Free] = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
     """Methods to compare, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too,
     and "hybrid" has the positions and windows of this preset; "all" means every method."""
@@ -156,7 +155,7 @@ class Compare(ManyRuns):
     """More lengths at which to evaluate every method on held-out text. Default: two and four times `length`."""
     steps: Annotated[int, Range(1, MOST_COUNT)] = 1800
     """Training steps of each method."""
-    seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 1
+    seeds: Annotated[int, Range(1, MOST_RUNS), Free] = 1
     """How many seeds to repeat everything with. With several, the table shows medians and ranges."""
     batch_size: Annotated[int, Range(1, MOST_SIZE)] = 16
     """Training windows in a step. While windows are shorter, a step has more of them."""
@@ -220,21 +219,20 @@ class Compare(ManyRuns):
         run.identify("text", text.fingerprint)
         material = self.read(run, text)
         if self.minutes is not None:
-            steps = run.once(self.fitting_steps, material, kind=int)
+            steps = run.each([()], self.fitting_steps, material, kind=int, steps=0)[()]
             run.say(f"{self.minutes:g} minutes: {steps:,} steps for each method")
             self = replace(self, minutes=None, steps=steps)
-        names, sources = self.positions, methods.sources_of(self.positions)
+        names = self.positions
         seeds = range(self.seed, self.seed + self.seeds)
         tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
         run.expect(len(names) * (tried + len(seeds) * self.steps))
-        # A plugin that has changed makes other keys.
-        own = [(name, sources.get(name, "")) for name in names]
+        own = [(name,) for name in names]
         trials = run.each(own, self.search, material, kind=Trials, steps=tried) if tried else {}
         best: dict[str, float | None] = dict.fromkeys(names, self.rates[0])
-        for (name, _), found in trials.items():
+        for (name,), found in trials.items():
             best[name] = found.best(self.rates, self.learning_rate)
             run.say(f"{name}, losses of short trainings by learning rate: {self.told(found)}")
-        keys = [(seed, *key) for seed, key in product(seeds, own) if best[key[0]] is not None]
+        keys = [(seed, name) for seed, name in product(seeds, names) if best[name] is not None]
         outcomes = run.each(keys, self.train, material, best, kind=Outcome, steps=self.steps, problem=self.problem)
         return self.report(material, outcomes, best, seeds, trials)
 
@@ -255,9 +253,9 @@ class Compare(ManyRuns):
                 f"each to judge {longest} tokens at a time; give more text or a smaller `length`",
             )
         source, rate = text.source, None if self.causal else windows.HELD_OUT_RATE
-        if self.characters is not None and encoded.facts.characters >= self.characters:
-            source = f"the first {self.characters:,} characters of {source}"
-        guessing = encoded.facts.unigram_entropy
+        if self.characters is not None:
+            source = f"up to {self.characters:,} characters of {source}"
+        guessing = encoded.guessing
         tokens = f"{training:,} training and {held_out:,} held-out tokens"
         run.say(f"{tokens} from {source}; guessing by frequency: loss {guessing:.2f}")
         held_out_text = windows.HeldOut(encoded.held_out, rate, encoded.vocabulary)
@@ -301,7 +299,7 @@ class Compare(ManyRuns):
         drawn = windows.Windows(material.training, material.vocabulary, stages, rate, seed)
         return training.train(model, drawn.batch, plan, device=run.device, **{"on_log": run.step, **more})
 
-    def search(self, run: Run, material: Material, position: str, source: str) -> Trials:
+    def search(self, run: Run, material: Material, position: str) -> Trials:
         """Train a method shortly with every rate, on the same batches.
 
         The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
@@ -320,14 +318,12 @@ class Compare(ManyRuns):
                 found.append(None)
         return Trials(found)
 
-    def train(
-        self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str, source: str
-    ) -> Outcome:
+    def train(self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str) -> Outcome:
         """Train a method with a seed, save the model, and judge it."""
         rate, held_out = rates[position], material.held_out
         config = self.config(position, material.vocabulary.size)
         model: Any = encoders.build(config, seed)
-        facts = self.facts(seed, position, source)
+        facts = self.facts(seed, position)
         checkpoints = run.folder / "checkpoints" / self.model_folder(position, seed).name
         kept = training.Checkpoints(checkpoints, SAVE_EVERY, [facts, rate], run.say)
         plan = training.Training(steps=self.steps, rate=rate)
@@ -370,19 +366,19 @@ class Compare(ManyRuns):
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             return None
 
-    def facts(self, seed: int, position: str, source: str) -> dict[str, Any]:
+    def facts(self, seed: int, position: str) -> dict[str, Any]:
         """Return what a trained model is of, for its manifest."""
-        return json.loads(json.dumps({"options": self.record(), "position": position, "seed": seed, "source": source}))
+        return json.loads(json.dumps({"options": self.record(), "position": position, "seed": seed}))
 
     def model_folder(self, position: str, seed: int) -> Path:
         """Return the folder for the trained model of a method and seed."""
         return self.out / "models" / f"{position.replace('/', ',')}-{seed}"  # no name of a method has a comma
 
-    def problem(self, key: tuple[int, str, str]) -> str | None:
+    def problem(self, key: tuple[int, str]) -> str | None:
         """Return why the model of a key does not count, or None if it does."""
-        seed, position, source = key
+        seed, position = key
         folder = self.model_folder(position, seed)
-        found = manifest.problem(folder, self.facts(seed, position, source))
+        found = manifest.problem(folder, self.facts(seed, position))
         return None if found is None else f"{folder}: {found}"
 
     def fitting_steps(self, run: Run, material: Material) -> int:
@@ -419,10 +415,10 @@ class Compare(ManyRuns):
     def report(
         self,
         material: Material,
-        outcomes: Mapping[tuple[int, str, str], Outcome],
+        outcomes: Mapping[tuple[int, str], Outcome],
         rates: Mapping[str, float | None],
         seeds: range,
-        trials: Mapping[tuple[str, str], Trials],
+        trials: Mapping[tuple[str], Trials],
     ) -> report.Report:
         """Return the ranking, and what it is made of."""
         title, tried = "Which position method suits this text?", ", ".join(f"{rate:g}" for rate in self.rates)
@@ -432,10 +428,10 @@ class Compare(ManyRuns):
             if rate is None
         }
         failed |= {
-            name: f"{name}, seed {seed}: {each.failed}" for (seed, name, _), each in outcomes.items() if each.failed
+            name: f"{name}, seed {seed}: {each.failed}" for (seed, name), each in outcomes.items() if each.failed
         }
         runs: dict[str, dict[int, Outcome]] = {name: {} for name in self.positions if name not in failed}
-        for (seed, name, _), outcome in outcomes.items():
+        for (seed, name), outcome in outcomes.items():
             if name in runs:
                 runs[name][seed] = outcome
         problem = "; ".join(failed.values())
@@ -452,10 +448,10 @@ class Compare(ManyRuns):
         )
         parts: list[Any] = [
             drawing.table(ranking, runs, lengths=self.judged, causal=self.causal, guessing=material.guessing),
-            *drawing.curves(ranking, runs, lengths=self.judged, guessing=material.guessing),
+            drawing.curves(ranking, runs, material.guessing),
         ]
         if trials:
-            rows = [(name, self.told(found)) for (name, _), found in trials.items()]
+            rows = [(name, self.told(found)) for (name,), found in trials.items()]
             columns = [Column("position"), Column("losses by learning rate", left=True)]
             parts.append(Sheet.of("Short trainings", columns, rows, folded=True))
         return report.Report(title, told, parts, outcomes, problem=problem)
@@ -474,13 +470,13 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
     """
     path = folder / running.RECORDS
     options, records, _ = running.read_records(path) if path.exists() else ({}, {}, [])
-    if options.get("recipe") != Compare.NAME:
+    if options.get(RECIPE) != Compare.NAME:
         raise InputError("out", f"{folder} has no results of whereformer compare")
     known = {field.name for field in fields(Compare)}
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})
     runs: dict[str, dict[int, Outcome]] = {}
-    for record in records.values():
-        what, *key = json.loads(record["key"])
+    for name, record in records.items():
+        what, *key = json.loads(name)
         if what == "train" and not record["value"]["failed"]:
             runs.setdefault(key[1], {})[key[0]] = Outcome(**record["value"])
     return recipe, runs

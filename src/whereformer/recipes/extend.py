@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import new_folder
-from ..lab.options import MOST_COUNT, MOST_SEED, MOST_THREADS
+from ..lab.options import MOST_COUNT, MOST_RUNS, MOST_SEED
 from ..lab.recipe import Free, Range, Recipe, lazily
 from ..lab.sheet import Column, Sheet
 
@@ -97,8 +97,8 @@ class Extend(Recipe):
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
-    """The column of tables that holds the text. Default: "text", or the only column of text."""
-    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
+    """The column of tables that holds the text. Default: text."""
+    threads: Annotated[int | None, Range(1, MOST_RUNS), Free] = None
     """Threads on the CPU. Default: torch's."""
 
     def run(self, run: Run) -> Report:

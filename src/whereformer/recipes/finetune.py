@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from ..errors import InputError
 from ..files import check_regular_in
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_SEEDS, MOST_SIZE
+from ..lab.options import MOST_COUNT, MOST_RATE, MOST_RUNS, MOST_SIZE
 from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
 
@@ -150,7 +150,7 @@ class Finetune(ManyRuns, Trains):
     replaces them, and "own" leaves the model as it is; `whereformer positions` lists others."""
     kernels: Annotated[Counts, Range(0, 1024), Free] = (0, 1, 3, 5)
     """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
-    seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 5
+    seeds: Annotated[int, Range(1, MOST_RUNS), Free] = 5
     """How many seeds to repeat every run with: of the head, new kernels, the order of rows and dropout."""
     epochs: Annotated[float, Between(0, MOST_RATE)] = 3.0
     """How many times each row is read."""
@@ -227,8 +227,8 @@ class Finetune(ManyRuns, Trains):
                 tokenized = partial(labeled.tokenized, **options)
                 tasks = {data.task.name: data.converted(tokenized) for data in loaded}
                 weights = loading.fingerprint_of(model.encoder, positions=False)
-                read = {name: labeled.fingerprint(rows.splits, weights) for name, rows in tasks.items()}
-            labeled.check_lengths(model, [split for task in tasks.values() for split in task.splits])
+                read = {name: labeled.fingerprint_of(rows.splits.values(), weights) for name, rows in tasks.items()}
+            labeled.check_lengths(model, [split for task in tasks.values() for split in task.splits.values()])
             sizes[variant.name] = loading.sizes_of(model)
         return Prepared(tasks, read, sizes)
 
@@ -237,7 +237,7 @@ class Finetune(ManyRuns, Trains):
             return report.Report("What would be fine-tuned?", [self.DRY], [self.plan()])
         read = self.prepared.read
         for task, found in read.items():
-            run.identify(f"model or other rows of {task}", found, of=task)
+            run.identify(f"model or other rows of {task}", found)
         run.say(self.plan())
         # Every model is trained with one seed before the next.
         seeds = range(self.seed, self.seed + self.seeds)
@@ -303,7 +303,7 @@ class Finetune(ManyRuns, Trains):
         for name, task in self.prepared.tasks.items():
             lengths = sorted(task.train.lengths.flatten().tolist())
             counts = ", ".join(f"{split} {count:,}" for split, count in task.counts.items())
-            longest = max(int(split.lengths.max()) for split in task.splits)
+            longest = max(int(split.lengths.max()) for split in task.splits.values())
             told = f"{counts} rows from {task.source}; median {lengths[len(lengths) // 2]} tokens, longest {longest}"
             rows.append((name, f"{told}; {self.steps(name):,} steps per run"))
             rows += [("", note) for note in self.caveats(task)]
@@ -316,14 +316,9 @@ class Finetune(ManyRuns, Trains):
         return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
 
     def caveats(self, task: glue.Data) -> list[str]:
-        """Return what to know about the scores of a task: partial data and truncated rows."""
-        notes = []
-        if task.parts:
-            rows = ", ".join(f"{split} {task.counts[split]:,} rows" for split in task.parts)
-            notes.append(f"only part of the official data ({rows}); do not compare with published scores")
-        if cut := sum(split.cut for split in task.splits):
-            notes.append(f"{cut:,} rows were truncated to {self.max_length} tokens")
-        return notes
+        """Return what to know about the scores of a task: truncated rows."""
+        cut = sum(split.cut for split in task.splits.values())
+        return [f"{cut:,} rows were truncated to {self.max_length} tokens"] if cut else []
 
     def report(self, tuned: Mapping[tuple[str, str, int], Tuned], seeds: range) -> report.Report:
         """Return the tables, laid out as in the TISA paper, and what they say."""

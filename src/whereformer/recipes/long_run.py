@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import InputError
 from ..files import new_folder
 from ..lab import ranks, trackers
-from ..lab.options import MOST_SEED, MOST_SIZE, MOST_THREADS, canonical_options
+from ..lab.options import MOST_RUNS, MOST_SEED, MOST_SIZE, canonical_options
 from ..lab.recipe import Free, Range, Trains, lazily
 from ..lab.sheet import Column, Sheet
 
@@ -69,7 +69,7 @@ class LongRun(Trains):
     cache: Annotated[Path | None, Free] = None
     """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
     it. Default: cache/ in --out."""
-    threads: Annotated[int | None, Range(1, MOST_THREADS), Free] = None
+    threads: Annotated[int | None, Range(1, MOST_RUNS), Free] = None
     """Threads on the CPU. Default: torch's."""
     report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, Free] = None
     """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is

@@ -33,6 +33,7 @@ class Work(long_run.Work):
     text: encode.EncodedText
     config: models.EncoderConfig
     windows: text_windows.Windows
+    judged: text_windows.Windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +58,11 @@ class Pretrain(long_run.LongRun):
     .jsonl; or a data set on the Hugging Face Hub, as hub:NAME or hub:NAME:CONFIG.
     Default: the documentation that comes with Python."""
     column: Annotated[str | None, Free] = None
-    """The column of tables that holds the text. Default: "text", or the only column of text."""
+    """The column of tables that holds the text. Default: text."""
     out: Annotated[Path, Free] = Path("runs/pretrain")
     """Folder for the model, checkpoints and results."""
     tokenizer: Annotated[Path | None, Free] = None
-    """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
+    """The folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
     vocab_size: Annotated[int, Range(64, options.MOST_SIZE)] = 4096
     """Size of the vocabulary that is learned from the text, without ``tokenizer``."""
     objective: Literal["mlm", "electra"] = "mlm"
@@ -93,16 +94,15 @@ class Pretrain(long_run.LongRun):
     dropout: Annotated[float, Range(0, 0.9)] = 0.0
     """Dropout on hidden states and attention weights. Small models that read a text a few times do best without it; for
     large models, use 0.1."""
-    length: Annotated[int | None, Range(8, options.MOST_SIZE)] = None
-    """Tokens in a window, including [CLS] and [SEP]. Default: 128."""
-    lengths: str | None = None
-    """Several lengths instead, each with its share of the steps, such as 128:0.9,512:0.1 (as for BERT and ALBERT).
-    Batches have fewer of the longer windows, so that every step has about the same number of tokens. Held-out text is
-    scored at the last length."""
+    length: Annotated[int, Range(8, options.MOST_SIZE)] = 128
+    """Tokens in a window, including [CLS] and [SEP]."""
+    grow: bool = False
+    """Begin with windows of 8 tokens for 40% of the steps, and double them up to `length`, as `compare` does. Every
+    step has about the same number of tokens, and absolute positions are learned sooner."""
     steps: Annotated[int, Range(1, options.MOST_COUNT)] = 2000
     """Number of training steps."""
     batch_size: Annotated[int, Range(1, options.MOST_SIZE)] = 16
-    """Number of windows that go through the model at a time; with `lengths`, of the first length."""
+    """Number of windows that go through the model at a time."""
     compile: bool = False
     """Compile the model, with CUDA graphs on a GPU. That takes about a minute for each length of windows, and may pay
     in long trainings. It needs one process, and no `accumulate`."""
@@ -123,8 +123,6 @@ class Pretrain(long_run.LongRun):
     def check(self) -> None:
         if self.warmup is not None and not 0 <= self.warmup <= self.steps:
             raise InputError("warmup", f"expected 0 to {self.steps}, got {shown(self.warmup)}")
-        if self.length is not None and self.lengths is not None:
-            raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
         if self.hide_masked and self.objective != "mlm":
             raise InputError("hide_masked", f"only for `objective` mlm, got {self.objective}, which sees no [MASK]")
         super().check()
@@ -146,31 +144,26 @@ class Pretrain(long_run.LongRun):
             why = f"blocks {self.blocks!r} shorten the sequence, and pretraining predicts at every token"
             raise InputError("decoder_layers", f"expected at least 1, got 0: {why}")
         usual |= {"decoder_layers": "2" if funnel else "0", "warmup": max(1, self.steps // 10)}
-        usual |= {"length": 128} if self.lengths is None else {}
         found = replace(
             self,
             position_options=options.canonical_options(self.position_options),
-            lengths=",".join(f"{length}:{share:g}" for length, share in self.parts) if self.lengths else None,
             **{name: value for name, value in usual.items() if getattr(self, name) is None},
         )
         # What does not fit is said before the text is read and encoded, which may take long.
         config = found.config(tokenizers.trained_vocabulary(64))
-        padding = text_windows.end_padding(config)
-        for stage in found.stages:
-            if stage.length - padding < 6:
-                least = f"at least {6 + padding} for blocks {config.blocks!r}"
-                raise InputError("lengths" if self.lengths else "length", f"expected {least}, got {stage.length}")
+        shortest, least = found.stages[0].length, 6 + text_windows.end_padding(config)
+        if shortest < least:
+            told = f"expected windows of at least {least} tokens for blocks {config.blocks!r}, got {shortest}"
+            raise InputError("grow" if self.grow else "length", told)
         return found
-
-    @property
-    def parts(self) -> list[tuple[int, float]]:
-        """The lengths of windows, each with its share of the steps."""
-        return text_windows.parsed_lengths(self.lengths) if self.lengths else [(self.length or 128, 1.0)]
 
     @property
     def stages(self) -> list[text_windows.Stage]:
         """The stages of training, in order: one for each length of windows."""
-        return text_windows.stages_of(self.parts, self.steps, self.batch_size, self.accumulate)
+        rows = self.batch_size * self.accumulate
+        if self.grow:
+            return text_windows.growing(self.length, rows, self.steps)
+        return [text_windows.Stage(self.length, self.steps, rows)]
 
     def config(self, vocabulary: tokenizers.Vocabulary) -> models.EncoderConfig:
         """Return the configuration of the model, which is built without memory for it.
@@ -178,7 +171,7 @@ class Pretrain(long_run.LongRun):
         Raises:
             InputError: if the options do not fit together.
         """
-        method, longest = options.parsed_options(self.position_options), max(each.length for each in self.stages)
+        method = options.parsed_options(self.position_options)
         # With a preset, what is not given is the preset's.
         given: dict[str, Any] = {"windows": self.windows, "position_options": method or None}
         kind = models.ElectraPretrainingConfig if self.objective == "electra" else models.EncoderConfig
@@ -192,7 +185,7 @@ class Pretrain(long_run.LongRun):
                 blocks=self.blocks,
                 decoder_layers=self.decoder_layers,
                 position=self.position,
-                max_position_embeddings=longest,
+                max_position_embeddings=self.length,
                 norm=self.norm,
                 hidden_dropout_prob=self.dropout,
                 attention_probs_dropout_prob=self.dropout,
@@ -216,7 +209,7 @@ class Pretrain(long_run.LongRun):
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size)
         with ranks.main_first():
             paths = read.fetched(self.data, run.say)
-        text = corpus.Text(paths, self.column, corpus.source_of(self.data))
+        text = corpus.Text(paths, self.column)
         run.say(text.about_files)
         hashes = {"text": text.fingerprint, "tokenizer": choice.setting}
         run.identify("text", hashes["text"], "data")
@@ -233,29 +226,22 @@ class Pretrain(long_run.LongRun):
             end=(ids.sep, *[ids.pad] * text_windows.end_padding(config)),
             hide_masked=self.hide_masked,
             uniforms=self.objective == "electra",
-            held_out=encoded.held_out,
         )
-        return Work(hashes, self.steps, encoded, config, windows)
+        return Work(hashes, self.steps, encoded, config, windows, windows.judging(encoded.held_out))
 
     def plan(self, work: Work) -> list[tuple[str, str]]:
-        facts, sizes, stages = work.text.facts, sizes_of(work.config), work.windows.stages
-        lengths = ", ".join(f"{length:,}" for length in work.config.block_lengths(stages[-1].length))
-        words = f"embeddings of {facts.vocabulary:,} tokens and {sizes['positional_parameters']:,} for position"
+        text, sizes, stage = work.text, sizes_of(work.config), work.windows.stages[-1]
+        lengths = ", ".join(f"{length:,}" for length in work.config.block_lengths(self.length))
+        words = f"embeddings of {text.vocabulary.size:,} tokens and {sizes['positional_parameters']:,} for position"
         size = f"{sizes['parameters']:,} parameters, including {sizes['embedding_parameters']:,} for {words}"
-        tokens = f"{stages[0].rows * stages[0].length:,} tokens"
-        rows = [
-            ("text", f"{facts.training_tokens:,} training and {facts.held_out_tokens:,} held-out tokens"),
-            ("", f"from {facts.source}; guessing by frequency: loss {facts.unigram_entropy:.2f}"),
+        tokens = f"{stage.rows * stage.length:,} tokens"
+        return [
+            ("text", f"{len(text.training):,} training and {len(text.held_out):,} held-out tokens"),
+            ("", f"from {corpus.source_of(self.data)}; guessing by frequency: loss {text.guessing:.2f}"),
             ("model", size),
             ("", f"blocks {work.config.blocks} of {lengths} tokens"),
             ("training", f"{self.steps:,} steps of {tokens}; the text is read {work.windows.passes:,.1f} times"),
         ]
-        step = 0
-        for stage in stages if len(stages) > 1 else ():
-            what = f"{stage.rows:,} windows of {stage.length:,} tokens"
-            rows.append(("", f"steps {step + 1:,} to {step + stage.steps:,}: {what}"))
-            step += stage.steps
-        return rows
 
     def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> long_run.Outcome:
         torch.manual_seed(self.seed)
@@ -271,7 +257,7 @@ class Pretrain(long_run.LongRun):
         )
 
         def score(step: int) -> dict[str, float]:
-            return held_out.held_out_scores(model, work.windows.scored(), bfloat16=bfloat16)
+            return held_out.held_out_scores(model, work.judged, bfloat16=bfloat16)
 
         every = self.every or max(1, self.steps // 10)
         done = self.fit(run, model, work.windows.batch, plan, score, every, facts, also=model.save_pretrained)
@@ -284,7 +270,7 @@ class Pretrain(long_run.LongRun):
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, last, {**tokens, **sizes})
 
     def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
-        guess, place = work.text.facts.unigram_entropy, str(self.out / "model")
+        guess, place = work.text.guessing, str(self.out / "model")
         return "How well does the model predict held-out text?", [
             f"{self.steps:,} steps, {work.windows.tokens:,} tokens; held-out {losses.in_words(outcome.saved)}",
             f"Guessing by frequency has a loss of {guess:.2f}.",

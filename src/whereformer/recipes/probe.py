@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ..errors import InputError, listed, shown
-from ..lab.options import MOST_COUNT, MOST_SEEDS
+from ..lab.options import MOST_COUNT, MOST_RUNS
 from ..lab.recipe import Free, ManyRuns, Names, Range, lazily
 from ..lab.sheet import Cell, Column, Sheet
 
@@ -224,7 +224,7 @@ class Probe(ManyRuns):
     """Symbols in a training row, an even number. Models are tested at this length and at two and four times it."""
     steps: Annotated[int, Range(1, MOST_COUNT)] = 500
     """Training steps of each model."""
-    seeds: Annotated[int, Range(1, MOST_SEEDS), Free] = 1
+    seeds: Annotated[int, Range(1, MOST_RUNS), Free] = 1
     """How many seeds to repeat everything with. With several, the tables show medians and ranges."""
 
     small = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from ..errors import InputError
 from ..lab import encoders, methods
 from ..lab.encoders import BASELINE
 from ..lab.loading import quiet_transformers
-from ..lab.run import RECORDS, read_records
+from ..lab.run import HASHES, RECORDS, read_records
 from ..lab.sheet import Cell, Column, Sheet
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
@@ -121,10 +122,12 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
 def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
     text = Text(recipe.data, recipe.column, characters=recipe.characters)
-    _, records, _ = read_records(recipe.out / RECORDS)
-    if text.fingerprint != records.get('["identify", "text"]', {}).get("value"):
-        told = f"the text of {recipe.out}, or its line in the record, has changed; run whereformer compare again"
-        raise InputError("measure", told)
+    options, _, _ = read_records(recipe.out / RECORDS)
+    if text.fingerprint != options[HASHES].get("text"):
+        raise InputError("measure", f"the text of {recipe.out} has changed; run whereformer compare again")
+    version = options[HASHES].get("version of the plugin")
+    if version is not None and f"{methods.PLUGIN}{version}" not in sys.modules:
+        raise InputError("measure", f"{recipe.out} has models of a plugin; `plugin` has to name the file as it was")
     encoded = open_or_encode(recipe.out / "cache", text, TokenizerChoice(None, recipe.vocab_size))
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
@@ -136,7 +139,7 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
         methods.known_methods([name])
     except InputError as error:
         raise InputError("measure", f"{error.reason}; `plugin` names the file that registers it") from None
-    if (problem := recipe.problem((seed, name, methods.sources_of([name]).get(name, "")))) is not None:
+    if (problem := recipe.problem((seed, name))) is not None:
         told = f"{recipe.out} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
         raise InputError("measure", told)
     with quiet_transformers():

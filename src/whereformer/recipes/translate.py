@@ -49,8 +49,8 @@ class Work(long_run.Work):
 class Translate(long_run.LongRun):
     """Train a translation Transformer on parallel text, with any position method.
 
-    The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
-    languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
+    The text is two files of lines, such as --data train.en train.de, or tables (--columns). A subword vocabulary for
+    both languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
 
     The text may be larger than memory: it is encoded once, into cache/, and read from there a pair at a time. Also
     writes model/ (the mean of the last scored weights, and the tokenizer), report.html, records.jsonl, checkpoints/
@@ -61,22 +61,14 @@ class Translate(long_run.LongRun):
     NAME = "translate train"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
-    source: Annotated[Path | None, Free] = None
-    """Lines to translate from, in UTF-8."""
-    target: Annotated[Path | None, Free] = None
-    """Their translations, line by line."""
     data: Annotated[tuple[Path, ...], Free] = ()
-    """Tables with both languages, instead of two files: .parquet, .jsonl, .csv or .tsv."""
+    """Two files in UTF-8, lines to translate from and their translations, line by line; or tables with both languages:
+    .parquet, .jsonl, .csv or .tsv."""
     columns: Annotated[str | None, Free] = None
-    """Columns of the tables, such as en,de. Default: both, if there are only two. A .tsv file begins with
-    a header if names are given; without, or with 1,2, its first line is text."""
+    """Columns of the tables, such as en,de. Default: both, if there are only two."""
     validation: Annotated[tuple[Path, ...], Free] = ()
-    """Validation text, for scores during training: tables with the same columns. Default: one pair in twenty is held
-    out, at most 2000."""
-    validation_source: Annotated[Path | None, Free] = None
-    """Validation text as two aligned files: the lines to translate."""
-    validation_target: Annotated[Path | None, Free] = None
-    """Their translations, line by line."""
+    """Validation text, for scores during training: two files or tables with the same columns. Default: one pair in
+    twenty is held out, at most 2000."""
     out: Annotated[Path, Free] = Path("runs/translate")
     """Folder for the model, checkpoints and results."""
 
@@ -138,17 +130,16 @@ class Translate(long_run.LongRun):
             dropout=DROPOUT[self.preset] if self.dropout is None else self.dropout,
         )
         found.config(self.vocab_size)  # what does not fit is said before the text is read and encoded
-        _ = self.files
+        _ = self.parts
         return found
 
     @property
-    def files(self) -> tuple[parallel.PairFiles, parallel.PairFiles | None]:
-        """The text to train on, and that to judge by, if it is given."""
-        given = (self.validation_source, self.validation_target, self.validation)
-        return (
-            parallel.PairFiles(self.source, self.target, self.data, self.columns),
-            parallel.PairFiles(*given, self.columns, validation=True) if any(given) else None,
-        )
+    def parts(self) -> dict[str, parallel.Pairs]:
+        """The pairs to train on and those to judge by."""
+        pairs = parallel.Pairs("data", self.data, self.columns)
+        if self.validation:
+            return {"training": pairs, "held_out": parallel.Pairs("validation", self.validation, self.columns)}
+        return {"training": replace(pairs, held_out=False), "held_out": replace(pairs, held_out=True)}
 
     def config(self, vocab_size: int) -> models.Seq2SeqConfig:
         """Return the configuration of the model, which is built without memory for it.
@@ -183,18 +174,19 @@ class Translate(long_run.LongRun):
 
     def prepare(self, run: Run, cache: Path) -> Work:
         """Open the encoded pairs or encode them, and leave those with an empty or too long line out."""
-        text = parallel.ParallelText(*self.files)
-        run.identify("text", text.fingerprint, text.pairs.field)
+        text = parallel.fingerprint(self.parts)
+        run.identify("text", text, "data")
         with ranks.main_first():
-            encoded, tokenizer = parallel.open_or_encode(cache, text, self.vocab_size, run.say)
+            encoded, tokenizer = parallel.open_or_encode(cache, self.parts, text, self.vocab_size, run.say)
         rows, pairs = {}, {}
-        for name, source in zip(parallel.PARTS, text.sources, strict=True):
-            every = encoded[name]
+        for name, every in encoded.items():
             full = (every.lengths > 0).all(1)
             fits = full & (every.lengths <= self.max_length).all(1)
             if not fits.any():
                 wanted = f"text on both sides and at most {self.max_length} tokens on each"
-                raise InputError("max_length", f"no {name.replace('_', '-')} pair of {source} has {wanted}")
+                raise InputError(
+                    "max_length", f"no {name.replace('_', '-')} pair of {self.parts[name].name} has {wanted}"
+                )
             rows[name] = every.chosen(fits.nonzero().flatten())
             lengths = rows[name].lengths
             pairs[name] = {
@@ -208,7 +200,7 @@ class Translate(long_run.LongRun):
         drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True)
         steps = self.steps or max(1, math.ceil(self.epochs * drawn.per_epoch))
         config = self.config(len(tokenizer))
-        return Work({"text": text.fingerprint}, steps, rows, pairs, tokenizer, config, drawn)
+        return Work({"text": text}, steps, rows, pairs, tokenizer, config, drawn)
 
     def plan(self, work: Work) -> list[tuple[str, str]]:
         rows = []
