@@ -59,7 +59,7 @@ def test_none_is_not_accepted(words, capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     refusals("""
-        pretrain --prset bert => unexpected word '--prset'; did you mean --preset?
+        compare --prset bert => unexpected word '--prset'; did you mean --preset?
         compare bert => unexpected word 'bert'; whereformer compare --help lists them
         compare --steps => --steps: expected one argument
         finetune --task rte => --model: the command needs it, got none

@@ -23,7 +23,8 @@ from whereformer.cli.main import main
 from whereformer.lab import encoders, train
 from whereformer.lab.methods import PLUGIN as PLUGIN_MODULE
 from whereformer.lab.methods import load_plugin, parameters
-from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
+from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
+from whereformer.models.presets import PRESETS
 from whereformer.recipes import compare
 from whereformer.recipes.compare import Compare, Trials, load
 
@@ -243,7 +244,7 @@ def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
         --causal --mask-rate 0.3 => --mask-rate: causal models mask nothing; leave it out
         --num-heads 5 => 5 heads do not divide hidden_size 64
         --rate-factors 9e5 --learning-rate 10 => --rate-factors: expected learning rates of at most 1e+06
-        --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
+        --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
         --lengths 32 => --lengths: expected at least the training length 64, got 32
         --lengths 65,66,67,68,69,70 => --lengths: expected at most 5, got 6
         --data no/such/file => --data: no such file or folder: 'no/such/file'
@@ -261,15 +262,27 @@ def test_other_lengths_are_judged(text, tmp_path):
     assert "@24" in (tmp_path / "report.html").read_text()
 
 
-def test_the_encoder_normalizes_first_and_positions_are_what_differs():
-    recipe = Compare(out="x")
-    config, hybrid = (recipe.config(name, 64) for name in ("none", "hybrid"))
-    assert (config.norm, config.blocks, config.intermediate_size, config.decoder_layers) == ("pre", "4", 128, "0")
-    of_hybrid = EncoderConfig.preset("hybrid", blocks="4")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
+    recipe, expected = Compare(out="x", preset=preset, length=16, hidden_size=16), EncoderConfig.preset(preset)
+    *configs, hybrid = (recipe.config(name, 64) for name in ("none", "rope", "hybrid"))
+    of_hybrid = EncoderConfig.preset("hybrid", blocks=hybrid.blocks, decoder_layers=hybrid.decoder_layers)
     assert (hybrid.position, hybrid.windows) == (of_hybrid.position, of_hybrid.windows)
-    differs = {name for name, value in vars(config).items() if vars(hybrid)[name] != value}
-    assert differs == {"position", "windows"}
+    for field in ("norm", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
+        assert {getattr(config, field) for config in configs} == {getattr(expected, field)}, field
+    assert [config.position for config in configs] == ["none", "rope"]
+    assert all(config.position_options == {} for config in configs)
+    assert {config.blocks for config in configs} == {PRESETS[preset].get("blocks", "4")}
+
+
+def test_a_comparison_without_a_preset_normalizes_first_and_options_win_over_a_preset(text, tmp_path):
+    config = Compare(out="x").config("none", 64)
+    assert (config.norm, config.blocks, config.intermediate_size, config.decoder_layers) == ("pre", "4", 128, "0")
     assert Compare(out="x", blocks="1-1").config("none", 64).decoder_layers == "1"
+    run(text, tmp_path, "--preset=funnel", "--blocks=1-1", positions="none")
+    config = load_pretrained(tmp_path / "models" / "none-0", model_class=EncoderForMaskedLM).config
+    assert (config.blocks, config.decoder_layers) == ("1-1", "2")
+    assert (config.query_bias, config.hidden_act) == (False, "gelu_pytorch_tanh")
 
 
 def test_too_little_text_for_the_length(text, tmp_path, capsys):
@@ -434,6 +447,7 @@ def test_a_size_has_other_defaults(monkeypatch):
     recipe, medium = sizes("--data", "mine.txt", "--quick")
     assert medium == (512, 256, "compare-medium-quick", False)
     assert recipe == Compare(data="mine.txt", quick=True, **Compare.usual({"data": "mine.txt", "quick": True}))
+    assert sizes("--preset=funnel", "--size=medium")[0].config("none", 100).blocks == "4-4-4"
     assert sizes("--device", "cpu")[1] == sizes("--size=small")[1] == (64, 64, "compare", True)
 
 

@@ -21,17 +21,20 @@ BASELINE = "none"
 """The method without positions, whose weights all models start from."""
 
 
-def small_config(*, position: str, blocks: str, hidden_size: int, **fields: Any) -> EncoderConfig:
-    """Return the configuration of a small BERT with pre-layer normalization, for training too short to need dropout.
+def small_config(
+    preset: str | None = None, *, position: str, blocks: str, hidden_size: int, **fields: Any
+) -> EncoderConfig:
+    """Return the configuration of a small encoder, for training too short to need dropout.
 
-    ``position`` is the name of a row (:func:`~whereformer.lab.methods.fields_of_row`).
+    Without a preset, it is BERT with pre-layer normalization. ``position`` is the name of a row
+    (:func:`~whereformer.lab.methods.fields_of_row`).
 
     Raises:
-        InputError: if the fields do not fit each other.
+        InputError: if the fields do not fit the preset.
     """
     return EncoderConfig.preset(
-        "bert",
-        norm="pre",
+        preset or "bert",
+        **({"norm": "pre"} if preset is None else {}),
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         # A row is one stretch of text, without token types.

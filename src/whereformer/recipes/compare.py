@@ -29,6 +29,7 @@ with lazily(__name__):
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
+    from ..models import presets
     from . import compare_report as drawing
     from .compare_report import Outcome
 
@@ -145,9 +146,12 @@ class Compare(ManyRuns):
     minutes: Annotated[float | None, Between(0, MOST_RATE)] = None
     """Time for the whole comparison; --steps then does not count. A short measurement decides how many steps fit into
     it, as many for every method. Reading a large text may take longer than planned."""
-    blocks: str = "4"
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
+    """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
+    but in a small size. Default: BERT with pre-layer normalization."""
+    blocks: str | None = None
     """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
-    its two blocks, with a layer at full length behind them."""
+    its two blocks, with a layer at full length behind them. Default: the preset's, or 4."""
     length: Annotated[int, Range(8, MOST_SIZE)] = 64
     """Tokens in a training window; the first 40% of the steps use windows of 8 tokens. Methods are ranked at this
     length."""
@@ -178,18 +182,19 @@ class Compare(ManyRuns):
     size: Annotated[Literal["auto", "small", "medium", "large"], Free] = "auto"
     """Defaults for width, layers, vocabulary, windows, batches and learning rate. small is for a CPU, medium has 25
     million parameters and windows of 256 tokens, and large has 70 million and windows of 512. "auto" is medium for
-    your own text on a GPU, otherwise small. `quick` wins over these."""
+    your own text on a GPU, otherwise small. A preset's layers win over these, and `quick` wins over both."""
 
     @classmethod
     def usual(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the defaults of the size, over which those of ``quick`` win."""
+        """Return the defaults of the size, over which those of a preset win, over which those of ``quick`` win."""
         size, data, quick = str(options.get("size", "auto")), options.get("data", ()), super().usual(options)
         chosen = {}
         if size == "auto":
             on_gpu = str(options.get("device")) != "cpu" and find_device("auto").type == "cuda"
             chosen["size"] = size = "medium" if on_gpu and data not in ((), None) else "small"
+        preset = {"blocks": None} if options.get("preset") is not None else {}  # its own layers
         folder = "runs/compare" + f"-{size}" * (size in SIZES) + "-quick" * bool(quick)
-        return {**chosen, **SIZES.get(size, {}), **quick, "out": Path(folder)}
+        return {**chosen, **SIZES.get(size, {}), **preset, **quick, "out": Path(folder)}
 
     @property
     def small(self) -> bool:
@@ -262,21 +267,28 @@ class Compare(ManyRuns):
         return Material(source, encoded.training, held_out_text, encoded.vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
-        """Return one method's encoder configuration. Every method has its own default options.
+        """Return one method's encoder configuration. Every method has its own default options, also in a preset.
 
         Raises:
-            InputError: if the options do not fit each other.
+            InputError: if options do not fit the preset.
         """
+        own = presets.PRESETS[self.preset] if self.preset else {}
+        blocks = own.get("blocks", "4") if self.blocks is None else self.blocks
+        gated = own.get("feed_forward") == "gated"
         return encoders.small_config(
+            self.preset,
             vocab_size=vocab_size,
             hidden_size=self.hidden_size,
             num_attention_heads=self.num_heads,
-            blocks=self.blocks,
-            decoder_layers="1" if "-" in self.blocks else "0",
+            blocks=blocks,
+            decoder_layers=own.get("decoder_layers", "1") if "-" in blocks else "0",
             position=position,
+            position_options={},
             max_position_embeddings=self.length,
             causal=self.causal,
-            intermediate_size=2 * self.hidden_size,
+            segments="embedding",
+            # A gated layer has three matrices instead of two.
+            intermediate_size=8 * math.ceil(self.hidden_size / 6) if gated else 2 * self.hidden_size,
         )
 
     @property
