@@ -12,9 +12,10 @@ from whereformer.cli.main import main
 from whereformer.lab.run import read_records
 from whereformer.lab.sheet import Cell
 from whereformer.recipes import probe
-from whereformer.recipes.probe import Judged, Outcome, Probe, judge, most
+from whereformer.recipes.probe import ERRORS, Judged, Outcome, Probe, Rows, judge, most
 
 SHORT = {"length": 8, "steps": 3}
+GUESS = 0.2
 CANNOT = "no positions there"
 
 
@@ -60,7 +61,7 @@ def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
     assert "d a c b" in page
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "## Accuracy at 8 symbols, as trained" in markdown
-    assert "| none |" in markdown
+    assert "| guessing |" in markdown
 
 
 def test_the_function_does_what_the_command_does(tmp_path):
@@ -74,19 +75,22 @@ def test_the_function_does_what_the_command_does(tmp_path):
 
 def test_rope_finds_the_previous_token_and_none_can_only_guess():
     with_rope, without = (scores("previous", name, 80) for name in ("rope", "none"))
-    assert with_rope[0] > 0.95
-    assert all(accuracy < 0.4 for accuracy in without)
+    accuracy, ahead, error = with_rope[0]
+    assert accuracy > 0.95
+    assert ahead > ERRORS * error
+    assert all(ahead <= ERRORS * error for _, ahead, error in without)
 
 
 def test_what_needs_no_position_none_can_do():
-    assert scores("passkey", "none", 60)[0] > 0.95
+    assert scores("passkey", "none", 60)[0][0] > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["copy", "previous"])
 @pytest.mark.parametrize("position", ["none", "rope", "shaw", "tisa", "learned"])
 def test_the_default_training_is_enough(task, position):
-    assert (scores(task, position, 500, 16)[0] > 0.95) == (position != "none")
+    accuracy, ahead, error = scores(task, position, 500, 16)[0]
+    assert (ahead <= ERRORS * error) if position == "none" else (accuracy > 0.95)
 
 
 def test_equal_seeds_give_equal_numbers_and_others_do_not():
@@ -128,7 +132,9 @@ def test_an_output_that_is_no_number_is_no_score():
     assert judge(model, "copy", 8) == "the output is not finite (NaN or inf) at this length"
 
 
-def test_the_score_by_hand():
+def test_the_score_and_its_error_by_hand():
+    rows = Rows.of("previous", 8)
+
     class Oracle(torch.nn.Module):
         """Right in every other row."""
 
@@ -139,7 +145,13 @@ def test_the_score_by_hand():
             self.logits = torch.nn.functional.one_hot(labels, 20).float()
             return self
 
-    assert judge(Oracle(), "previous", 8) == 0.5
+    accuracy, ahead, error = judge(Oracle(), "previous", 8)
+    assert accuracy == pytest.approx(0.5)
+    assert ahead == pytest.approx(0.5 - rows.guess)
+    # Each row has 7 questions, so its gap is 1 or 0, minus its share of right guesses.
+    right = (torch.arange(len(rows.inputs)) % 2 == 0).double()
+    gaps = right - rows.guessed.double().sum(1) / 7
+    assert error == pytest.approx(float(gaps.std()) / len(gaps) ** 0.5)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +168,10 @@ def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def outcome(accuracy, longer=0.2):
+def outcome(accuracy, longer=GUESS, error=0.01):
     """A model with an accuracy at the first length, and another or a reason at the second."""
-    return Outcome([accuracy, longer])
+    longer = longer if isinstance(longer, str) else [longer, longer - GUESS, error]
+    return Outcome([[accuracy, accuracy - GUESS, error], longer])
 
 
 @pytest.mark.parametrize(
@@ -168,6 +181,10 @@ def outcome(accuracy, longer=0.2):
         ([1.0, 0.96], "98.0%*", "96%\N{EN DASH}100%"),
         ([0.94], "94.0%", ""),
         ([1.0, 0.3], "65.0%", "30%\N{EN DASH}100%"),
+        ([0.25], "25.0%", ""),
+        ([0.239], "(23.9%)", ""),
+        ([0.2, 0.23], "(21.5%)", "20%\N{EN DASH}23%"),
+        ([1.0, 0.2], "60.0%?", "20%\N{EN DASH}100%"),
     ],
 )
 def test_the_marks_of_a_cell(accuracies, text, detail):

@@ -1,11 +1,16 @@
-"""The answers of probes, against rules written with plain lists."""
+"""The answers of probes, against rules written with plain lists, and what can be guessed without positions."""
+
+from collections import Counter, defaultdict
+from itertools import permutations, product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whereformer.data.windows import IGNORED
-from whereformer.recipes.probe import CLS, DEEPEST, DEPTH, FIRST, MASK, OPEN, TASKS, VOCABULARY
+from whereformer.recipes import probe
+from whereformer.recipes.probe import CLS, DEEPEST, DEPTH, FIRST, MASK, OPEN, TASKS, VOCABULARY, Rows
 
 HALVES = ("copy", "sort")
 
@@ -116,3 +121,50 @@ def test_the_examples_are_true(name):
 
     row, answers = (ids(words, name == "brackets" and words[0] != "(") for words in TASKS[name].example)
     assert [IGNORED if answer is None else answer for answer in RULES[name](row)] == answers
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in ("brackets", "passkey")])
+@settings(max_examples=5)
+@given(symbols=st.lists(st.integers(FIRST, FIRST + 3), min_size=6, max_size=6))
+def test_nobody_who_does_not_know_positions_guesses_better(name, symbols):
+    """All orders of the symbols are equally likely, so for each token that asks the most frequent answer is best."""
+    orders = sorted(set(permutations(symbols)))
+    rows = [[*order, *[MASK] * 6] if name in HALVES else [*order] for order in orders]
+    answers = [RULES[name](row) for row in rows]
+    by_token = defaultdict(Counter)
+    for row, found in zip(rows, answers, strict=True):
+        for token, answer in zip(row, found, strict=True):
+            if answer is not None:
+                by_token[token][answer] += 1
+    best = sum(max(counts.values()) for counts in by_token.values())
+    labels = torch.tensor([[IGNORED if answer is None else answer for answer in found] for found in answers])
+    guess = TASKS[name].guess(torch.tensor(rows), labels)
+    assert int((guess == labels).sum()) == best
+
+
+def test_the_depth_that_is_guessed_without_positions_is_the_most_likely():
+    chances = defaultdict(Counter)  # by what is known without positions
+    for row in product((True, False), repeat=8):
+        chance, depth, found = 1.0, 0, []
+        for opens in row:
+            chance *= (1.0 if opens else 0.0) if depth == 0 else probe.OPENING if opens else 1 - probe.OPENING
+            depth += 1 if opens else -1
+            found.append(min(depth, DEEPEST))
+        for opens, answer in zip(row, found, strict=True):
+            chances[opens, sum(row)][answer] += chance
+    best = sum(max(counts.values()) for counts in chances.values()) / 8
+    inputs, labels = TASKS["brackets"].draw(20_000, 8, torch.Generator().manual_seed(0))
+    right = (TASKS["brackets"].guess(inputs, labels) == labels).double().mean(1)
+    assert float(right.mean()) == pytest.approx(best, abs=float(4 * right.std() / 20_000**0.5))
+
+
+def test_the_key_needs_no_guess():
+    assert Rows.of("passkey", 16).guess == 1.0
+
+
+def test_guesses_by_numbers():
+    # The most common of 8 symbols out of 16 has 2.06 of them on average (counted over many rows).
+    assert Rows.of("copy", 16).guess == pytest.approx(2.06 / 8, abs=0.015)
+    assert Rows.of("copy", 16).guess == Rows.of("sort", 16).guess
+    assert Rows.of("previous", 16).guess < Rows.of("copy", 16).guess
+    assert 0.4 < Rows.of("brackets", 16).guess < 0.6

@@ -24,7 +24,7 @@ with lazily(__name__):
     from ..lab.report.report import Report
     from ..lab.run import Run
 
-# Tasks: rows of symbols drawn from a seed, with their exact answers.
+# Tasks: rows of symbols drawn from a seed, with their exact answers and the best guess without positions.
 
 IGNORED = -100  # the label where nothing is asked
 PAD, CLS, MASK, FIRST = range(4)  # FIRST is the id of the first symbol
@@ -45,6 +45,7 @@ class Task:
         needs: what a model has to know about positions.
         example: an input and its answers, a word each; "_" is [MASK], and "." is where nothing is asked.
         draw: draws input ids and labels, (rows, length) each, given these two and the source of randomness.
+        guess: predicts every label as well as anyone can who does not know positions, (rows, length).
         shortest: the fewest symbols in a row.
     """
 
@@ -52,6 +53,7 @@ class Task:
     needs: str
     example: tuple[str, str]
     draw: Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
+    guess: Callable[[Tensor, Tensor], Tensor]
     shortest: int = 4
 
     def rows(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -120,24 +122,70 @@ def _passkey(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
     return inputs, labels
 
 
+def _most_common(inputs: Tensor, labels: Tensor) -> Tensor:
+    """Guess the most common symbol of a row."""
+    return _counts(inputs).argmax(-1, keepdim=True).expand_as(inputs)
+
+
+def _most_common_other(inputs: Tensor, labels: Tensor) -> Tensor:
+    """Guess the most common symbol among the other tokens of a row."""
+    others = _counts(inputs)[:, None] - functional.one_hot(inputs, VOCABULARY)
+    return others.argmax(-1)
+
+
+def _most_common_other_symbol(inputs: Tensor, labels: Tensor) -> Tensor:
+    """Guess the most common symbol of a row that is not the token's own."""
+    own = functional.one_hot(inputs, VOCABULARY).bool()
+    return _counts(inputs)[:, None].masked_fill(own, -1).argmax(-1)
+
+
+def _most_common_depth(inputs: Tensor, labels: Tensor) -> Tensor:
+    """Guess the depth that is the most common below an equal bracket in rows with as many opening ones.
+
+    This is counted in the labels, so the guess is, if anything, too good.
+    """
+    length = inputs.shape[1]
+    opens = (inputs == OPEN).sum(1, keepdim=True)
+    known = 2 * opens + (inputs == OPEN)
+    asked = labels != IGNORED
+    cells = torch.bincount((known * VOCABULARY + labels)[asked], minlength=2 * (length + 1) * VOCABULARY)
+    return cells.view(-1, VOCABULARY).argmax(1)[known]
+
+
+def _the_key(inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the key, which shows by itself."""
+    return inputs.amax(1, keepdim=True).expand_as(inputs)
+
+
+def _counts(inputs: Tensor) -> Tensor:
+    """Return how often each symbol occurs in each row, (rows, VOCABULARY); other tokens count as never."""
+    counts = torch.zeros(len(inputs), VOCABULARY, dtype=torch.long)
+    counts.scatter_add_(1, inputs, torch.ones_like(inputs))
+    counts[:, :FIRST] = -1
+    return counts
+
+
 TASKS = {
     "copy": Task(
         "The second half repeats the first. It is masked.",
         "relative offset, half the length",
         ("d a c b _ _ _ _", ". . . . d a c b"),
         _masked_half(lambda first: first),
+        _most_common,
     ),
     "previous": Task(
         "Which symbol is to the left of this one?",
         "relative offset, -1",
         ("d a c b", ". d a c"),
         _previous,
+        _most_common_other,
     ),
     "match": Task(
         "Which symbol followed the last earlier occurrence of this one?",
         "relative offset, -1, and order",
         ("d a c d b d", ". . . a . b"),
         _match,
+        _most_common_other_symbol,
         shortest=8,
     ),
     "reverse": Task(
@@ -145,24 +193,28 @@ TASKS = {
         "absolute position",
         ("d a c b", "b c a d"),
         _reverse,
+        _most_common_other,
     ),
     "sort": Task(
         "The second half is the first half in order. It is masked.",
         "absolute position",
         ("d a c b _ _ _ _", ". . . . a b c d"),
         _masked_half(lambda first: first.sort(1).values),
+        _most_common,
     ),
     "brackets": Task(
         f"How many brackets are open here, counted up to {DEEPEST}?",
         "order only",
         ("( ( ) ( ) )", "1 2 1 2 1 0"),
         _brackets,
+        _most_common_depth,
     ),
     "passkey": Task(
         "One symbol is a key, and the others are noise. Which key is it?",
         "content only",
         ("d a K b _", ". . . . K"),
         _passkey,
+        _the_key,
     ),
 }
 """The tasks by name, in the order of the table."""
@@ -175,9 +227,11 @@ JUDGED_ROWS = 512
 JUDGED_SEED = 2**62  # the seed of the rows to judge on, plus their length; no seed of training leads so far
 TOKENS = 2**15  # the most tokens that a model reads at a time while it is judged
 SOLVED = 0.95  # the accuracy from which a task counts as solved
+ERRORS = 4  # how many standard errors a method has to be ahead of guessing: chance does that once in 30,000 cells
 LAYERS, WIDTH, HEADS, ROWS, RATE = 2, 64, 4, 32, 6e-3  # with these, small models learn every task soonest
 READING = (
-    f"* solved: at least {SOLVED:.0%} with every seed. none, which has no positions, can only guess. "
+    f"* solved: at least {SOLVED:.0%} with every seed. ( ): no better than guessing without positions. "
+    "?: better than guessing with some seeds only. guessing: the best guess without positions. "
     "cannot: the method has no positions at this length."
 )
 
@@ -187,7 +241,8 @@ class Outcome:
     """A trained model.
 
     Args:
-        scores: at each length, its accuracy, or the reason why there is none.
+        scores: at each length, its accuracy, how far that is ahead of guessing on the same rows, and the standard error
+            of that over the rows; or the reason why there is none.
         failed: why training ended without a model.
     """
 
@@ -200,8 +255,8 @@ class Probe(ManyRuns):
     """What can each position method do? Synthetic tasks with known answers tell in minutes.
 
     Trains a small encoder for each method and task, and tests it at the trained length and at two and four times it. A
-    task needs absolute positions, relative offsets, order, or content only; the method none has no positions and can
-    only guess. The tasks: copy, previous (the left neighbor), match (what followed the last occurrence of this
+    task needs absolute positions, relative offsets, order, or content only; compare with the accuracy of guessing
+    without positions. The tasks: copy, previous (the left neighbor), match (what followed the last occurrence of this
     symbol), reverse, sort, brackets (how many are open), passkey (a key in noise).
 
     Takes less than ten minutes on two cores. Writes report.html (open it in a browser) and records.jsonl. After an
@@ -295,10 +350,12 @@ class Probe(ManyRuns):
             }
             if index in (0, len(self.lengths) - 1):
                 sentences.append(most(judged, len(self.tasks), length, "" if index else "; train longer"))
+            guesses = [Rows.of(task, length).guess for task in self.tasks]
             rows: list[list[Cell | str]] = [
-                [name, *(each.cell for each in row), f"{sum(each.solved for each in row)}/{len(row)}"]
-                for name, row in judged.items()
+                ["guessing", *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), ""]
             ]
+            for name, row in judged.items():
+                rows.append([name, *(each.cell for each in row), f"{sum(each.solved for each in row)}/{len(row)}"])
             times = f"{LENGTH_FACTORS[index]} times as many as trained" if index else "as trained"
             sheets.append(
                 Sheet.of(
@@ -306,6 +363,7 @@ class Probe(ManyRuns):
                     ["position", *self.tasks, "solved"],
                     rows,
                     notes=(READING,) if length == self.lengths[-1] else (),
+                    looks={0: "dim"},
                 )
             )
         if len(seeds) == 1:
@@ -324,21 +382,48 @@ class Probe(ManyRuns):
         return Report("What can each position method do?", [*sentences, about], sheets, outcomes)
 
 
-def judge(model: Any, task: str, length: int) -> float | str:
-    """Return a model's accuracy on the rows of a task at one length, which are always the same; or why there is none.
+@dataclass(frozen=True)
+class Rows:
+    """The rows that all models of a task are judged on at one length, (JUDGED_ROWS, 1 + length) each.
+
+    ``guessed`` says at each label whether the best guess without positions is right.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    guessed: Tensor
+
+    @classmethod
+    def of(cls, task: str, length: int) -> Rows:
+        """Draw the rows of a task at one length, which are always the same."""
+        inputs, labels = TASKS[task].rows(JUDGED_ROWS, length, JUDGED_SEED + length)
+        guess = TASKS[task].guess(inputs[:, 1:], labels[:, 1:])
+        return cls(inputs, labels, functional.pad(guess, (1, 0), value=PAD) == labels)
+
+    @property
+    def guess(self) -> float:
+        """The accuracy of the best guess without positions."""
+        return float(self.guessed.sum() / (self.labels != IGNORED).sum())
+
+
+def judge(model: Any, task: str, length: int) -> Any:
+    """Return a model's accuracy, how far it is ahead of guessing, and the standard error of that; or why not.
 
     Raises:
         PositionRangeError: if the position method has no positions so far out.
     """
-    inputs, labels = TASKS[task].rows(JUDGED_ROWS, length, JUDGED_SEED + length)
-    asked, right = labels != IGNORED, 0
+    rows, right = Rows.of(task, length), []
+    asked = rows.labels != IGNORED
     with torch.no_grad():
-        for rows in torch.arange(len(inputs)).split(max(1, TOKENS // inputs.shape[1])):
-            logits = model(inputs[rows].to(model.device), labels=labels[rows].to(model.device)).logits
+        for chosen in torch.arange(len(rows.inputs)).split(max(1, TOKENS // rows.inputs.shape[1])):
+            logits = model(rows.inputs[chosen].to(model.device), labels=rows.labels[chosen].to(model.device)).logits
             if not logits.isfinite().all():
                 return "the output is not finite (NaN or inf) at this length"
-            right += int((logits.argmax(-1).cpu() == labels[rows][asked[rows]]).sum())
-    return right / int(asked.sum())
+            right.append(logits.argmax(-1).cpu() == rows.labels[chosen][asked[chosen]])
+    correct = torch.zeros_like(asked).masked_scatter(asked, torch.cat(right))
+    # Answers in the same row depend on each other, so the rows are what varies.
+    gaps = (correct.double() - rows.guessed.double()).sum(1) / asked.sum() * len(asked)
+    return [float(correct.sum() / asked.sum()), float(gaps.mean()), float(gaps.std() / len(gaps) ** 0.5)]
 
 
 class Judged(NamedTuple):
@@ -356,9 +441,11 @@ class Judged(NamedTuple):
             if isinstance(outcome.scores[index], str):
                 return cls(Cell("cannot", title=outcome.scores[index]), False)
         scores = [outcome.scores[index] for outcome in outcomes]
-        solved, style = min(scores) >= SOLVED, colors(statistics.median(scores))
-        shown = "{:.1%}*" if solved else "{:.1%}"
-        return cls(Cell.of_seeds(scores, shown.format, "{:.0%}".format, style=style), solved)
+        accuracies = [accuracy for accuracy, _, _ in scores]
+        low, style = min(accuracies), colors(statistics.median(accuracies))
+        clear = [ahead > ERRORS * error for _, ahead, error in scores]
+        shown = "{:.1%}*" if low >= SOLVED else "{:.1%}" if all(clear) else "{:.1%}?" if any(clear) else "({:.1%})"
+        return cls(Cell.of_seeds(accuracies, shown.format, "{:.0%}".format, style=style), low >= SOLVED)
 
 
 def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice: str) -> str:

@@ -109,7 +109,8 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
         recipe, runs = load(folder)
     except InputError as error:
         raise InputError("measure", error.reason) from None
-    if recipe.causal or "-" in recipe.blocks or 4 * recipe.length not in recipe.judged:
+    pooled = "-" in recipe.config(BASELINE, recipe.vocab_size).blocks
+    if recipe.causal or pooled or 4 * recipe.length not in recipe.judged:
         expected = f"masked language models of one block, with losses at {4 * recipe.length} tokens"
         raise InputError("measure", f"expected {expected} in {folder}")
     names = [name for name in runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
