@@ -77,7 +77,7 @@ def test_the_table_has_each_method_once_with_its_numbers(text):
     assert "<h1>Too few steps to choose: tisa leads after 60 steps" in text
     markdown = report_of().markdown()
     assert "| 1 | tisa | 4.000 |" in markdown
-    assert "![Training loss over steps](training-loss-over-steps.svg)" in markdown
+    assert "![Held-out loss over length](held-out-loss-over-length.svg)" in markdown
 
 
 def test_several_seeds_give_medians_and_ranges():
@@ -96,7 +96,8 @@ def test_what_came_from_outside_is_escaped(text):
 
 def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
     drawings = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "aria-hidden" not in attributes]
-    assert [attributes["aria-label"] for attributes in drawings] == ["Training loss over steps"]
+    labels = [attributes["aria-label"] for attributes in drawings]
+    assert labels == ["Training loss over steps", "Held-out loss over length"]
     drawn = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
     assert not [found for svg in drawn for found in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
     assert "font-family" not in "".join(drawn)

@@ -110,7 +110,8 @@ class Pairs:
 
     def _aligned(self) -> Iterator[Pair]:
         """Yield the lines of two files in pairs."""
-        for number, pair in enumerate(zip_longest(*(read_lines(self.field, file) for file in self.files))):
+        lines = [read_lines(self.field, file) for file in self.files]
+        for number, pair in enumerate(zip_longest(lines[0], lines[1])):
             if None in pair:
                 told = f"but {self.files[pair.index(None)]} ends after {number:,}"
                 raise InputError(self.field, f"expected as many lines as translations, {told}")

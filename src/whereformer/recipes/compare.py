@@ -460,7 +460,7 @@ class Compare(ManyRuns):
         )
         parts: list[Any] = [
             drawing.table(ranking, runs, lengths=self.judged, causal=self.causal, guessing=material.guessing),
-            drawing.curves(ranking, runs, material.guessing),
+            *drawing.curves(ranking, runs, lengths=self.judged, guessing=material.guessing),
         ]
         if trials:
             rows = [(name, self.told(found)) for (name,), found in trials.items()]

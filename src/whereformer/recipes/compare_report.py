@@ -1,9 +1,9 @@
-"""What a comparison keeps of a trained model, and its table and figure."""
+"""What a comparison keeps of a trained model, and its table and figures."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,15 +90,35 @@ def table(
     return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, looks=looks_of)
 
 
-def curves(ranking: Ranking, runs: Mapping[str, Mapping[int, Outcome]], guessing: float) -> Figure:
-    """Return the figure of losses over training."""
-    training = {}
+def curves(
+    ranking: Ranking,
+    runs: Mapping[str, Mapping[int, Outcome]],
+    *,
+    lengths: Sequence[int],
+    guessing: float,
+) -> Iterator[Figure]:
+    """Yield the figures of losses over training and over length."""
+    training, ranges = {}, {}
     for row in ranking.rows:
-        every = runs[row.position].values()
+        every = list(runs[row.position].values())
         means = [statistics.fmean(step) for step in zip(*(run.losses for run in every), strict=True)]
         training[row.position] = losses.smoothed(means)
-    caption = "Moving averages, and means over seeds."
-    return Figure("Training loss over steps", losses.over_steps(training, guessing), caption)
+        found = {
+            length: [run.scores[index][0] for run in every]
+            for index, length in enumerate(lengths)
+            if not any(isinstance(run.scores[index], str) for run in every)
+        }
+        ranges[row.position] = {n: (min(each), statistics.median(each), max(each)) for n, each in found.items()}
+    yield Figure(
+        "Training loss over steps",
+        losses.over_steps(training, guessing),
+        "Moving averages, and means over seeds.",
+    )
+    yield Figure(
+        "Held-out loss over length",
+        losses.over_length(ranges),
+        f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
+    )
 
 
 def scored(scores: Sequence[Any]) -> Cell:

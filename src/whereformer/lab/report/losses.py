@@ -1,4 +1,4 @@
-"""Losses and other scores in reports: in words, as a table, and as curves over steps."""
+"""Losses and other scores in reports: in words, as a table, and as curves over steps or over the length of the text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,12 @@ def course(
 
 
 def over_steps(curves: Mapping[str, Curve], guessing: float | None = None) -> Paint:
-    """Return what paints losses over steps; ``guessing``, the loss of guessing by token frequency, is a line."""
+    """Return what paints losses over steps.
+
+    Args:
+        curves: the losses by name.
+        guessing: the loss of guessing by token frequency, as a line, if it is shown.
+    """
 
     def paint(canvas: Canvas) -> None:
         axes = canvas.add_subplot(xlabel="training step", ylabel="loss")
@@ -71,5 +76,34 @@ def over_steps(curves: Mapping[str, Curve], guessing: float | None = None) -> Pa
         seen += [loss for curve in curves.values() for step, loss in curve if step > first]
         room = 0.1 * (max(seen) - min(seen)) or 0.1
         axes.set(ylim=(min(seen) - room, max(seen) + room), xlim=(0, None))
+
+    return paint
+
+
+def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]]) -> Paint:
+    """Return what paints the held-out loss of each method at each length.
+
+    Args:
+        losses: for each method and length the (lowest, median, highest) loss over seeds; lengths may be missing.
+    """
+    gap = min(0.05, 0.5 / len(losses))
+    lengths = sorted({length for values in losses.values() for length in values})
+
+    def paint(canvas: Canvas) -> None:
+        axes = canvas.add_subplot()
+        for number, (name, values) in enumerate(losses.items()):
+            # Side by side, so that equal losses don't hide each other.
+            places = [lengths.index(length) + gap * (number - (len(losses) - 1) / 2) for length in values]
+            low, median, high = zip(*values.values(), strict=True)
+            (line,) = axes.plot(places, median, label=name, marker="os^DvPX*"[number % 8], markersize=5)
+            if high != low:
+                axes.vlines(places, low, high, color=line.get_color(), linewidth=1.2)
+        figures.legend(canvas)
+        trained, *longer = lengths
+        times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
+        axes.set_xticks(range(len(lengths)), [f"{trained}\ntrained", *times])
+        axes.grid(axis="x", visible=False)
+        axes.margins(x=0.12)
+        axes.set(xlabel="tokens read at a time", ylabel="held-out loss")
 
     return paint
