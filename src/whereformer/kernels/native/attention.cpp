@@ -79,7 +79,7 @@ template <class F> struct Attention {
     bias_ends = {c.bias.first, c.bias.length};
     if (c.listed) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
     scores = memory.take<A>(bq * ld);
-    block16 = memory.take<A>(16 * larger<int64_t>(larger(dk, dv), larger<int64_t>(rk, 16)));
+    block16 = memory.take<A>(16 * larger(larger(larger(dk, dv), larger(rk, L)), up(larger(key_width, query_width), L)));
     if (c.head_dim) {
       keys_turned = memory.take<Unit<F>>(keys_up * dk / step);
       if (!in_place_query) query_copy = memory.take<F>(bq * dk);
@@ -506,10 +506,8 @@ template <class F> struct Attention {
       }
     const A* given = (const A*)c.d_log_sums;
     for (int64_t i = 0; i < t.rows; i++) {
-      Vec<A> x = set(A(0));
-      for (int64_t e = 0; e < dv; e += L) x = fma(load(wide_gradient.at + i * wide_gradient.pitch + e), load(wide_output + i * dv + e), x);
       // The gradient of a row's log of sums is its weights.
-      deltas[i] = total(x) - (given ? given[(b * c.heads + h) * c.n_q + t.i + i] : A(0));
+      deltas[i] = dot(wide_gradient.at + i * wide_gradient.pitch, wide_output + i * dv, dv) - (given ? given[(b * c.heads + h) * c.n_q + t.i + i] : A(0));
     }
     const int64_t pitch = up(bq, 32);
     if (c.head_dim) transpose_rows<F>(query.at, query.pitch, t.rows, dk, query_turned, pitch, pair_scratch);
@@ -623,16 +621,16 @@ template <class F> struct Attention {
     }
     if (value_vectors.on() && c.d_value_table) {
       value_vectors.fold(t.rows);
-      value_vectors.learn(turned(wide_gradient, gradient_turned, t.rows, dv), halves ? up(bq, 16) : pitch, t.rows, reach(t));
+      value_vectors.learn(wide_gradient, turned(wide_gradient, gradient_turned, t.rows, dv), halves ? up(bq, 16) : pitch, t.rows, reach(t));
     }
     if (key_vectors.on()) {
       key_vectors.fold(t.rows);
       if (!c.key_rank) key_vectors.add_to(d_query, dk, t.rows, reach(t));
       else if (d_key_table_rows) key_vectors.add_to(d_key_table_rows, key_vectors.depth, t.rows, reach(t));
-      if (key_table_turned) key_vectors.learn(key_table_turned, up(bq, 16), t.rows, reach(t));
-      else if (c.d_key_table) key_vectors.learn(turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows, reach(t));
+      if (key_table_turned) key_vectors.learn(key_table_left, key_table_turned, up(bq, 16), t.rows, reach(t));
+      else if (c.d_key_table) key_vectors.learn(key_table_left, turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows, reach(t));
     }
-    if (query_vectors.on()) query_vectors.collect(t, line, gradients, ld, turned_keys_of_table(), d_query_table_rows);
+    if (query_vectors.on()) query_vectors.collect(t, line, gradients, ld, query_table_left, turned_keys_of_table(), d_query_table_rows);
     if (tangents)  // The cap holds for products of queries and keys alone.
       for (int64_t i = 0; i < t.rows; i++)
         for (int64_t j = 0; j < t.width; j += L) {
@@ -704,10 +702,10 @@ template <class F> struct Attention {
       for (int64_t t = 0; t < ends.length; t++) to[t] = first ? sums[16 + t] : to[t] + sums[16 + t];
     };
     if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
-    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first);
+    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first, block16);
     if (c.d_query_table) {
       const Vectors<A>& vectors = query_vectors.vectors;
-      vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width, c.query_rank ? A(1) : (A)c.scale, first);
+      vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width, c.query_rank ? A(1) : (A)c.scale, first, block16);
     }
     const int64_t rows = ((row_part * c.batch + b) * c.heads + h) * c.n_k;
     if (d_query_table_rows && c.query_rank)
@@ -716,7 +714,7 @@ template <class F> struct Attention {
     if (c.d_key_levels)
       for (int64_t j = 0; j < c.n_k; j++)
         for (int64_t l = 0; l < c.levels; l++) ((A*)c.d_key_levels)[(rows + j) * c.levels + l] = d_key_levels[l * keys_up + j];
-    if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first);
+    if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first, block16);
     if (c.d_key_factors) {
       A* to = (A*)c.d_key_factors + rows * c.rank;
       const Tensor out{(char*)to, DTYPE<A>, {0, 0, c.rank, 1}};

@@ -65,8 +65,8 @@ struct Ends {
     constexpr int64_t far = (int64_t)1 << 40;
     return (int64_t)between<__int128>((__int128)offset - first + 16, -far, far + length);
   }
-  template <class A> INLINE void pad(A* row) const { for (int i = 0; i < 16; i++) row[i] = row[16], row[16 + length + i] = row[15 + length]; }
-  template <class A> INLINE void fold(A* row) const { for (int i = 0; i < 16; i++) row[16] += row[i], row[15 + length] += row[16 + length + i]; }
+  template <class A> INLINE void pad(A* row) const { store(row, set(row[16])), store(row + 16 + length, set(row[15 + length])); }
+  template <class A> INLINE void fold(A* row) const { row[16] += total(load(row)), row[15 + length] += total(load(row + 16 + length)); }
   // Where a tile's offsets are: all at the first entry (-1), all at the last (1), or across (0)
   int side(int64_t least, int64_t most) const { return most <= first ? -1 : least >= first + length - 1 ? 1 : 0; }
 };
@@ -138,7 +138,7 @@ template <class A> struct Vectors {
   Ends whole, part;              // all offsets; those of the tile
   int64_t from = 0, depth = 0;   // the part's first column, a multiple of 16; the padded width of a vector
   int64_t pitch = 0;
-  A *transposed = nullptr, *copy = nullptr, *products = nullptr, *sums = nullptr, *gradient = nullptr;
+  A *transposed = nullptr, *copy = nullptr, *products = nullptr, *sums = nullptr, *gradient = nullptr, *last = nullptr;
 
   bool on() const { return whole.length > 0; }
   void reserve(Scratch& memory, Ends ends, int64_t width, int64_t rows, int64_t columns, bool multiplies, bool sums_up, bool learns) {
@@ -150,18 +150,20 @@ template <class A> struct Vectors {
     if (multiplies) transposed = memory.take<A>(all * depth), products = memory.take<A>(rows * pitch);
     copy = memory.take<A>(all * depth);
     if (sums_up) sums = memory.take<A>(rows * pitch);
-    if (learns) gradient = memory.take<A>(all * depth);
+    if (learns) gradient = memory.take<A>(all * depth), last = memory.take<A>(depth);
   }
   void enter(const A* x, int64_t width) {
     if (width < depth) zero(copy, whole.length * depth);
     for (int64_t t = 0; width && t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
     if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
-    if (gradient) zero(gradient, up(whole.length, 64) * depth);
+    if (gradient) zero(gradient, up(whole.length, 64) * depth), zero(last, depth);
   }
   void look_at(int64_t least, int64_t most) {
     from = whole.column(least) / 16 * 16;
     part = {whole.first + from, whole.column(most) + 1 - from};
   }
+  // Whether columns up to this end with one that would need 16 of its own: the last of a table of 2 clip + 1 vectors
+  bool stands_alone(int64_t end) const { return whole.length % 16 == 1 && from + end == whole.length; }
   // Calls f(first row, rows, first column, columns) for a few rows at a time and the part's columns that they read.
   template <class F_> INLINE void by_reach(int64_t rows, Reach reach, F_ f) const {
     constexpr int64_t few = 24;
@@ -175,7 +177,10 @@ template <class A> struct Vectors {
   // products[i][o] = scale * <x_i, table[o]> for what the rows read
   void multiply(Rows<A> x, int64_t rows, A scale, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
-      product_of_panels<A>(count, up(columns, 16), depth, x.at + i * x.pitch, x.pitch, transposed, depth, from + column, products + i * pitch + 16 + column, pitch, false);
+      A* to = products + i * pitch + 16 + column;
+      const bool alone = stands_alone(column + columns);
+      product_of_panels<A>(count, up(columns - alone, 16), depth, x.at + i * x.pitch, x.pitch, transposed, depth, from + column, to, pitch, false);
+      if (alone) for (int64_t r = 0; r < count; r++) to[r * pitch + columns - 1] = dot(x.at + (i + r) * x.pitch, copy + (whole.length - 1) * depth, depth);
     });
     for (int64_t i = 0; i < rows; i++) {
       A* row = products + i * pitch;
@@ -183,7 +188,7 @@ template <class A> struct Vectors {
       part.pad(row);
     }
   }
-  void clear(int64_t rows) { for (int64_t i = 0; i < rows; i++) zero(sums + i * pitch, up(part.length, 16) + 32); }
+  void clear(int64_t rows) { zero(sums, rows * pitch); }
   // The repeated ends become part of the sums. What lies behind them counts as zeros in products of 16 columns.
   void fold(int64_t rows) {
     for (int64_t i = 0; i < rows; i++) {
@@ -197,19 +202,27 @@ template <class A> struct Vectors {
       product<A>(count, depth, columns, sums + i * pitch + 16 + column, pitch, copy + (from + column) * depth, depth, out + i * ld, ld, true);
     });
   }
-  // gradient^T += x^T . sums
-  void learn(const A* turned, int64_t ld, int64_t rows, Reach reach) {
+  // gradient^T += x^T . sums, where ``turned`` is x^T
+  void learn(Rows<A> x, const A* turned, int64_t ld, int64_t rows, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
-      product_to_panels<A>(depth, up(columns, 16), count, turned + i, ld, sums + i * pitch + 16 + column, pitch, gradient, depth, from + column);
+      const A* d = sums + i * pitch + 16 + column;
+      const bool alone = stands_alone(column + columns);
+      product_to_panels<A>(depth, up(columns - alone, 16), count, turned + i, ld, d, pitch, gradient, depth, from + column);
+      for (int64_t r = 0; alone && r < count; r++)
+        for (int64_t e = 0; e < depth; e += L) store(last + e, fma(set(d[r * pitch + columns - 1]), load(x.at + (i + r) * x.pitch + e), load(last + e)));
     });
   }
-  // Writes the gradient of a head's vectors, or adds it
-  void put_gradient(A* out, int64_t width, A scale, bool first) const {
-    for (int64_t t = 0; t < whole.length; t++)
-      for (int64_t e = 0; e < width; e++) {
-        const A found = scale * gradient[t / 64 * 64 * depth + e * 64 + t % 64];
-        out[t * width + e] = first ? found : out[t * width + e] + found;
+  // Writes the gradient of a head's vectors, or adds it; ``block`` is scratch (16, depth)
+  void put_gradient(A* out, int64_t width, A scale, bool first, A* block) const {
+    for (int64_t t = 0; t < whole.length; t += 16) {
+      const bool alone = whole.length % 16 == 1 && t + 1 == whole.length;
+      for (int64_t e = 0; !alone && e < depth; e += 16) transpose16(gradient + t / 64 * 64 * depth + e * 64 + t % 64, 64, block + e, depth, 16);
+      for (int64_t r = 0; r < smaller<int64_t>(16, whole.length - t); r++) {
+        const A* row = alone ? last : block + r * depth;
+        A* to = out + (t + r) * width;
+        for (int64_t e = 0; e < width; e++) to[e] = first ? scale * row[e] : to[e] + scale * row[e];
       }
+    }
   }
 };
 
@@ -291,7 +304,7 @@ template <class A> struct Mirror {
   }
 
   // The transpose: adds a tile's gradient to those of the keys' rows ``d_x`` (n, depth), if any, and of the vectors
-  void collect(const Tile& t, const Line& line, const A* gradients, int64_t ld, const A* panels, A* d_x) {
+  void collect(const Tile& t, const Line& line, const A* gradients, int64_t ld, Rows<A> x, const A* panels, A* d_x) {
     by_few(t, line, [&](const Tile& few, int side, int64_t column) {
       vectors.clear(few.real);
       A* sums = vectors.sums;
@@ -318,7 +331,7 @@ template <class A> struct Mirror {
       }
       vectors.fold(few.real);
       if (d_x) vectors.add_to(d_x + few.j * vectors.depth, vectors.depth, few.real, reach(few, line));
-      if (vectors.gradient) vectors.learn(panels + few.j / 64 * 64 * vectors.depth + few.j % 64, 64, few.real, reach(few, line));
+      if (vectors.gradient) vectors.learn({x.at + few.j * x.pitch, x.pitch}, panels + few.j / 64 * 64 * vectors.depth + few.j % 64, 64, few.real, reach(few, line));
     });
   }
 };

@@ -19,6 +19,12 @@ struct Scratch {
 
 template <class T> INLINE void zero(T* x, int64_t count) { __builtin_memset((void*)x, 0, sizeof(T) * count); }
 
+template <class A> INLINE A dot(const A* x, const A* y, int64_t width) {
+  Vec<A> sum = set(A(0));
+  for (int64_t e = 0; e < width; e += L) sum = fma(load(x + e), load(y + e), sum);
+  return total(sum);
+}
+
 // Calls f with a pointer to numbers of the dtype.
 template <class Call_> INLINE void by_dtype(int64_t dtype, char* data, Call_ f) {
   switch (dtype) {

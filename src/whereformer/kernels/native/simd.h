@@ -131,6 +131,9 @@ template <class E> INLINE Vec<E> signed_like(Vec<E> x, Vec<E> y) {
 template <class E> INLINE E total(Vec<E> x) {
   Part<E> y = x.p[0];
   UNROLL for (int i = 1; i < Vec<E>::N; i++) y += x.p[i];
+#if defined(__AVX512F__)
+  if constexpr (sizeof(E) == 4) return _mm512_reduce_add_ps(y);
+#endif
   E sum = 0;
   UNROLL for (unsigned i = 0; i < BYTES / sizeof(E); i++) sum += y[i];
   return sum;
@@ -138,6 +141,9 @@ template <class E> INLINE E total(Vec<E> x) {
 template <class E> INLINE E largest(Vec<E> x) {
   Part<E> y = x.p[0];
   UNROLL for (int i = 1; i < Vec<E>::N; i++) y = larger_part(y, x.p[i]);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(E) == 4) return _mm512_reduce_max_ps(y);
+#endif
   E most = y[0];
   UNROLL for (unsigned i = 1; i < BYTES / sizeof(E); i++) most = larger<E>(most, y[i]);
   return most;
