@@ -80,7 +80,9 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "reference", "only the reference has forward-mode and second derivatives"
     not_native = _why_not("native", call, device)
     has_terms = any(getattr(call, name) is not None for name in TERMS)
-    if not has_terms and call.query is not None and _is_ordinary(call):
+    causal_at_most = call.min_offset is None and (call.max_offset is None or call.max_offset == 0)
+    # Torch's own attention has everything that such a call asks for.
+    if causal_at_most and call.query is not None and not (has_terms or call.wants_lse or call.softcap is not None):
         packed = call.query_documents is not None and not on_cpu and not taken
         if packed and _why_not("triton", call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
@@ -98,12 +100,6 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     slow = "some queries at a time in plain PyTorch, in O(n) memory"
     return "blockwise", f"{slow}; the compiled kernel would be faster, but it {not_native}" if on_cpu else slow
-
-
-def _is_ordinary(call: Call) -> bool:
-    """Whether torch's own attention has everything that the call asks for besides its terms."""
-    causal_at_most = call.min_offset is None and (call.max_offset is None or call.max_offset == 0)
-    return causal_at_most and not call.wants_lse and call.softcap is None
 
 
 def _why_not(name: str, call: Call, device: torch.device) -> str | None:

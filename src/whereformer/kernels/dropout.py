@@ -32,13 +32,8 @@ def keep_mask(seeds: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
     The mix is murmur3's 32-bit finaliser, computed in signed 32-bit integers. Their sums and products wrap to the same
     bits as unsigned ones, but a right shift has to drop the copies of the sign, and a comparison has to flip it.
     """
-    mixed = seeds.to(torch.int32).unsqueeze(-1) + columns.to(torch.int32) * _signed(0x9E3779B9)
-    mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).mul_(_signed(0x85EBCA6B))
-    mixed = (mixed ^ ((mixed >> 13) & 0x7FFFF)).mul_(_signed(0xC2B2AE35))
-    mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).bitwise_xor_(_signed(0x80000000))
+    mixed = seeds.to(torch.int32).unsqueeze(-1) + columns.to(torch.int32) * (0x9E3779B9 - 2**32)
+    mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).mul_(0x85EBCA6B - 2**32)
+    mixed = (mixed ^ ((mixed >> 13) & 0x7FFFF)).mul_(0xC2B2AE35 - 2**32)
+    mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).bitwise_xor_(-(2**31))
     return mixed >= int(dropout_p * 2**32) - 2**31
-
-
-def _signed(bits: int) -> int:
-    """Read 32 bits as a signed number."""
-    return bits - 2**32 if bits >= 2**31 else bits

@@ -273,8 +273,3 @@ def part_of(name: str, tensor: Tensor, rows: range, keys: range | None = None) -
         if some is not None and axis in axes:
             tensor = tensor.narrow(axes.index(axis) - len(axes), some.start, len(some))
     return tensor
-
-
-def rows_axis(name: str) -> str | None:
-    """Return which rows an input has, "n_q" or "n_k"; None for tables. Scores of pairs have those of queries."""
-    return next((axis for axis in AXES[name] if axis in ("n_q", "n_k")), None)

@@ -49,7 +49,7 @@ class _Known(NamedTuple):
     seed: int | None
 
 
-_known: Memory[_Known] = Memory(1024)
+_known = Memory(1024)
 
 
 def attend_again(
@@ -61,7 +61,7 @@ def attend_again(
     Nothing has been checked yet; ``given`` are all arguments but ``terms``, of which the last have these names.
     """
     kind = _kind_of(given, terms, names)
-    known = None if kind is None else _known.values.get(kind[0])
+    known: _Known | None = None if kind is None else _known.values.get(kind[0])
     if kind is None or known is None:
         return kind, None
     (plan, sources, seed), found = known, kind[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from .tracing import is_eager, layouts_of
 
 Results: TypeAlias = tuple[Tensor, Tensor, LogSums | None]
 """The output, what is kept for the backward, and ``LogSums``, which are None if a call does not want them."""
-
-Value = TypeVar("Value")
-
 
 Again: TypeAlias = Callable[..., Any] | None
 """A function that computes the same for other tensors of the same dtypes, sizes, strides and alignment. It returns None
@@ -85,14 +82,14 @@ class Backend:
         raise NotImplementedError
 
 
-class Memory(Generic[Value]):
+class Memory:
     """The values of a number of keys at most; the oldest is forgotten first. Threads share it."""
 
     def __init__(self, most: int) -> None:
-        self.values: dict[Any, Value] = {}
+        self.values: dict[Any, Any] = {}
         self._most, self._lock = most, Lock()
 
-    def put(self, key: Any, value: Value) -> None:
+    def put(self, key: Any, value: Any) -> None:
         with self._lock:
             self.values[key] = value
             while len(self.values) > self._most:
@@ -107,7 +104,7 @@ class Plan:
         nothing: dict[str, Any] = dict.fromkeys(self.names)
         self.template, self.backend = replace(call, **nothing), backend
         self._forward: Again = None
-        self._backwards: Memory[Callable[..., Any]] = Memory(8)
+        self._backwards = Memory(8)
 
     def call(self, tensors: Sequence[Tensor]) -> Call:
         """Return the call of the kind that has these tensors."""
@@ -214,7 +211,7 @@ class Operators:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.plans: Memory[Plan] = Memory(256)
+        self.plans = Memory(256)
         given = "Tensor d_output, Tensor? d_lse, Tensor output, Tensor kept, bool[] needed"
         self.forward = _define(
             f"{backend.name}_forward",
@@ -260,7 +257,7 @@ class Operators:
             present,
             *(tuple(each) if isinstance(each, Sequence) else each for each in arguments[len(AXES) :]),
         )
-        plan = self.plans.values.get(key)
+        plan: Plan | None = self.plans.values.get(key)
         if plan is None:
             plan = Plan(call, self.backend)
             self.plans.put(key, plan)

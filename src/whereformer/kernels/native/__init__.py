@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..fields import AXES, TABLES, Call, rows_axis
+from ..fields import AXES, TABLES, Call
 from ..operators import Again, Backend, Given, Operators, Results
 from ..terms import position_values
 from .library import compute, level_for
@@ -309,7 +309,7 @@ def _new_gradients(call: Call, needed: Sequence[str], parts: tuple[int, int]) ->
             gradients[name] = tensor.new_empty((batch_parts, row_parts, call.heads, *size[1:]), dtype=dtype)
         else:
             rows = (call.value.shape[0], *size[1:])
-            first = (row_parts,) if rows_axis(name) == "n_k" else ()
+            first = (row_parts,) if AXES[name][2] == "n_k" else ()
             gradients[name] = tensor.new_empty((*first, *rows), dtype=dtype)
     return gradients
 
@@ -318,7 +318,7 @@ def _finished(name: str, like: Tensor, found: Tensor) -> Tensor:
     """Return a gradient in the shape and dtype of its input, from the parts that the kernel filled."""
     if name in TABLES:
         found = _sum(found.flatten(0, 1))
-    elif rows_axis(name) == "n_k":
+    elif AXES[name][2] == "n_k":
         found = _sum(found)
     if len(like) < len(found):
         found = _sum(found).unsqueeze(0)

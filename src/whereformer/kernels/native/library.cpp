@@ -7,11 +7,7 @@
 
 #include "call.h"
 
-// From the least to the most; build.py defines the levels that it compiled, and a hash of the sources.
-#ifndef LEVELS
-#define LEVELS(f) f(base)
-#define SOURCE "unknown"
-#endif
+// build.py defines LEVELS, those that it compiled from the least to the most, and SOURCE, a hash of the sources.
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace whereformer {

@@ -78,30 +78,22 @@ template <class A> struct Added {
   INLINE Vec<A> at(int64_t j) const { return load(row + between<int64_t>(origin + j, 0, length + 16)); }
 };
 
-// s[j] += the entry at each listed offset
-template <class A> void add_listed(A* s, const Tile& t, int64_t i, const Line& line, const Ends& ends, const A* row) {
+// Calls run(first column, place) for 16 listed keys in a row, and one(column, place) for each other key of a tile.
+template <class Run_, class One_> INLINE void by_listed(const Tile& t, int64_t i, const Line& line, const Ends& ends, Run_ run, One_ one) {
   const int64_t query = line.query(i);
   const int64_t* keys = line.keys + t.j;
   for (int64_t j = 0; j < t.real; j += 16) {
-    if (line.runs[(t.j + j) / 16]) {
-      store(s + j, load(s + j) + load(row + ends.place(keys[j] - query)));
-    } else {
-      for (int64_t e = j; e < smaller(j + 16, t.real); e++) s[e] += row[16 + ends.column(offset_between(query, keys[e]))];
-    }
+    if (line.runs[(t.j + j) / 16]) run(j, ends.place(keys[j] - query));
+    else for (int64_t e = j; e < smaller(j + 16, t.real); e++) one(e, 16 + ends.column(offset_between(query, keys[e])));
   }
+}
+// s[j] += the entry at each listed offset
+template <class A> void add_listed(A* s, const Tile& t, int64_t i, const Line& line, const Ends& ends, const A* row) {
+  by_listed(t, i, line, ends, [&](int64_t j, int64_t at) { store(s + j, load(s + j) + load(row + at)); }, [&](int64_t j, int64_t at) { s[j] += row[at]; });
 }
 // The transpose: adds a row's numbers to the entries at their offsets
 template <class A> void collect_listed(const A* d, const Tile& t, int64_t i, const Line& line, const Ends& ends, A* row) {
-  const int64_t query = line.query(i);
-  const int64_t* keys = line.keys + t.j;
-  for (int64_t j = 0; j < t.real; j += 16) {
-    if (line.runs[(t.j + j) / 16]) {
-      A* to = row + ends.place(keys[j] - query);
-      store(to, load(to) + load(d + j));
-    } else {
-      for (int64_t e = j; e < smaller(j + 16, t.real); e++) row[16 + ends.column(offset_between(query, keys[e]))] += d[e];
-    }
-  }
+  by_listed(t, i, line, ends, [&](int64_t j, int64_t at) { store(row + at, load(row + at) + load(d + j)); }, [&](int64_t j, int64_t at) { row[at] += d[j]; });
 }
 // The same for offsets that grow by one from ``origin`` on
 template <class A> INLINE void collect(const A* d, int64_t width, int64_t origin, const Ends& ends, A* row) {
