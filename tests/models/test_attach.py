@@ -810,7 +810,7 @@ def test_models_of_text_and_images_get_a_method_for_their_text():
     inputs = {"input_ids": torch.randint(3, 49, (2, 7)), "pixel_values": torch.randn(2, 3, 32, 32)}
     inputs["input_ids"][:, -1] = 49
     expected = model(**inputs).logits_per_image
-    with pytest.raises(InputError, match=r"^model: CLIPModel did not .* to a part of it: text_model, vision_model$"):
+    with pytest.raises(InputError, match=r"^model: CLIPModel did not .* to a part of it: text_model$"):
         attach(model, "tisa")
     with pytest.raises(InputError, match=r"^model: expected one of text, or of sound .* reads 'pixel_values'$"):
         attach(model.vision_model, "tisa")

@@ -97,7 +97,9 @@ def run_any(
                     problem, tried = error, example.inputs
     name = type(model).__name__
     parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
-    inner = [name for name, part in parts.items() if part is not model.base_model]
+    inner = [
+        name for name, part in parts.items() if part is not model.base_model and part.main_input_name != "pixel_values"
+    ]
     instead = f"; attach to a part of it: {some_of(inner)}" if inner else ""
     if problem is None:
         main = model.main_input_name

@@ -61,7 +61,6 @@ class _Run:
     """A run of a model: what went in, and what came out of its attention layers, in their order, and at its end."""
 
     example: Example
-    window: int | None
     outputs: list[tuple[str, Tensor]]
     finals: dict[str, Tensor]
 
@@ -81,20 +80,19 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
         def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
             outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
 
-        for window in (WINDOW, None):
-            try:
-                with trial(model) as copied, _full_precision(model):
-                    own = twins(model, copied)
-                    _shorten_windows(copied, window)
-                    for name, module in _layers(model, calls).items():
-                        own[module].register_forward_hook(partial(remember, name))
-                    example, finals = run_any(copied, ROWS, LENGTH, cached=True, before=outputs.clear)
-                lost = [name for name, output in outputs if output.isnan().all()]
-                if not lost:
-                    return _Run(example, window, outputs, dict(_tensors(finals)))
-                reason = f"layer {lost[0]} computes NaN"
-            except InputError as error:
-                reason = error.reason
+        try:
+            with trial(model) as copied, _full_precision(model):
+                own = twins(model, copied)
+                _shorten_windows(copied)
+                for name, module in _layers(model, calls).items():
+                    own[module].register_forward_hook(partial(remember, name))
+                example, finals = run_any(copied, ROWS, LENGTH, cached=True, before=outputs.clear)
+            lost = [name for name, output in outputs if output.isnan().all()]
+            if not lost:
+                return _Run(example, outputs, dict(_tensors(finals)))
+            reason = f"layer {lost[0]} computes NaN"
+        except InputError as error:
+            reason = error.reason
     # It may be missing what its own attention needs, such as a GPU.
     message = "not proven to compute the same as before with whereformer's attention: %s: %s"
     logging.getLogger(__name__).warning(message, type(model).__name__, reason)
@@ -123,7 +121,7 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
     with trial(model) as copied, _full_precision(model), recording() as made:
         own = twins(model, copied)
         here = [call.of(own) for call in calls]
-        _shorten_windows(copied, reference.window)
+        _shorten_windows(copied)
         serve(copied, [], parts_with(copied, here))
         serve_tables(dict.fromkeys(call.module for call in here), [])
         set_implementation(copied, here, PROBE, [])
@@ -205,10 +203,10 @@ def _full_precision(model: PreTrainedModel) -> Iterator[None]:
             each.fp32_precision = before
 
 
-def _shorten_windows(model: PreTrainedModel, window: int | None) -> None:
-    """Make windows shorter than the batch, so that they limit something in it; None leaves them as they are."""
-    for owner in (*model.modules(), *configs_of(model)) if window is not None else ():
+def _shorten_windows(model: PreTrainedModel) -> None:
+    """Make windows shorter than the batch, so that they limit something in it."""
+    for owner in (*model.modules(), *configs_of(model)):
         for name in WINDOWS:
             size = vars(owner).get(name)
             if type(size) is int and size >= LENGTH // 2:
-                setattr(owner, name, window)
+                setattr(owner, name, WINDOW)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import cached_file
@@ -129,14 +128,7 @@ def read_header(files: Sequence[Path]) -> dict[str, Tensor]:
     Raises:
         OSError: if a file is not in safetensors.
     """
-
-    def shape(opened: Any, name: str) -> Tensor:
-        sizes = opened.get_slice(name).get_shape()
-        # A slice without elements has the dtype.
-        kind = (opened.get_slice(name)[0:0] if sizes else opened.get_tensor(name)).dtype
-        return torch.empty(sizes, dtype=kind, device="meta")
-
-    return dict(_read(files, shape))
+    return {name: tensor.to("meta") for name, tensor in _read(files)}
 
 
 def read_tensors(files: Sequence[Path], part: str = "") -> dict[str, Tensor]:
@@ -145,16 +137,16 @@ def read_tensors(files: Sequence[Path], part: str = "") -> dict[str, Tensor]:
     Raises:
         OSError: if a file is not in safetensors.
     """
-    return dict(_read(files, lambda opened, name: opened.get_tensor(name), part))
+    return {name: tensor for name, tensor in _read(files) if part in name}
 
 
-def _read(files: Sequence[Path], read: Callable[[Any, str], Tensor], part: str = "") -> Iterator[tuple[str, Tensor]]:
+def _read(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Return the weights in files, each with its name; they stay in the file until they are used."""
     for file in files:
         try:
             with safe_open(str(file), "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no dictionary
-                    if part in name:
-                        yield name, read(opened, name)
+                    yield name, opened.get_tensor(name)
         except (SafetensorError, RuntimeError, OverflowError, TypeError) as error:
             reason = f"{file} is not safetensors, or not all of it was downloaded ({one_line(str(error))})"
             raise OSError(f"path_or_id: {reason}") from None
