@@ -6,16 +6,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "src": 31_250,
-    "src/whereformer/analysis": 2_300,
+    "src": 28_800,
+    "src/whereformer/analysis": 1_400,
     "src/whereformer/cli": 600,
-    "src/whereformer/data": 2_160,
-    "src/whereformer/kernels": 8_500,
-    "src/whereformer/lab": 2_871,
-    "src/whereformer/models": 7_150,
-    "src/whereformer/positions": 3_800,
-    "src/whereformer/recipes": 3_900,
-    "tests": 29_000,
+    "src/whereformer/data": 1_910,
+    "src/whereformer/kernels": 8_100,
+    "src/whereformer/lab": 2_740,
+    "src/whereformer/models": 6_510,
+    "src/whereformer/positions": 3_250,
+    "src/whereformer/recipes": 3_700,
+    "tests": 28_000,
 }
 
 

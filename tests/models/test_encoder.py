@@ -192,7 +192,7 @@ def test_attention_cannot_drop_all_weights(bad):
         ValueError, match=rf"^attention_probs_dropout_prob: expected at (most 0.99|least 0.0), got {bad}$"
     ):
         small_config(attention_probs_dropout_prob=bad)
-    with pytest.raises(ValueError, match="^dropout_p: expected a number from 0 to 0.999999, got 1.0$"):
+    with pytest.raises(ValueError, match=r"^dropout_p: expected a number from 0 to 0.999999, got 1\.0$"):
         whereformer.attention(*torch.randn(3, 1, 2, 4, 8), dropout_p=1.0)
 
 
