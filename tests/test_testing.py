@@ -38,7 +38,7 @@ def test_every_method_of_the_package_keeps_the_laws(method):
     [
         name if name == "tupe+t5" else pytest.param(name, marks=pytest.mark.slow)
         for name in METHODS
-        if (name in position_names() or name.startswith(("t5", "tupe+t5", "synthesizer"))) and name != "floater"
+        if name in position_names() or name.startswith(("t5", "tupe+t5", "synthesizer", "sinusoidal+floater"))
     ],
 )
 def test_methods_compile_into_one_graph(method):

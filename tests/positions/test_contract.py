@@ -23,6 +23,7 @@ from tests.positions.stack import (
 )
 from whereformer import OffsetBias, PositionRangeError, Positions, Site, build_position, position_names, positions
 from whereformer.positions import ModelShape, Position, method_class, register
+from whereformer.positions.floater import integrate
 from whereformer.testing import attend
 
 FIXED_LENGTH = {name for name in position_names() if not method_class(name).extrapolates}
@@ -158,20 +159,51 @@ def test_autocast_does_not_round_positions(method):
 # --- torch.compile
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_compiled_floater_does_not_grow_with_the_length():
-    position, graphs = build("floater", substeps=1), []
+@pytest.mark.parametrize("backend", ["count", pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])])
+def test_compiled_floater_does_not_grow_with_the_length(backend):
+    position, graphs = build("floater+tisa+t5" if backend == "inductor" else "floater", substeps=1), []
 
     def count(graph, inputs):
-        graphs.append(len(graph.graph.nodes))
+        graphs.append([str(node.target) for node in graph.graph.nodes])
         return graph
 
     for length in (4, MAX_LENGTH):
         torch.compiler.reset()
+        compiled = torch.compile(
+            partial(attend, position), fullgraph=True, backend=count if backend == "count" else backend
+        )
         words = embeddings(length)
-        assert_close(torch.compile(partial(attend, position), backend=count)(words), attend(position, words), 1e-9)
-    half = len(graphs) // 2
-    assert graphs[:half] == graphs[half:]
+        assert_close(compiled(words), attend(position, words), 1e-9)
+    if graphs:
+        assert len(graphs[0]) == len(graphs[1])
+        assert graphs[1].count("whereformer.floater_trajectory.default") == 1
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("solver", ["rk4", "midpoint"])
+def test_the_floater_operator_is_the_solver(solver, length):
+    position = make("floater", solver=solver)
+    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
+    operator = torch.ops.whereformer.floater_trajectory
+    out, plain = (solve(*weights, length, solver, 2) for solve in (operator, integrate))
+    assert_close(out, plain)
+    direction = torch.randn(out.shape, dtype=torch.float64)
+    gradients, plain_gradients = (
+        torch.autograd.grad((result * direction).sum(), weights, allow_unused=True, materialize_grads=True)
+        for result in (out, plain)
+    )
+    for ours, expected in zip(gradients, plain_gradients, strict=True):
+        assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_the_floater_operators_are_well_formed(length):
+    position = make("floater")
+    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
+    operators, settings = torch.ops.whereformer, (length, "rk4", 2)
+    torch.library.opcheck(operators.floater_trajectory.default, (*weights, *settings))
+    inputs = (torch.randn(length, *position.initial.shape), *(weight.detach() for weight in weights))
+    torch.library.opcheck(operators.floater_trajectory_backward.default, (*inputs, *settings))
 
 
 # --- curves

@@ -40,7 +40,7 @@ def test_patterns_keep_the_laws(name, causal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PATTERNS if "floater" not in name])
+@pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_compile(name):
     check_pattern(name, causal=True, compiles=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
+from ..kernels.torch_private import recording
 from .base import ModelShape, Position, check_choice, check_least, float_dtype, table_rows
 from .site import Site
 
@@ -63,6 +65,60 @@ def integrate(
     return torch.stack(states)
 
 
+@torch.library.custom_op("whereformer::floater_trajectory", mutates_args=())
+def _trajectory(
+    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
+) -> Tensor:
+    """Run :func:`integrate` as one node of a compiled graph, which would otherwise hold every step of the solver."""
+    return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
+
+
+@_trajectory.register_fake
+def _(
+    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
+) -> Tensor:
+    return initial.new_empty(length, *initial.shape)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.settings = inputs[5:]
+
+
+@torch.library.custom_op("whereformer::floater_trajectory_backward", mutates_args=())
+def _trajectory_gradients(
+    grad: Tensor,
+    initial: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    length: int,
+    solver: str,
+    substeps: int,
+) -> list[Tensor]:
+    with recording():
+        leaves = [tensor.detach().requires_grad_() for tensor in (initial, w1, b1, w2, b2)]
+        initial, w1, b1, w2, b2 = leaves
+        states = integrate(initial, w1, b1, w2, b2, length, solver, substeps)
+        # At length 1, these are the initial one alone.
+        gradients = torch.autograd.grad(states, leaves, grad, allow_unused=True, materialize_grads=True)
+    # Copy: at length 1 a gradient is a view of ``grad``, and an operator may not return a view of its input.
+    return [gradient.clone() for gradient in gradients]
+
+
+@_trajectory_gradients.register_fake
+def _(grad: Tensor, *inputs: Any) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in inputs[:5]]
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_trajectory_gradients(grad, *ctx.saved_tensors, *ctx.settings), None, None, None)
+
+
+_trajectory.register_autograd(_backward, setup_context=_save_for_backward)
+
+
 class Floater(Position):
     """Adds a vector that moves with the position to the query, key and value of every layer.
 
@@ -113,9 +169,8 @@ class Floater(Position):
         dtype = float_dtype(self.initial)
         tensors = (self.initial, self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias)
         start, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in tensors)
-        # A compiled program would hold every step of the solver.
-        solve = torch.compiler.disable(integrate) if torch.compiler.is_dynamo_compiling() else integrate
-        return solve(start, w1, b1, w2, b2, length, self.solver, self.substeps)
+        run = _trajectory if torch.compiler.is_compiling() else integrate
+        return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
     def prepare_for(self, site: Site) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
