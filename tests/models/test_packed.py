@@ -142,6 +142,16 @@ def test_funnels_pool_each_text(position):
     compare(randomized(Encoder, position=position, **FUNNEL, **options), *texts_and_row(), types if options else None)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_hole_in_a_text_begins_no_other(dtype):
+    model = randomized(Encoder, segments="attention", type_vocab_size=3)
+    ids, types = torch.randint(1, 50, (1, 8)), torch.tensor([[2, 0, 0, 1, 1, 0, 1, 1]])
+    given = {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]]), "token_type_ids": types}
+    alone = model(ids, **given).last_hidden_state
+    packed = model(ids, **given, seq_idx=torch.zeros(1, 8, dtype=dtype)).last_hidden_state
+    equal(packed[:, given["attention_mask"][0] == 1], alone[:, given["attention_mask"][0] == 1])
+
+
 @pytest.mark.parametrize(
     "options",
     [

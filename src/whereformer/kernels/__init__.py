@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -161,6 +161,7 @@ def attention(
     given = query, key, value, return_lse, backend, *options.values()
     kind, again = attend_again(given, terms, tuple(options))
     if again is None:
+        _check_names("attention", options)
         call = make_call(query, key, value, terms, return_lse=return_lse, **options)
         output, lse = _run(call, options.get("sinks"), backend, kind, terms)
     else:
@@ -210,8 +211,7 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    for name in options.keys() - SequenceOptions.__optional_keys__:
-        raise TypeError(f"{name}: attention_varlen has no such argument")
+    _check_names("attention_varlen", options, SequenceOptions.__optional_keys__)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
     query, key, value, terms, given = varlen.as_documents(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
@@ -268,8 +268,18 @@ def explain(
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
+    _check_names("explain", options)
     _check_backend(backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
+
+
+def _check_names(
+    function: str, options: Mapping[str, Any], known: Collection[str] = CallOptions.__optional_keys__
+) -> None:
+    """Raise for the name of an option that a function does not have, in its own name."""
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{name}: {function} has no such argument")
 
 
 def _check_backend(backend: str) -> None:
@@ -290,6 +300,7 @@ def attention_weights(
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
     changes nothing.
     """
+    _check_names("attention_weights", options)
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.softmax(call, options.get("sinks"))[0]

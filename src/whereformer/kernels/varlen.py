@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import shown
 from .call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_look
@@ -93,4 +94,6 @@ def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor
     if can_look(cu_seqlens) and (
         (starts := cu_seqlens.tolist()) != sorted(starts) or starts[:1] + starts[-1:] != [0, total]
     ):
-        raise ValueError(f"{name}: expected numbers from 0 to {total}, the rows of {of}, that never fall, got {starts}")
+        raise ValueError(
+            f"{name}: expected numbers from 0 to {total}, the rows of {of}, that never fall, got {shown(starts)}"
+        )

@@ -15,7 +15,7 @@ from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..positions import Position, Site
-from ..positions.counting import places_in, places_of, starts_of_runs
+from ..positions.counting import places_in, places_of
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
 from .checks import check_positions, check_shape, embedded_tokens, whole_numbers
@@ -271,7 +271,8 @@ class Encoder(EncoderPreTrainedModel):
         starts = None
         if documents is not None and types is not None:
             # Padding is no part of a document, whatever its id.
-            starts = starts_of_runs(documents if real is None else documents.masked_fill(~real, -(2**63)))
+            first = places_in(documents, real)[0] == 0
+            starts = first if real is None else first & real
         at, end = self._places(input_ids, length, documents, inputs)
         site = Site(
             at,

@@ -99,6 +99,8 @@ class Rope(Position):
         self.sections, self.axes = sections, None if sections is None else len(sections)
         spectrum = rotary_dim // (self.axes or 1) if arrangement == "axial" else rotary_dim
         self.scaling = Scaling(scaling, rotary_dim=spectrum, max_length=model.max_length)
+        if self.scaling.type == "yarn" and min(self.bases) <= 1:
+            raise InputError("base", f"expected more than 1 with yarn, got {min(self.bases)}")
 
     def prepare_for(self, site: Site) -> tuple[Turns, Turns]:
         """Return the turns of queries and of keys."""

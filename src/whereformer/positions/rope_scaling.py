@@ -72,6 +72,8 @@ class Scaling:
         self.numbers = {name: usual if numbers.get(name) is None else numbers[name] for name, usual in known.items()}
         for name, value in self.numbers.items():
             self._check(name, value)
+        if self.type == "ntk" and rotary_dim < 4:
+            raise InputError("scaling", f"'ntk' needs a rotary_dim of at least 4, got {rotary_dim}")
         for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
             if low in self.numbers and not self.numbers[low] < self.numbers[high]:
                 got = f"{self.numbers[low]} and {self.numbers[high]}"

@@ -40,6 +40,7 @@ _FIELDS = (
     "id2label",
     "label2id",
     "problem_type",
+    "tie_word_embeddings",
 )
 # Options without a counterpart here, each with the value that it must have.
 _WITHOUT = {
@@ -49,7 +50,6 @@ _WITHOUT = {
     "num_hidden_groups": 1,
     "inner_group_num": 1,
     "pruned_heads": {},
-    "tie_word_embeddings": True,
 }
 
 
@@ -112,6 +112,9 @@ def from_bert(
     names = {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
     names |= {**family.pooler, **head}
     for copy, name in family.tied.items():
+        if not config.tie_word_embeddings:
+            names["head.decoder." + copy.rpartition(".")[2]] = copy
+            continue
         if copy in state and not _same(state.setdefault(name, state[copy]), state[copy]):
             raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
         state.pop(copy, None)
