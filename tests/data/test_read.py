@@ -25,11 +25,9 @@ def write(file, columns):
     elif file.suffix == ".jsonl":
         rows = zip(*columns.values(), strict=True)
         file.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
-    elif file.suffix == ".tsv":
-        rows = [columns, *zip(*columns.values(), strict=True)]
-        file.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
     else:
-        csv.write_csv(pa.table(columns), file)
+        options = csv.WriteOptions(delimiter="\t" if file.suffix == ".tsv" else ",")
+        csv.write_csv(pa.table(columns), file, options)
     return file
 
 
@@ -41,8 +39,6 @@ def test_all_kinds_hold_the_same_rows(tmp_path_factory, rows):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(read, "ROWS", 2)
         for kind in KINDS:
-            if kind == ".tsv" and any(mark in cell for row in rows for cell in row[:2] for mark in "\t\n"):
-                continue  # nothing says so there
             table = read.Table("data", write(folder / f"t{kind}", columns))
             assert table.names == ["a", "b", "n"]
             assert [*table.rows(["b", "a"])] == [(b, a) for a, b, _ in rows]
@@ -68,10 +64,11 @@ def test_text_has_many_types_in_parquet(tmp_path, kind):
     assert [list(document) for document in documents_in(tmp_path / "a.parquet", "t")] == [["a"], ["b"]]
 
 
-def test_quotation_marks_are_text_between_tabs(tmp_path):
+def test_quotation_marks_are_text_where_that_is_asked_for(tmp_path):
     file = tmp_path / "t.tsv"
-    file.write_text('"a\tb"\n"c\td"\n')
-    assert [*read.Table("data", file).rows(['b"', '"a'])] == [('d"', '"c')]
+    file.write_text('\n"a\tb"\n"c\td"\n')
+    assert [*read.Table("data", file, quotes=False).rows(['b"', '"a'])] == [('d"', '"c')]
+    assert [*read.Table("data", file).rows(["a\tb"])] == [("c\td",)]
 
 
 # --- tables of strangers: what cannot be read is refused in a line that names the file

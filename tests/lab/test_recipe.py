@@ -192,6 +192,21 @@ def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_pa
     assert len(found) == 1 + len(files)
 
 
+def test_a_template_in_a_package_is_no_error(tmp_path):
+    (tmp_path / "main.py").write_text("import package")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "template.py").write_text("print '{name}'")
+    before = fingerprint_of_code(tmp_path / "main.py")
+    (tmp_path / "package" / "template.py").write_text("print '{other}'")
+    assert fingerprint_of_code(tmp_path / "main.py") != before
+
+
+@pytest.mark.parametrize("name", ["help", "quiet"])
+def test_what_every_recipe_has_is_no_option(name):
+    with pytest.raises(InputError, match=f"^{name}: an option of Own needs another name"):
+        type("Own", (Toy,), {"__annotations__": {name: str}, name: ""})
+
+
 def test_versions_of_plugins_are_those_of_contents(tmp_path, monkeypatch):
     monkeypatch.setattr("whereformer.lab.methods.load_plugin", lambda plugin: None)
     for name in ("a.py", "z.py"):

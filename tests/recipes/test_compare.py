@@ -464,13 +464,13 @@ def test_a_budget_chooses_the_steps_once(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Compare, "seconds_per_step", lambda *_: pytest.fail("measured twice"))
     assert run(text, tmp_path, *words, positions="none,tisa") == runs
     assert "4 of 4 runs are already done" in capsys.readouterr().out
+    assert load(tmp_path)[0].problem((0, "tisa")) is None  # what measures the models finds them
     words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3"]
     assert "holds results with minutes 0.02, not 3.0" in fails(capsys, *words)
 
 
 def test_a_budget_is_measured_and_an_error_names_one_that_is_enough(text, tmp_path, capsys):
     words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--positions=none,tisa"]
-    found = re.search(
-        r"--minutes: expected at least (\S+) here, for 100 steps", fails(capsys, *words, "--minutes=1e-3")
-    )
-    assert 1e-3 < float(found[1]) < 10
+    for minutes in ("1e-3", "2e-3"):  # the first has kept nothing
+        said = fails(capsys, *words, f"--minutes={minutes}")
+        assert 1e-3 < float(re.search(r"--minutes: expected at least (\S+) here, for 100 steps", said)[1]) < 10

@@ -67,7 +67,7 @@ def changed(comparison, folder, change):
 def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
     place = tmp_path / "changed"
     for change, expected in (
-        (lambda options, _: options.update(data=["gone.txt"]), "--data: no such file or folder: 'gone.txt'"),
+        (lambda options, _: options.update(data=["gone.txt"]), "read again (no such file or folder: 'gone.txt')"),
         (lambda options, _: options.update(characters=5000), "has changed; run whereformer compare again"),
         (lambda options, _: options.update(blocks="1-1"), "--measure: expected masked language models of one block"),
         (

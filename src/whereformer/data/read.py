@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -89,12 +89,12 @@ def _lines(field: str | None, name: str, data: IO[Line]) -> Iterator[Line]:
 class Table:
     """A table in a file. Each pass reads the file anew, some rows at a time.
 
-    Cells of CSV and TSV files are text, and so are quotation marks in TSV files; those of the other kinds are what the
-    file says.
+    Cells of CSV and TSV files are text; those of the other kinds are what the file says.
 
     Args:
         field: the argument that an error names.
         file: the file.
+        quotes: whether quotation marks enclose cells of CSV and TSV files, or are text.
 
     Raises:
         InputError: if there is no such file, or it is not one of the :data:`TABLES`.
@@ -102,6 +102,7 @@ class Table:
 
     field: str
     file: Path
+    quotes: bool = True
 
     def __post_init__(self) -> None:
         if self._kind not in TABLES:
@@ -187,9 +188,11 @@ class Table:
 
     @contextmanager
     def _csv(self) -> Iterator[csv.DictReader[str]]:
-        style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if self._kind == ".tsv" else {}
+        style: Any = {"delimiter": "\t"} if self._kind == ".tsv" else {}
+        style["quoting"] = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
         with reading(self.field, self.file), self.file.open(encoding="utf-8-sig", newline="") as file:
-            yield csv.DictReader(_lines(self.field, str(self.file), file), strict=True, **style)
+            lines = dropwhile(lambda line: not line.strip("\r\n"), _lines(self.field, str(self.file), file))
+            yield csv.DictReader(lines, strict=True, **style)
 
     @cached_property
     def _arrow_schema(self) -> pa.Schema:

@@ -77,7 +77,13 @@ def fingerprint_of_code(file: Path) -> str:
     waiting, found = {file}, set[Path]()
     while waiting:
         found.add(path := waiting.pop())
-        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        try:
+            tree = ast.parse(path.read_bytes(), str(path))
+        except SyntaxError:
+            if path == file:
+                raise
+            continue  # it may be a template, which nobody imports
+        for node in ast.walk(tree):
             modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules = [node.module]

@@ -140,6 +140,10 @@ class Recipe(WithPlugin):
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
+    def __init_subclass__(cls) -> None:
+        for name in {"help", "quiet"} & cls.__annotations__.keys():
+            raise InputError(name, f"an option of {cls.__name__} needs another name; every recipe has this one")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check()

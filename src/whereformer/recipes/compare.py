@@ -221,12 +221,12 @@ class Compare(ManyRuns):
 
     def run(self, run: Run) -> report.Report:
         text = corpus.Text(self.data, self.column, characters=self.characters)
-        run.identify("text", text.fingerprint)
         material = self.read(run, text)
         if self.minutes is not None:
             steps = run.each([()], self.fitting_steps, material, kind=int, steps=0)[()]
             run.say(f"{self.minutes:g} minutes: {steps:,} steps for each method")
             self = replace(self, minutes=None, steps=steps)
+        run.identify("text", text.fingerprint)
         names = self.positions
         seeds = range(self.seed, self.seed + self.seeds)
         tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
@@ -486,6 +486,8 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
         raise InputError("out", f"{folder} has no results of whereformer compare")
     known = {field.name for field in fields(Compare)}
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})
+    if recipe.minutes is not None and (planned := records.get('["fitting_steps"]')) is not None:
+        recipe = replace(recipe, minutes=None, steps=planned["value"])
     runs: dict[str, dict[int, Outcome]] = {}
     for name, record in records.items():
         what, *key = json.loads(name)

@@ -122,7 +122,10 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
 
 def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
-    text = Text(recipe.data, recipe.column, characters=recipe.characters)
+    try:
+        text = Text(recipe.data, recipe.column, characters=recipe.characters)
+    except InputError as error:
+        raise InputError("measure", f"the text of {recipe.out} can't be read again ({error.reason})") from None
     options, _, _ = read_records(recipe.out / RECORDS)
     if text.fingerprint != options[HASHES].get("text"):
         raise InputError("measure", f"the text of {recipe.out} has changed; run whereformer compare again")
