@@ -13,7 +13,7 @@ BUDGETS = {
     "src/whereformer/kernels": 8_100,
     "src/whereformer/lab": 2_740,
     "src/whereformer/models": 6_510,
-    "src/whereformer/positions": 3_250,
+    "src/whereformer/positions": 3_300,
     "src/whereformer/recipes": 3_700,
     "tests": 28_000,
 }
