@@ -258,6 +258,13 @@ def test_weights_that_are_not_there_are_not_proven(caplog):
     ]
 
 
+def test_a_model_with_few_positions_is_proven(caplog):
+    config = transformers.BertConfig(**{**SIZES, "max_position_embeddings": 12})
+    with caplog.at_level(logging.WARNING):
+        attach(transformers.BertModel(config), "none")
+    assert not caplog.messages
+
+
 def test_numbers_that_are_none_are_not_proven(caplog):
     model = make("llama")
     nn.init.constant_(model.layers[1].self_attn.q_proj.weight, torch.nan)

@@ -237,7 +237,7 @@ class Run:
                     value, seconds = future.result()
                     yield waiting.pop(future), value, seconds
         except BrokenProcessPool:
-            advice = "perhaps for lack of memory; use fewer"
+            advice = "perhaps for lack of memory, so use fewer; a script has to call it below if __name__ == '__main__'"
             raise InputError("jobs", f"one of {jobs} processes ended unexpectedly, {advice}") from None
         finally:
             for process in multiprocessing.active_children() if waiting else ():

@@ -32,7 +32,7 @@ Many models compute the softmax in float32, also those in float64.
 """
 
 ROWS, LENGTH = 3, 14
-"""The size of the batch."""
+"""The size of the batch; of a model with fewer positions, it is shorter."""
 
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 """The fields of configurations by which attention is limited to near tokens."""
@@ -76,6 +76,8 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
     reason = f"weights of {model.dtype} on {model.device.type!r} cannot be compared"
     if model.device.type != "meta" and model.dtype in TOLERANCE:
         outputs: list[tuple[str, Tensor]] = []
+        most = getattr(model.config, "max_position_embeddings", None)
+        length = max(8, min(LENGTH, most)) if type(most) is int else LENGTH
 
         def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
             outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
@@ -86,7 +88,7 @@ def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None
                 _shorten_windows(copied)
                 for name, module in _layers(model, calls).items():
                     own[module].register_forward_hook(partial(remember, name))
-                example, finals = run_any(copied, ROWS, LENGTH, cached=True, before=outputs.clear)
+                example, finals = run_any(copied, ROWS, length, cached=True, before=outputs.clear)
             lost = [name for name, output in outputs if output.isnan().all()]
             if not lost:
                 return _Run(example, outputs, dict(_tensors(finals)))
