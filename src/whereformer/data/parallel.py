@@ -97,9 +97,8 @@ class Pairs:
 
     def _table(self, file: Path) -> Iterator[Pair]:
         """Yield two columns of a table, row by row. Empty cells become empty lines."""
-        table = Table(
-            self.field, file, quotes=file.suffix.lower() != ".tsv"
-        )  # where lines of text have marks of their own
+        # Between tabs, lines of text have marks of their own.
+        table = Table(self.field, file, quotes=file.suffix.lower() != ".tsv")
         names = self._named or table.names
         if len(names) not in (0, 2):
             raise InputError("columns", f"{file} has columns {some_of(names)}; name two of them, such as en,de")

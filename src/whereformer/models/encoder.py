@@ -225,7 +225,11 @@ class Encoder(EncoderPreTrainedModel):
 
     def _pooled(self, site: Site, texts: Texts | None, shares: bool) -> tuple[Site, Site]:
         """Return where the first layer of a block attends, and where its others do, with what layers share there."""
+        share = self.position.share if shares else lambda site: site
         pooled = self.pooling.site(site, texts)
+        own = share(pooled)
+        if not self.config.pool_query_only:
+            return own, own
         before = replace(
             pooled,
             keys=site.keys,
@@ -234,9 +238,7 @@ class Encoder(EncoderPreTrainedModel):
             key_segments=site.key_segments,
             key_starts=site.key_starts,
         )
-        if shares:
-            before, pooled = self.position.share(before), self.position.share(pooled)
-        return before if self.config.pool_query_only else pooled, pooled
+        return share(before), own
 
     def _unpooled(self, hidden: Tensor, texts: Texts | None, now: Texts | None, length: int) -> Tensor:
         """Repeat pooled states to the length that the decoder works at."""

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..lab import encoders, methods
 from ..lab.encoders import BASELINE
 from ..lab.loading import quiet_transformers
-from ..lab.run import HASHES, RECORDS, read_records
+from ..lab.run import HASHES, RECORDS, VERSION, read_records
 from ..lab.sheet import Cell, Column, Sheet
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
@@ -129,7 +129,7 @@ def _held_out(recipe: Compare) -> HeldOut:
     options, _, _ = read_records(recipe.out / RECORDS)
     if text.fingerprint != options[HASHES].get("text"):
         raise InputError("measure", f"the text of {recipe.out} has changed; run whereformer compare again")
-    version = options[HASHES].get("version of the plugin")
+    version = options[HASHES].get(f"{VERSION}plugin")
     if version is not None and f"{methods.PLUGIN}{version}" not in sys.modules:
         raise InputError("measure", f"{recipe.out} has models of a plugin; `plugin` has to name the file as it was")
     encoded = open_or_encode(recipe.out / "cache", text, TokenizerChoice(None, recipe.vocab_size))
