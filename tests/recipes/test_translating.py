@@ -17,9 +17,9 @@ from whereformer.cli.main import main
 from whereformer.lab.loading import quiet_transformers
 from whereformer.recipes import translating
 
-LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=260", "--every=260"]
+LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=300", "--every=300"]
 LEARNED += ["--batch-tokens=1024", "--learning-rate=0.01", "--warmup=60", "--dropout=0", "--average=1"]
-LEARNED += ["--position=shaw"]
+LEARNED += ["--position=shaw", "--schedule=linear"]
 CPU = torch.device("cpu")
 
 
@@ -66,8 +66,7 @@ def test_batches_and_windows_do_not_change_the_translations(model, capsys, monke
     source, target = pairs()
     found = translating.load(model, CPU)
     monkeypatch.setattr(translating, "BATCH_TOKENS", {"cpu": 30})
-    expected = [translating.translate_lines(*found, [line])[0] for line in [*SOME, *source[1:11]]]
-    assert sum(one == other for one, other in zip(expected[len(SOME) :], target[1:11], strict=True)) > 7
+    expected = [translated(line) if line.strip() else "" for line in SOME] + target[1:11]
     assert translating.translate_lines(*found, [*SOME, *source[1:11]]) == expected
     monkeypatch.setattr("whereformer.cli.translate.WINDOW", 2)
     given(monkeypatch, "\n".join([*SOME, *source[1:11]]).encode())
