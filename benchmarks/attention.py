@@ -38,8 +38,8 @@ from side_by_side import memory_of
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
-from whereformer.lab.provenance import commit, machine, provenance, write_results
 from whereformer.lab.run import threads
+from whereformer.provenance import commit, machine, provenance, write_results
 
 LONG = 2048
 """With more tokens than this, the default batch is one sequence."""

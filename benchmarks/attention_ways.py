@@ -233,7 +233,7 @@ class Row(Case):
         error: the largest relative error of output and gradients at the small length.
         note: why something is missing, or empty.
         measured: the date.
-        commit: the commit that was measured, see :func:`whereformer.lab.provenance.commit`.
+        commit: the commit that was measured, see :func:`whereformer.provenance.commit`.
         seconds: time of a call in each round.
     """
 

@@ -27,7 +27,7 @@ from rich.table import Table
 import whereformer
 from whereformer.analysis.ranking import AHEAD, Models, clearly_better, rank
 from whereformer.cli.main import execute
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 from whereformer.recipes.compare import load
 
 KEPT, CLOSE, REVERSED = "still clear", "too close to tell", "reversed"

@@ -35,6 +35,7 @@ from transformers import PreTrainedModel
 
 from whereformer import EncoderForMaskedLM, load_pretrained
 from whereformer.analysis import distill_positions
+from whereformer.analysis.held_out import lm_score
 from whereformer.cli.main import execute
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
@@ -42,11 +43,10 @@ from whereformer.data.streams import Stream
 from whereformer.data.tokenizers import Vocabulary
 from whereformer.data.windows import HELD_OUT_RATE, Stage, Windows, mask_tokens
 from whereformer.errors import InputError
-from whereformer.lab.held_out import lm_score
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.optimizer import build_optimizer, build_schedule
-from whereformer.lab.provenance import write_results
 from whereformer.models import Encoder
+from whereformer.provenance import write_results
 
 BATCH_TOKENS = 2048
 """About this number of tokens is read at a time in judging."""

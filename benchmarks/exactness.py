@@ -20,7 +20,7 @@ from attention_kinds import KINDS, Case, make_problem
 from attention_ways import FLOOR, Way, backend, make_step
 from torch import Tensor
 
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 GOALS = {"float32": 2.0, "bfloat16": 1.25}
 CONTENT = ("output", "query", "key", "value")

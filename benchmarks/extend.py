@@ -32,12 +32,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from whereformer.analysis.metrics import METRICS
 from whereformer.cli.main import execute
 from whereformer.data import read
 from whereformer.data.corpus import Text
 from whereformer.errors import InputError
-from whereformer.lab.metrics import METRICS
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 from whereformer.recipes.extend import chunk_means
 from whereformer.recipes.sentence_encoders import SentenceEncoder, extended, load_encoder
 

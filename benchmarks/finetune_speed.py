@@ -33,11 +33,13 @@ from transformers import (
 )
 
 from whereformer.cli.main import execute
-from whereformer.data import batches, glue, rows
+from whereformer.data import batches
 from whereformer.lab.loading import load_classifier, load_tokenizer, quiet_transformers
 from whereformer.lab.optimizer import build_optimizer
-from whereformer.lab.provenance import write_results
 from whereformer.lab.train import Training, train
+from whereformer.provenance import write_results
+from whereformer.recipes import glue
+from whereformer.recipes import labeled as rows
 
 PEER = "transformers"
 

@@ -50,18 +50,18 @@ from whereformer import (
     load_pretrained,
 )
 from whereformer.analysis import count_flops
+from whereformer.analysis.held_out import HeldOut, lm_score
 from whereformer.cli.main import execute
 from whereformer.data.batches import Drawn, by_length
 from whereformer.data.corpus import Text
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import CLS, PAD, SEP
-from whereformer.data.windows import HELD_OUT_RATE, IGNORED, HeldOut, Stage, Windows
+from whereformer.data.windows import HELD_OUT_RATE, IGNORED, Stage, Windows
 from whereformer.errors import InputError
 from whereformer.files import new_folder
-from whereformer.lab.held_out import lm_score
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.optimizer import build_optimizer
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 # The funnels' blocks cost as much as the plain encoder's. In pretraining, funnels have one more layer, the decoder.
 FUNNEL = {"blocks": "2-3-2", "decoder_layers": "1"}

@@ -51,7 +51,7 @@ from whereformer import (
     attention,
     attention_varlen,
 )
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 DEVICE = "cuda"
 SECONDS = 450.0

@@ -36,7 +36,7 @@ from triton.runtime.jit import JITFunction
 from whereformer import DistanceDecay, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, attention
 from whereformer.kernels.triton import available
 from whereformer.kernels.triton import launch as host
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HEADS, LENGTH, CLIP, SHORT, RANK = 2, 256, 16, 127, 16

@@ -55,8 +55,8 @@ from rich.table import Table
 import whereformer
 from whereformer.cli.main import execute, main
 from whereformer.errors import InputError
-from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records
+from whereformer.provenance import write_results
 
 TIMES = {"seconds", "cpu_seconds", "speed", "date", "commit", "sha256"}
 """Entries of results that differ between two runs of the same command."""

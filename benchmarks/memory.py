@@ -26,7 +26,7 @@ from attention_ways import FLOOR, backend, make_step
 from transformers import BertConfig, BertForMaskedLM
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 DTYPES = "float32", "bfloat16"
 WAYS = {"torch": (FLOOR, "none")} | {kind: (backend("auto"), kind) for kind in ("none", "bias", "t5", "shaw")}

@@ -24,7 +24,7 @@ import transformers
 from peak import peak_memory
 
 import whereformer
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 SETS = {
     "STS-B": ("glue/stsb", "sentence1"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whereformer.errors import InputError
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 
 def kept(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 HEADS, HEAD_DIM = 12, 64
 CALLS = 20

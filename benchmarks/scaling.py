@@ -26,12 +26,11 @@ from rich.console import Console
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from whereformer import EncoderConfig, EncoderForMaskedLM
+from whereformer import EncoderConfig, EncoderForMaskedLM, ranks
 from whereformer.analysis import count_parameters
 from whereformer.cli.main import execute
-from whereformer.lab import ranks
 from whereformer.lab.optimizer import build_optimizer
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 PROCESSES = 2
 

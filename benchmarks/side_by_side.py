@@ -16,7 +16,7 @@ from peak import peak_memory
 from rich.console import Console
 from torch import nn
 
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 
 def memory_of(step: Callable[[], object], device: torch.device) -> int:

@@ -27,7 +27,7 @@ from memory import mebibytes
 from torch import Tensor, nn
 
 import whereformer
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 WAYS = "eager", "sdpa", "attached"
 OUT_OF_MEMORY = 9

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 
 @dataclass(frozen=True)

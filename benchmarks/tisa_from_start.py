@@ -37,8 +37,8 @@ from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
 from whereformer.lab.loading import load
-from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
+from whereformer.provenance import write_results
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}

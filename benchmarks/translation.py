@@ -35,8 +35,8 @@ from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
-from whereformer.lab.provenance import write_results
 from whereformer.lab.run import read_records, threads
+from whereformer.provenance import write_results
 from whereformer.recipes.translating import load, translate_lines
 
 LANGUAGES = {"de": "German", "fr": "French"}

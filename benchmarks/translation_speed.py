@@ -28,8 +28,8 @@ from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position
 from whereformer.cli.main import execute
 from whereformer.data.parallel import collate
 from whereformer.lab.optimizer import build_optimizer
-from whereformer.lab.provenance import write_results
 from whereformer.models.inputs import CACHE
+from whereformer.provenance import write_results
 
 BASELINE = "sinusoidal"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from attention_kinds import WINDOW, BenchProblem, Case, make_problem
 from attention_ways import FLOOR, Clock, Way, backend, make_step
 
 from whereformer.kernels import attention
-from whereformer.lab.provenance import write_results
+from whereformer.provenance import write_results
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import whereformer
 from whereformer.positions import OffsetFunction, register
-from whereformer.testing import check_position
+from whereformer.positions.testing import check_position
 
 
 class Fading(OffsetFunction):

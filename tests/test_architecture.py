@@ -9,13 +9,12 @@ from .source import NAME, imports, modules
 LAYERS = (
     {"errors", "files", "_extras"},
     {"kernels"},
+    {"manifest", "provenance", "ranks"},
     {"positions"},
-    {"testing"},
     {"models"},
-    {"analysis"},
-    {"lab"},
     {"data"},
-    {"lab.training"},
+    {"lab"},
+    {"analysis"},
     {"recipes"},
     {"cli"},
     {"__main__"},
@@ -27,28 +26,22 @@ DRAWING = {"jinja2", "markupsafe", "matplotlib", "numpy"}
 LIBRARIES = {
     NAME: {"torch"},
     "kernels": {"torch", "triton"},
+    "provenance": {"torch"},
+    "ranks": {"torch", "filelock"},
     "positions": {"torch"},
-    "testing": {"torch"},
     "models": {"torch", *HUGGING_FACE},
-    "analysis": {"torch", "numpy", "scipy", *HUGGING_FACE},
+    "analysis": {"torch", "scipy", "sklearn", *DRAWING, *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
-    "lab": {"torch", "filelock", "rich", *DRAWING},
-    "lab.training": {"torch", "rich", "numpy", "scipy", "sklearn", *HUGGING_FACE},
+    "lab": {"torch", "rich", *DRAWING, *HUGGING_FACE},
     "recipes": {"torch", "sacrebleu", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", *HUGGING_FACE},
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 
 
-KNOW_DATA = {"encoders", "held_out", "loading", "metrics", "optimizer", "train"}
-"""Parts of the lab that know data, or transformers. Data knows the rest of it."""
-
-
 def package_of(module: str) -> str:
     """The part of a module's name that has a layer; the root's own is the package's."""
     parts = module.split(".")
-    if parts[1:2] == ["lab"] and KNOW_DATA.intersection(parts[2:3]):
-        return "lab.training"
     return parts[1] if len(parts) > 1 else module
 
 

@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 import whereformer
 from tests.every import EVERY
+from whereformer import provenance
 from whereformer.data.tokenizers import fit_tokenizer
-from whereformer.lab import provenance
 from whereformer.recipes.compare import load
 
 from .recipes import parallel_text, sentence_models

@@ -9,7 +9,7 @@ import pytest
 from tests.failing import fails, refusals
 from whereformer import position_names
 from whereformer.cli.main import COMMANDS, command_class, main
-from whereformer.lab.run import open_folder
+from whereformer.ranks import open_folder
 
 
 def help_of(capsys, *arguments):

@@ -15,7 +15,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import whereformer
 from whereformer.errors import InputError
 from whereformer.positions.base import ACTS_ON
-from whereformer.testing import spread
+from whereformer.positions.testing import spread
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)

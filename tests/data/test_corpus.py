@@ -10,7 +10,7 @@ from pyarrow import parquet
 from tests.data.harm import load_documents
 from whereformer.data import corpus, read
 from whereformer.errors import InputError
-from whereformer.lab.manifest import fingerprint, fingerprint_of_files
+from whereformer.manifest import fingerprint, fingerprint_of_files
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from whereformer.data.read import fetched
 from whereformer.data.streams import TokenFile, packed
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
-from whereformer.lab.manifest import fingerprint
+from whereformer.manifest import fingerprint
 
 CHOICE = TokenizerChoice(None, 120)
 

@@ -1,4 +1,4 @@
-"""Windows of a text: their places, their masks, and the held-out scores."""
+"""Windows of a text: their places and their masks."""
 
 from dataclasses import replace
 
@@ -6,14 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
-from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from whereformer.data.encode import unigram_entropy
-from whereformer.data.tokenizers import CLS, MASK, PAD, Vocabulary, trained_vocabulary
-from whereformer.data.windows import IGNORED, HeldOut, Stage, Windows, growing, mask_tokens
+from whereformer.data.tokenizers import MASK, Vocabulary, trained_vocabulary
+from whereformer.data.windows import IGNORED, Stage, Windows, growing, mask_tokens
 from whereformer.errors import InputError
-from whereformer.lab.held_out import held_out_scores, lm_score
 
 VOCABULARY = Vocabulary(2000, pad=1999, cls=1, sep=2, mask=3, special=(1, 2, 3, 1999))
 WINDOWS = Windows(torch.arange(10, 510), VOCABULARY, [Stage(16, 9, 5)], rate=0.2)
@@ -127,58 +124,6 @@ def test_causal_windows_have_all_tokens_as_labels():
     causal, masked = replace(WINDOWS, rate=None).batch(7), WINDOWS.batch(7)
     assert torch.equal(causal["input_ids"], causal["labels"])
     assert torch.equal(causal["input_ids"], text_of(masked))
-
-
-@pytest.mark.parametrize("length", [8, 64, 100, 5000])
-def test_every_length_predicts_the_same_tokens(length):
-    held_out = HeldOut(stream(1000), 0.15, trained_vocabulary(100))
-    batches = list(held_out.windows(length, 512))
-    inputs, labels = (torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels"))
-    assert inputs.shape[1] == length
-    assert torch.equal(labels[labels != IGNORED], held_out.labels[held_out.labels != IGNORED])
-    assert (inputs != PAD).sum() == len(held_out.inputs) + len(inputs)
-    assert all("attention_mask" not in batch for batch in batches[:-1])
-    last = batches[-1].get("attention_mask", torch.ones(1, length))
-    assert torch.equal(last == 1, batches[-1]["input_ids"] != PAD)
-
-
-SMALL = {"vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2, "blocks": "1", "position": "t5"}
-
-
-def test_the_score_is_the_mean_loss_and_does_not_depend_on_batching():
-    torch.manual_seed(0)
-    model = EncoderForMaskedLM(EncoderConfig(**SMALL, sparse_prediction=True))
-    held_out = HeldOut(stream(1000), 0.15, trained_vocabulary(100))
-    score = lm_score(model, held_out.windows(32, 4096))
-    assert model.training
-    assert score.loss == pytest.approx(float(score.losses.mean()))
-    assert len(score.losses) == (held_out.labels != IGNORED).sum()
-    other = lm_score(model, held_out.windows(32, 64))
-    torch.testing.assert_close(other.losses, score.losses, rtol=1e-4, atol=1e-4)
-    assert 4 < score.loss < 6
-    assert 0 <= score.accuracy <= 0.1
-    model.config.label_share = 0.4  # more places than labels
-    named = held_out_scores(model, held_out.windows(32, 64))
-    assert named == pytest.approx({"loss": score.loss, "accuracy": score.accuracy}, rel=1e-4)
-
-
-def test_causal_models_are_scored_by_every_token_after_the_first_of_a_row():
-    torch.manual_seed(0)
-    model = EncoderForCausalLM(EncoderConfig(**SMALL, causal=True, sparse_prediction=True)).eval()
-    held_out = HeldOut(stream(1000), None, trained_vocabulary(100))
-    score = lm_score(model, held_out.windows(32, 4096))
-    wanted, right = [], []
-    with torch.no_grad():
-        for start in range(0, 960, 31):
-            text = stream(1000)[start : min(start + 31, 960)]
-            states = model.encoder(torch.cat((torch.tensor([CLS]), text))[None]).last_hidden_state
-            logits = model.head(states)[0, :-1]
-            wanted.append(functional.cross_entropy(logits, text, reduction="none"))
-            right.append(logits.argmax(-1) == text)
-    torch.testing.assert_close(score.losses, torch.cat(wanted), rtol=1e-4, atol=1e-4)
-    assert score.accuracy == pytest.approx(float(torch.cat(right).double().mean()))
-    model.config.sparse_prediction = False
-    assert torch.equal(lm_score(model, held_out.windows(32, 4096)).losses, score.losses)
 
 
 def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():

@@ -14,9 +14,9 @@ from tests.failing import fails
 from tests.processes import recorded, together
 from tests.recipes.conftest import text  # noqa: F401 - a fixture
 from tests.recipes.trainings import TINY_ENCODER, same, weights
+from whereformer import ranks
 from whereformer.cli.ending import ending
 from whereformer.cli.main import main
-from whereformer.lab import ranks
 from whereformer.lab.run import read_records
 from whereformer.positions import position_names
 

@@ -15,13 +15,14 @@ import pytest
 from tests.failing import fails, largest_file
 from tests.lab.report.pages import Page
 from tests.lab.toy import Toy
+from whereformer import ranks
 from whereformer.cli.flags import parse
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.lab.manifest import fingerprint_of_code, sealed
 from whereformer.lab.recipe import function
 from whereformer.lab.report.report import Figure, Report
-from whereformer.lab.run import _Bar, open_folder, read_records, usual_jobs
+from whereformer.lab.run import _Bar, read_records, usual_jobs
+from whereformer.manifest import fingerprint_of_code, sealed
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -278,7 +279,7 @@ def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
     assert "1 of 2 runs are already done; continuing with the others" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"holds results with size 3, not 4; choose another folder, or"):
         toy(out=tmp_path, size=4)
-    with open_folder(tmp_path), pytest.raises(InputError, match="another command is writing"):
+    with ranks.open_folder(tmp_path), pytest.raises(InputError, match="another command is writing"):
         toy(out=tmp_path)
     assert toy(out=tmp_path, jobs=1).values[0,] == first.values[0,]
 

@@ -10,8 +10,7 @@ from torch import distributed, multiprocessing
 from torch.distributed.fsdp import fully_shard
 
 from tests.every import EVERY
-from whereformer import EncoderConfig, EncoderForMaskedLM, position_names
-from whereformer.lab import ranks
+from whereformer import EncoderConfig, EncoderForMaskedLM, position_names, ranks
 
 SIZES = {"vocab_size": 60, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 40}
 STEPS = 3

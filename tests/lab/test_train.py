@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.failing import largest_file
 from tests.recipes.trainings import same
+from whereformer import manifest, ranks
 from whereformer.data.tokenizers import trained_vocabulary
 from whereformer.data.windows import Stage, Windows
 from whereformer.errors import InputError
-from whereformer.lab import manifest, ranks
-from whereformer.lab.encoders import build, small_config
 from whereformer.lab.train import Checkpoints, NotFiniteError, Training, train
 from whereformer.models import EncoderConfig
+from whereformer.recipes.small_encoders import build, small_config
 
 STEPS = 12
 STREAM = torch.randint(5, 64, (20_000,), generator=torch.Generator().manual_seed(0))

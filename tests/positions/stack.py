@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from whereformer import build_position, position_names
-from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, spread
+from whereformer.positions.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, spread
 
 # The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
 QUICK = {

@@ -24,7 +24,7 @@ from tests.positions.stack import (
 from whereformer import OffsetBias, PositionRangeError, Positions, Site, build_position, position_names, positions
 from whereformer.positions import ModelShape, Position, method_class, register
 from whereformer.positions.floater import integrate
-from whereformer.testing import attend
+from whereformer.positions.testing import attend
 
 FIXED_LENGTH = {name for name in position_names() if not method_class(name).extrapolates}
 

@@ -8,7 +8,7 @@ from tests.positions.stack import HEADS, WIDTH, embeddings
 from whereformer import Encoder, EncoderConfig, Positions, Site, attach, build_position, detach, load_pretrained
 from whereformer.analysis.reading import layers_with_position, position_scores
 from whereformer.positions import Joined, Position, layer_pattern, method_class, method_names, own_name, register
-from whereformer.testing import attend, check_position, spread
+from whereformer.positions.testing import attend, check_position, spread
 
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
 

@@ -18,7 +18,7 @@ from whereformer import (
     build_position,
 )
 from whereformer.positions.counting import visible_keys
-from whereformer.testing import attend
+from whereformer.positions.testing import attend
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
 KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]

@@ -1,4 +1,4 @@
-"""Methods against their formulas, where no golden numbers tell; ``whereformer.testing`` has the laws of all methods."""
+"""Methods against their formulas, where no golden numbers tell. ``positions.testing`` has the laws of all methods."""
 
 import math
 from functools import partial
@@ -22,7 +22,7 @@ from whereformer import (
 )
 from whereformer.positions.alibi import slopes
 from whereformer.positions.t5 import buckets
-from whereformer.testing import attend
+from whereformer.positions.testing import attend
 
 HEAD_DIM = WIDTH // HEADS
 

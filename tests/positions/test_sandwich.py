@@ -9,7 +9,7 @@ import torch
 from whereformer import Positions, Site, build_position
 from whereformer.errors import InputError
 from whereformer.positions import METHODS
-from whereformer.testing import check_position
+from whereformer.positions.testing import check_position
 
 runpy.run_path(str(Path(__file__).parents[2] / "examples" / "methods" / "sandwich.py"))
 Sandwich = METHODS.pop("sandwich")  # other tests read the registry

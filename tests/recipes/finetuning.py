@@ -7,9 +7,9 @@ import torch
 from pyarrow import parquet
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
-from whereformer.data.glue import GLUE
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab.loading import quiet_transformers
+from whereformer.recipes.glue import GLUE
 
 NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
 VERBS = ["saw", "met", "heard", "liked"]

@@ -20,12 +20,13 @@ from tests.lab.report.pages import Page
 from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
-from whereformer.lab import encoders, train
+from whereformer.lab import train
 from whereformer.lab.methods import PLUGIN as PLUGIN_MODULE
 from whereformer.lab.methods import load_plugin, parameters
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.recipes import compare
+from whereformer.recipes import small_encoders as encoders
 from whereformer.recipes.compare import Compare, Trials, load
 
 TINY = ["--rate-factors=1", "--jobs=1", *TINY_ENCODER]

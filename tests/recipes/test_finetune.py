@@ -21,11 +21,11 @@ from tests.lab.test_train import Waits
 from tests.recipes.finetuning import columns, save_glue, save_model
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
-from whereformer.data import glue
 from whereformer.lab import loading
 from whereformer.lab import train as training
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.run import read_records
+from whereformer.recipes import glue
 from whereformer.recipes.finetune import Finetune
 
 TINY = ["--seeds=1", "--epochs=1", "--batch-size=8", "--kernels=0,2", "--device=cpu"]

@@ -1,9 +1,9 @@
 """The tables, the sentences and the page of fine-tuning, from numbers that are made up here."""
 
 from tests.lab.report.pages import Page
-from whereformer.data.glue import Data, Task
-from whereformer.data.rows import Rows
 from whereformer.recipes.finetune import Finetune, Prepared, Tuned, variants_of
+from whereformer.recipes.glue import Data, Task
+from whereformer.recipes.labeled import Rows
 
 MINUS, TO = "\N{MINUS SIGN}", "\N{EN DASH}"
 ODD = 'mine<b>&"own"'

@@ -14,6 +14,7 @@ from tests.failing import fails, refusals
 from tests.lab.test_train import Waits
 from tests.recipes.trainings import TINY_ENCODER, crash, results_of, same, stop_at, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer.analysis import held_out
 from whereformer.cli.main import main
 from whereformer.data import encode as caches
 from whereformer.data import windows
@@ -22,7 +23,7 @@ from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.data.windows import Stage, Windows, end_padding
 from whereformer.errors import InputError
-from whereformer.lab import held_out, trackers
+from whereformer.lab import trackers
 from whereformer.lab.run import read_records
 from whereformer.models import encoder
 

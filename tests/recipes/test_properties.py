@@ -9,8 +9,8 @@ import pytest
 from tests.failing import fails
 from tests.recipes.test_compare import run
 from whereformer.cli.main import main
-from whereformer.lab.manifest import sealed
 from whereformer.lab.recipe import RECIPE
+from whereformer.manifest import sealed
 from whereformer.recipes import properties
 from whereformer.recipes.compare_report import Outcome
 from whereformer.recipes.properties import Tick

@@ -9,10 +9,9 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Any
 
-from .. import errors
+from .. import errors, ranks
 from ..errors import InputError
 from ..files import full_disk, no_room
-from ..lab import ranks
 from .flags import in_flags
 
 CLOSED = 141

@@ -128,7 +128,7 @@ def command_class(name: str) -> type[Any]:
 def execute(command: Any, words: Sequence[str] = ()) -> None:
     """Run a command of some words. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
-        from ..lab import ranks
+        from .. import ranks
         from ..lab.terminal import output, say
 
         if ranks.size() > 1 and not getattr(command, "MANY", False):

@@ -1,1 +1,1 @@
-"""Reading text, tables and parallel text, and turning them into rows and batches for models."""
+"""Reading text, tables and parallel text, and turning them into batches for models."""

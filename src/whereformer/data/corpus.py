@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import LONGEST_NAME, InputError, shown, some_of
 from ..files import check_regular
-from ..lab.manifest import fingerprint, fingerprint_of_files
+from ..manifest import fingerprint, fingerprint_of_files
 from .read import JSON, TABLES, Document, documents_in, reading
 
 PIECE = 4000

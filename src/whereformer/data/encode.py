@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .. import manifest, ranks
 from ..errors import InputError
 from ..files import new_folder
-from ..lab import manifest, ranks
-from ..lab.manifest import fingerprint
-from ..lab.run import open_folder
 from .corpus import HELD_OUT, PIECE, Text, is_held_out
 from .streams import TokenFile, in_lots, packed
 from .tokenizers import Vocabulary, fit_tokenizer, load_tokenizer, vocabulary_of
@@ -47,7 +45,7 @@ def cached(
     Raises:
         InputError: if another command is writing to the cache; and what ``fill`` raises.
     """
-    folder = cache / f"{kind}-{fingerprint(key)}"
+    folder = cache / f"{kind}-{manifest.fingerprint(key)}"
     if (problem := manifest.problem(folder)) is not None:
         if folder.exists():
             say(f"{folder} is damaged ({problem}); encoding it again")
@@ -55,7 +53,7 @@ def cached(
             raise InputError(
                 "cache", f"{cache} lacks what the main process has written to it; all machines have to share it"
             )
-        with open_folder(cache, "cache"):
+        with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
             if manifest.problem(folder) is not None:
                 with new_folder(folder) as partial:
@@ -81,7 +79,7 @@ class TokenizerChoice:
             return f"trained, {self.vocab_size} tokens"
         backend = load_tokenizer(self.path).backend_tokenizer
         # The JSON does not tell whether names of special tokens in text are plain text.
-        return fingerprint([backend.to_str(), *(["plain text"] if backend.encode_special_tokens else [])])
+        return manifest.fingerprint([backend.to_str(), *(["plain text"] if backend.encode_special_tokens else [])])
 
 
 @dataclass(frozen=True)

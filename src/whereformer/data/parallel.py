@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import LONGEST_NAME, InputError, listed, shown, some_of
 from ..files import check_regular
-from ..lab.manifest import fingerprint_of_files
+from ..manifest import fingerprint_of_files
 from . import subwords
 from .encode import Facts, cached
 from .read import TABLES, Table, read_lines

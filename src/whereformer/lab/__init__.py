@@ -1,1 +1,1 @@
-"""Code that all runs share: the output folder, progress, results files and facts about the machine."""
+"""What all studies are made of: recipes, the folder of a run, the training loop, and reports."""

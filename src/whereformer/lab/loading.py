@@ -18,7 +18,7 @@ from ..data.tokenizers import read_tokenizer
 from ..errors import InputError
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
 from ..models.layers import position_parameters
-from .methods import about_method
+from .methods import about_method, parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,10 +105,9 @@ def fingerprint_of(encoder: Encoder, *, positions: bool = True) -> str:
 
 def sizes_of(model: EncoderForSequenceClassification) -> tuple[int, int, int]:
     """Return the number of parameters, of those of position, and of those of position that the checkpoint lacks."""
-    positional = {name: parameter.numel() for name, parameter in position_parameters(model).items()}
     assert model.loading_report is not None
-    new = sum(positional.get(name, 0) for name in model.loading_report.initialised)
-    return sum(parameter.numel() for parameter in model.parameters()), sum(positional.values()), new
+    new = position_parameters(model).keys() & model.loading_report.initialised
+    return (*parameters(model).values(), sum(model.get_parameter(name).numel() for name in new))
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from torch import nn
 
 from ..errors import InputError
 from ..files import check_regular
+from ..manifest import fingerprint_of_code
 from ..positions import METHODS, build_position, method_class, method_names, own_name, position_names
-from .manifest import fingerprint_of_code
 
 PLUGIN = "whereformer_plugin_"
 """How the names of plugins' modules begin; their version follows."""

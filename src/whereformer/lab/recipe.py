@@ -189,7 +189,7 @@ class Recipe(WithPlugin):
         Raises:
             InputError: if an option is bad, or the folder holds something else.
         """
-        from .manifest import fingerprint_of_code
+        from ..manifest import fingerprint_of_code
         from .methods import load_plugin
         from .run import VERSION, Run
 

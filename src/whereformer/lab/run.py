@@ -11,23 +11,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from filelock import FileLock, Timeout
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from .. import ranks
 from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
-from . import ranks
-from .manifest import sealed, unsealed
+from ..manifest import sealed, unsealed
+from ..provenance import provenance
 from .methods import load_plugin
 from .options import find_device
-from .provenance import provenance
 from .terminal import output
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class Run:
 
     def __enter__(self) -> Run:
         with ExitStack() as stack:
-            stack.enter_context(open_folder(self.folder))
+            stack.enter_context(ranks.open_folder(self.folder))
             ranks.join(torch.device(self.device))
             self.provenance = provenance(self.device)
             self.console = output(quiet=self.quiet)
@@ -257,21 +256,6 @@ class Run:
             file.write(sealed(record))
             file.flush()
             os.fsync(file.fileno())
-
-
-def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
-    """Create a folder, and lock it against other commands. Of several processes of a run, only the main one holds it.
-
-    Raises:
-        InputError: for ``field``, if another command holds its lock.
-    """
-    if not ranks.is_main():
-        return nullcontext()
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(out / ".lock").acquire(blocking=False)
-    except Timeout:
-        raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
 
 
 def usual_jobs(device: str, *, small: bool) -> int:

@@ -93,11 +93,6 @@ class Sheet:
         full = [tuple(each if isinstance(each, Cell) else Cell(each, order=each) for each in row) for row in rows]
         return cls(title, tuple(heads), tuple(full), **more)
 
-    @property
-    def has_header(self) -> bool:
-        """Whether any column has a name."""
-        return any(column.name for column in self.columns)
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         """Draw the sheet. Cells take several lines where the terminal has no room for them."""
         from rich import box
@@ -106,7 +101,7 @@ class Sheet:
 
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
         yield Styled(self.title, "bold")
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=self.has_header)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(column.name for column in self.columns))
         for index, column in enumerate(self.columns):
             left = column.left or index == self.named
             name = _lines(column.name, column.detail)

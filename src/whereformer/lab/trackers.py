@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .. import ranks
 from ..errors import InputError
-from . import ranks
 
 
 def check_installed(tracker: str) -> None:

@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from .. import manifest, ranks
 from ..data.windows import IGNORED
 from ..errors import InputError
 from ..files import new_folder
-from . import manifest, ranks
 from .optimizer import build_optimizer, build_schedule
 from .run import handling
 

@@ -17,10 +17,10 @@ with lazily(__name__):
 
     from .. import positions
     from ..analysis import findings, fit, reading, toeplitz
+    from ..analysis import pictures as drawing
     from ..lab import loading
     from ..lab.report.report import Report
     from ..lab.run import Run
-    from . import analyze_report as drawing
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""

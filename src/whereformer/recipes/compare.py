@@ -19,18 +19,19 @@ from ..lab.recipe import RECIPE, Between, Counts, Free, ManyRuns, Names, Numbers
 from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
-    from .. import analysis, models
+    from .. import analysis, manifest, models
+    from ..analysis import held_out as scoring
     from ..analysis import ranking as rankings
     from ..data import corpus, encode, tokenizers, windows
     from ..data.streams import Stream
-    from ..lab import encoders, manifest, methods
-    from ..lab import held_out as scoring
+    from ..lab import methods
     from ..lab import run as running
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
     from ..models import presets
     from . import compare_report as drawing
+    from . import small_encoders as encoders
     from .compare_report import Outcome
 
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
@@ -100,7 +101,7 @@ class Material:
 
     source: str
     training: Stream
-    held_out: windows.HeldOut
+    held_out: scoring.HeldOut
     vocabulary: tokenizers.Vocabulary
     tokenizer: Any
     guessing: float
@@ -251,7 +252,7 @@ class Compare(ManyRuns):
             run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.say
         )
         training, held_out = len(encoded.training), len(encoded.held_out)
-        if min(training, held_out) < (longest := max(*self.judged, windows.HeldOut.GROUP)):
+        if min(training, held_out) < (longest := max(*self.judged, scoring.HeldOut.GROUP)):
             raise InputError(
                 "data",
                 f"too little text: {training} training and {held_out} held-out tokens, expected at least {longest} of "
@@ -263,7 +264,7 @@ class Compare(ManyRuns):
         guessing = encoded.guessing
         tokens = f"{training:,} training and {held_out:,} held-out tokens"
         run.say(f"{tokens} from {source}; guessing by frequency: loss {guessing:.2f}")
-        held_out_text = windows.HeldOut(encoded.held_out, rate, encoded.vocabulary)
+        held_out_text = scoring.HeldOut(encoded.held_out, rate, encoded.vocabulary)
         return Material(source, encoded.training, held_out_text, encoded.vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..analysis import losses
 from ..analysis.ranking import Ranking
-from ..lab.report import losses
 from ..lab.report.report import Figure
 from ..lab.sheet import DASH, Cell, Column, Sheet
 

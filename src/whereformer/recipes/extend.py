@@ -21,10 +21,11 @@ with lazily(__name__):
     from torch import Tensor, nn
     from torch.nn import functional
 
+    from .. import manifest
+    from ..analysis import losses
     from ..data import corpus
-    from ..lab import loading, manifest
+    from ..lab import loading
     from ..lab import train as training
-    from ..lab.report import losses
     from ..lab.report.report import Figure, Report
     from ..lab.run import Run
     from . import sentence_encoders as encoders

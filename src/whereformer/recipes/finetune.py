@@ -22,12 +22,13 @@ with lazily(__name__):
     import torch
 
     from .. import positions
-    from ..data import batches, glue
-    from ..data import rows as labeled
-    from ..lab import loading, metrics
+    from ..analysis import losses, metrics
+    from ..data import batches
+    from ..lab import loading
     from ..lab import train as training
-    from ..lab.report import losses, report
+    from ..lab.report import report
     from ..lab.run import Run
+    from . import glue, labeled
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"

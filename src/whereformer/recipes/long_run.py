@@ -8,17 +8,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from .. import ranks
 from ..errors import InputError
 from ..files import new_folder
-from ..lab import ranks, trackers
-from ..lab.options import MOST_RUNS, MOST_SEED, MOST_SIZE, canonical_options
+from ..lab import trackers
+from ..lab.options import MOST_RUNS, MOST_SEED, MOST_SIZE
 from ..lab.recipe import Free, Range, Trains, lazily
 from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
-    from ..lab import loading, manifest
+    from .. import manifest
+    from ..analysis import losses
+    from ..lab import loading
     from ..lab import train as training
-    from ..lab.report import losses
     from ..lab.report.report import Report
     from ..lab.run import Run
 
@@ -76,7 +78,6 @@ class LongRun(Trains):
     installed."""
 
     def check(self) -> None:
-        canonical_options(self.position_options)
         trackers.check_installed(self.report_to or "none")
         if self.dry_run and ranks.size() > 1:
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from .. import ranks
 from ..errors import InputError, shown
-from ..lab import options, ranks
+from ..lab import options
 from ..lab.recipe import Between, Free, Range, lazily
 from . import long_run
 
@@ -17,11 +18,11 @@ with lazily(__name__):
     import torch
 
     from .. import models
+    from ..analysis import held_out, losses
     from ..data import corpus, encode, read, tokenizers
     from ..data import windows as text_windows
-    from ..lab import held_out, methods
+    from ..lab import methods
     from ..lab import train as training
-    from ..lab.report import losses
     from ..lab.run import Run
     from ..models import presets
 

@@ -19,10 +19,11 @@ with lazily(__name__):
     from torch import Tensor
     from torch.nn import functional
 
-    from ..lab import encoders, methods
+    from ..lab import methods
     from ..lab import train as training
     from ..lab.report.report import Report
     from ..lab.run import Run
+    from . import small_encoders as encoders
 
 # Tasks: rows of symbols drawn from a seed, with their exact answers and the best guess without positions.
 

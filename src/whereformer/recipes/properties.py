@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis import properties as measure
+from ..analysis.held_out import HeldOut
 from ..data.corpus import Text
 from ..data.encode import TokenizerChoice, open_or_encode
-from ..data.windows import HELD_OUT_RATE, HeldOut
+from ..data.windows import HELD_OUT_RATE
 from ..errors import InputError
-from ..lab import encoders, methods
-from ..lab.encoders import BASELINE
+from ..lab import methods
 from ..lab.loading import quiet_transformers
 from ..lab.run import HASHES, RECORDS, VERSION, read_records
 from ..lab.sheet import Cell, Column, Sheet
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
+from . import small_encoders as encoders
 from .compare import Compare, load
 from .compare_report import Outcome
+from .small_encoders import BASELINE
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from .. import ranks
 from ..errors import InputError
-from ..lab import options, ranks
+from ..lab import options
 from ..lab.recipe import Between, Free, Range, Schedule, lazily
 from . import long_run
 
@@ -17,13 +18,13 @@ with lazily(__name__):
     import torch
 
     from .. import models
+    from ..analysis import held_out, losses
     from ..data import batches as drawing
     from ..data import parallel, subwords
     from ..data.streams import RowFile
-    from ..lab import held_out, methods
+    from ..lab import methods
     from ..lab import optimizer as optimizers
     from ..lab import train as training
-    from ..lab.report import losses
     from ..lab.run import Run
     from . import translating
 
@@ -166,8 +167,7 @@ class Translate(long_run.LongRun):
                 eos_token_id=subwords.END,
                 decoder_start_token_id=subwords.START,
             )
-            with torch.device("meta"):
-                models.Seq2SeqForConditionalGeneration(config)
+            sizes_of(config)
         except (ValueError, TypeError) as error:
             raise methods.as_setting(error, models.Seq2SeqConfig.__dataclass_fields__, method) from None
         return config

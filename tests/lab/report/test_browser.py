@@ -8,8 +8,8 @@ import pytest
 
 from tests.lab.report.findings import model_of
 from tests.recipes import test_compare_report as compare
+from whereformer.analysis.pictures import report_of
 from whereformer.recipes import probe
-from whereformer.recipes.analyze_report import report_of
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

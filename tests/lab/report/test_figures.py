@@ -4,7 +4,8 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-from whereformer.lab.report import figures, losses
+from whereformer.analysis import losses
+from whereformer.lab.report import figures
 
 
 def test_a_figure_on_a_page_is_whole():

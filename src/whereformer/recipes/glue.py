@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ..data.read import Table, fetched
 from ..errors import LONGEST_NAME, InputError, shown, some_of
-from .read import Table, fetched
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9

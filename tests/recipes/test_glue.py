@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from tests.recipes.finetuning import columns, save_glue
-from whereformer.data import glue
 from whereformer.errors import InputError
+from whereformer.recipes import glue
 from whereformer.recipes.finetune import Finetune
 
 

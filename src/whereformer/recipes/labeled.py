@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..data.streams import in_lots
+from ..data.windows import end_padding
 from ..errors import InputError
-from ..lab.manifest import fingerprint
+from ..manifest import fingerprint
 from ..positions import PositionRangeError
 from .glue import Split
-from .streams import in_lots
-from .windows import end_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

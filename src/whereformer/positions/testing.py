@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .kernels import Positions, PositionsLike, Term, attention
-from .kernels.call import check_term
-from .positions import Position, PositionRangeError, Site, build_position, check_name
-from .positions.base import OffsetFunction
+from ..kernels import Positions, PositionsLike, Term, attention
+from ..kernels.call import check_term
+from . import Position, PositionRangeError, Site, build_position, check_name
+from .base import OffsetFunction
 
 __all__ = ["check_position"]
 

@@ -1,9 +1,9 @@
-"""Held-out scores: means over all batches, however they are divided among processes, and the loss of each token."""
+"""Held-out text and scores: means over all batches, however processes divide them, and the loss of each token."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -11,10 +11,51 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..data.windows import IGNORED
+from .. import ranks
+from ..data.streams import Stream
+from ..data.tokenizers import Vocabulary
+from ..data.windows import IGNORED, mask_tokens
 from ..models import Electra, EncoderForCausalLM
 from ..models.heads import label_places
-from . import ranks
+
+
+class HeldOut:
+    """Held-out text with one fixed set of masks, so that every method and length predicts the same tokens.
+
+    Args:
+        stream: the ids; all of them are kept in memory.
+        rate: share of masked tokens; None masks none, and every token is a label, as causal models take them.
+        vocabulary: the tokenizer's special and ordinary ids.
+    """
+
+    GROUP = 64
+    """Masks are spread evenly: the rate holds within every group of this number of tokens."""
+
+    def __init__(self, stream: Stream, rate: float | None, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.inputs = self.labels = stream[: len(stream) // self.GROUP * self.GROUP]
+        if rate is not None:
+            groups = self.inputs.view(-1, self.GROUP)
+            inputs, labels = mask_tokens(groups, rate, vocabulary, torch.Generator().manual_seed(0))
+            self.inputs, self.labels = inputs.flatten(), labels.flatten()
+
+    def windows(self, length: int, tokens_per_batch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield batches of windows, each [CLS] and ``length - 1`` tokens of text.
+
+        Yields:
+            ``input_ids``, ``labels`` and, if there is padding, ``attention_mask``, (rows, length) each; at most
+            ``tokens_per_batch`` tokens a batch, but at least one row.
+        """
+        body, ids = length - 1, self.vocabulary
+        missing = -len(self.inputs) % body
+        inputs = functional.pad(self.inputs, (0, missing), value=ids.pad).view(-1, body)
+        labels = functional.pad(self.labels, (0, missing), value=IGNORED).view(-1, body)
+        inputs = functional.pad(inputs, (1, 0), value=ids.cls)
+        labels = functional.pad(labels, (1, 0), value=IGNORED)
+        for rows in torch.arange(len(inputs)).split(max(1, tokens_per_batch // length)):
+            batch, real = {"input_ids": inputs[rows], "labels": labels[rows]}, inputs[rows] != ids.pad
+            # Attention is faster without a mask.
+            yield batch if bool(real.all()) else {**batch, "attention_mask": real.long()}
 
 
 @torch.no_grad()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import InputError
+from .errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +123,23 @@ def gather(value: Value) -> list[Value]:
     found: list[Any] = [None] * size()
     distributed.all_gather_object(found, value, group=_joined["group"])
     return found
+
+
+def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
+    """Create a folder, and lock it against other commands. Of several processes of a run, only the main one holds it.
+
+    Raises:
+        InputError: for ``field``, if another command holds its lock.
+    """
+    if not is_main():
+        return nullcontext()
+    from filelock import FileLock, Timeout
+
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        return FileLock(out / ".lock").acquire(blocking=False)
+    except Timeout:
+        raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
 
 
 def tells() -> bool:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from ..analysis.findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
-from ..analysis.fit import TisaFit
 from ..errors import listed
 from ..lab.report.report import Figure, Report
 from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
+from .findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
+from .fit import TisaFit
 
 BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
     "blue to orange", ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")

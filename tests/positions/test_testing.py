@@ -16,8 +16,8 @@ from whereformer.positions.alibi import Alibi
 from whereformer.positions.base import OffsetFunction
 from whereformer.positions.learned import Learned
 from whereformer.positions.rope import Rope
+from whereformer.positions.testing import check_position
 from whereformer.positions.tisa import Tisa
-from whereformer.testing import check_position
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,8 @@ def test_what_is_not_claimed_is_not_so(name):
 @pytest.mark.slow
 def test_it_needs_torch_alone():
     code = """
-import sys, whereformer.testing
-whereformer.testing.check_position("tisa")
+import sys, whereformer.positions.testing
+whereformer.positions.testing.check_position("tisa")
 print("pytest" in sys.modules, "transformers" in sys.modules)
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whereformer.lab import metrics
+from whereformer.analysis import metrics
 
 LABELS = [1, 1, 1, 0, 0, 0, 0, 1]
 PREDICTED = [1, 1, 0, 0, 0, 1, 0, 0]

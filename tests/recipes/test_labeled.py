@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 from tests.recipes.finetuning import save_model
 from whereformer import EncoderConfig
-from whereformer.data import rows
-from whereformer.data.glue import Split
 from whereformer.errors import InputError
+from whereformer.recipes import labeled as rows
+from whereformer.recipes.glue import Split
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from whereformer.lab import manifest
+from whereformer import manifest
 
 FACTS = {"seed": 0, "name": "a", "x": [1, 2.5]}
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import check_regular, write_atomically
+from .files import check_regular, write_atomically
 from .provenance import versions
 
 NAME = "manifest.json"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.lab.report.findings import model_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
-from whereformer.recipes.analyze_report import averaged, kernels_of, limits, report_of
+from whereformer.analysis.pictures import averaged, kernels_of, limits, report_of
 
 
 def page_of(*models):

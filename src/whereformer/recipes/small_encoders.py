@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from .. import manifest
 from ..files import new_folder
+from ..lab import methods
+from ..lab.loading import quiet_transformers
 from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ..positions import PositionRangeError
-from . import manifest, methods
-from .loading import quiet_transformers
 
 Value = TypeVar("Value")
 

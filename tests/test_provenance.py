@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import torch
 
-from whereformer.lab import provenance
+from whereformer import provenance
 
 
 @pytest.fixture

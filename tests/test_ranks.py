@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 import torch
 
+from whereformer import ranks
 from whereformer.errors import InputError
-from whereformer.lab import ranks
 
 
 @pytest.fixture(autouse=True)
