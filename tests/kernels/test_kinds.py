@@ -212,8 +212,16 @@ def test_a_wrong_call_after_a_good_one_is_refused():
         attention(q, k, v, causal=True, query_positions=at.where(at != 3, torch.nan), key_positions=at)
 
 
-def test_a_conjugates_part_has_the_other_sign():
-    """Its memory does not say so."""
+def test_a_conjugates_part_has_the_other_sign(monkeypatch):
+    """Its memory does not say so, and kernels read nothing else, so no backend gets one."""
+    kind, read = type(native.backend), []
+    for name, usual in (("forward", kind.forward), ("backward", kind.backward)):
+
+        def noted(self, call, *rest, usual=usual):
+            read.extend(each for each in (*call.arguments(), *rest[0]) if isinstance(each, torch.Tensor))
+            return usual(self, call, *rest)
+
+        monkeypatch.setattr(kind, name, noted)
     part = torch.randn(1, HEADS, N, DIM, dtype=torch.complex64).conj().imag
     k, v, bias = rows(), rows(), torch.randn(HEADS, 9, dtype=torch.complex64).conj().imag
     terms = [OffsetBias(bias, -4)]
@@ -223,7 +231,9 @@ def test_a_conjugates_part_has_the_other_sign():
     torch.testing.assert_close(attend(part, k, v, terms), attention(part, k, v, terms, backend="reference"))
     leaf = rows().requires_grad_()
     wanted = torch.autograd.grad(attention(leaf, k, v, terms, backend="reference"), leaf, part)
-    torch.testing.assert_close(torch.autograd.grad(attention(leaf, k, v, terms), leaf, part), wanted)
+    torch.testing.assert_close(torch.autograd.grad(attention(leaf, k, v, terms, backend="native"), leaf, part), wanted)
+    assert read
+    assert not any(each.is_neg() for each in read)
 
 
 def test_another_default_device_changes_nothing():

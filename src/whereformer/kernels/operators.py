@@ -130,6 +130,8 @@ class Plan:
         d_output, d_lse, output, kept = given
         # The forward decides about the types of its results.
         layouts = layouts_of([d_output] if d_lse is None else [d_output, d_lse])
+        if layouts is None:  # the dispatcher gives the operator tensors whose memory has their numbers
+            return _Dispatched(self.call(tensors), _operators[self.backend.name]).backward(tensors, needs, given)
         key = (*needs, layouts, output.stride(), kept.stride(), torch.are_deterministic_algorithms_enabled())
         tensors = [*tensors, *(each for each in given if each is not None)]
         again = self._backwards.values.get(key)
@@ -138,7 +140,7 @@ class Plan:
             needed = [name for name, need in zip(self.names, needs, strict=True) if need]
             call = self.call(tensors[: len(needs)])
             found, again = self.backend.backward(call, given, needed, tensors)
-            if again is not None and layouts is not None:
+            if again is not None:
                 self._backwards.put(key, again)
         return found
 
@@ -236,21 +238,21 @@ class Operators:
         with without_autocast(call.value.device):
             call = self.backend.adapted(call)
             eager = remember is not None or is_eager(*[getattr(call, name) for name in GRADIENTS])
-            if eager and call.value.device.type != "meta":
-                plan, tensors = self.plan_of(call)
+            plan, tensors = self.plan_of(call) if eager and call.value.device.type != "meta" else (None, [])
+            if plan is not None:
                 if remember is not None:
                     remember(call, plan, tensors)
                 return plan.attend(tensors)
             output, _, lse = self.forward(*call.arguments())
         return output, lse if call.wants_lse else None
 
-    def plan_of(self, call: Call) -> tuple[Plan, list[Tensor]]:
-        """Return the plan of a call, and the call's tensors in its order."""
+    def plan_of(self, call: Call) -> tuple[Plan | None, list[Tensor]]:
+        """Return the plan of a call, if its tensors' memory has their numbers, and its tensors in its order."""
         arguments = call.arguments()
         tensors = [each for each in arguments if isinstance(each, Tensor)]
         layouts = layouts_of(tensors)
         if layouts is None:
-            return Plan(call, self.backend), tensors
+            return None, tensors
         present = tuple([isinstance(each, Tensor) for each in arguments[: len(AXES)]])
         key = (
             layouts,
@@ -272,6 +274,7 @@ class Operators:
     def _run_forward(self, *arguments: Any) -> Results:
         call = Call(*arguments)
         plan, tensors = self.plan_of(call)
+        assert plan is not None  # the dispatcher has seen to that
         output, kept, lse = plan.forward(tensors)
         return output, kept, call.new_lse() if lse is None else lse
 
@@ -281,6 +284,7 @@ class Operators:
 
     def _run_backward(self, *given: Any) -> list[Tensor]:
         plan, tensors = self.plan_of(Call(*given[5:]))
+        assert plan is not None
         wanted = dict(zip(GRADIENTS, given[4], strict=True))
         return plan.backward(tensors, [wanted.get(name, False) for name in plan.names], Given(*given[:4]))
 

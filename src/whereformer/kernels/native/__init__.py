@@ -178,14 +178,13 @@ class Arguments:
         self._numbers(0 if tensor is None else tensor.data_ptr())
 
     def _contiguous(self, tensor: Tensor | None) -> None:
-        self._pointer(None if tensor is None else _in_memory(tensor.contiguous()))
+        self._pointer(None if tensor is None else tensor.contiguous())
 
     def _tensor(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
         """Add a tensor of four axes. Items of an axis of size 1 may be shared by more."""
         if tensor is None:
             self._numbers(0, 0, 0, 0, 0, 0)
             return
-        tensor = _in_memory(tensor)
         strides = tensor.stride()
         self._pointer(tensor, whole)
         self._numbers(DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
@@ -198,7 +197,6 @@ class Arguments:
         # A head's part has to be in one piece; heads may lie apart, as in a longer table.
         if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
             table = table.contiguous()
-        table = _in_memory(table)
         self._pointer(table)
         near = max(-_FARTHEST, min(first, _FARTHEST))
         self._numbers(table.shape[1], near, 0 if len(table) == 1 else table.stride(0))
@@ -217,12 +215,6 @@ class Arguments:
         for positions in listed:
             self._contiguous(positions)
         self._numbers(*(at.shape[-1] if at.dim() == 2 and len(at) > 1 else 0 for at in listed))
-
-
-def _in_memory(tensor: Tensor) -> Tensor:
-    """Return a tensor whose memory has its numbers: a part of a conjugate has the other sign there, and the zeros of
-    forward-mode differentiation have no memory."""
-    return torch.zeros_like(tensor) if tensor.data_ptr() == 0 and tensor.numel() else tensor.resolve_neg()
 
 
 def _is_empty(call: Call) -> bool:
