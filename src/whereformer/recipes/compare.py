@@ -303,14 +303,14 @@ class Compare(ManyRuns):
         more = self.lengths or [factor * self.length for factor in LENGTH_FACTORS]
         return sorted({self.length, *map(int, more)})
 
-    def fit(self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, **more: Any) -> Any:
+    def fit(
+        self, run: Run, material: Material, model: Any, seed: int, plan: training.Training, on_log: Any, **more: Any
+    ) -> Any:
         """Train a model by a plan. Its batches are the same for every method."""
-        rate, stages = (
-            None if self.causal else self.mask_rate,
-            windows.growing(self.length, self.batch_size, plan.steps),
-        )
+        rate = None if self.causal else self.mask_rate
+        stages = windows.growing(self.length, self.batch_size, plan.steps)
         drawn = windows.Windows(material.training, material.vocabulary, stages, rate, seed)
-        return training.train(model, drawn.batch, plan, device=run.device, **{"on_log": run.step, **more})
+        return training.train(model, drawn.batch, plan, device=run.device, on_log=on_log, **more)
 
     def search(self, run: Run, material: Material, position: str) -> Trials:
         """Train a method shortly with every rate, on the same batches.
@@ -323,10 +323,8 @@ class Compare(ManyRuns):
             model = encoders.build(self.config(position, material.vocabulary.size), self.seed)
             plan = training.Training(steps=short(self.steps), rate=rate, warmup=max(1, self.steps // 10))
             try:
-                last = self.fit(run, material, model, self.seed, plan).losses[
-                    -max(1, round(JUDGED_SHARE * plan.steps)) :
-                ]
-                found.append(round(statistics.fmean(last), 4))
+                losses = self.fit(run, material, model, self.seed, plan, run.step).losses
+                found.append(round(statistics.fmean(losses[-max(1, round(JUDGED_SHARE * plan.steps)) :]), 4))
             except training.NotFiniteError:
                 found.append(None)
         return Trials(found)
@@ -342,7 +340,7 @@ class Compare(ManyRuns):
         plan = training.Training(steps=self.steps, rate=rate)
         about = f"{position}, seed {seed}"
         try:
-            trained = self.fit(run, material, model, seed, plan, checkpoints=kept)
+            trained = self.fit(run, material, model, seed, plan, run.step, checkpoints=kept)
         except training.NotFiniteError as error:
             run.say(f"{about}: {error.reason}")
             return Outcome(rate, [], [], [], 0, None, error.reason)
@@ -415,7 +413,7 @@ class Compare(ManyRuns):
         times: list[float] = []
         model = encoders.build(self.config(position, material.vocabulary.size), 0)
         plan = training.Training(steps=TIMED_STEPS, rate=1e-6, log_every=1)  # each step waits for the device
-        self.fit(run, material, model, 0, plan, on_log=lambda *_: times.append(time.perf_counter()))
+        self.fit(run, material, model, 0, plan, lambda *_: times.append(time.perf_counter()))
         return (times[-1] - times[0]) / (TIMED_STEPS - 1)
 
     # What is told.
