@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from transformers import AutoConfig
 
 from ...errors import InputError, one_line
 from ..config import EncoderConfig
@@ -59,16 +58,14 @@ def source_of(found: Mapping[str, Any], layout: Mapping[str, Any]) -> Checkpoint
         kinds = ", ".join((*OURS, *FAMILIES))
         raise InputError("path_or_id", f"expected a checkpoint of model_type {kinds}; got {kind!r}")
     family = FAMILIES[kind]
-    known = {family.name + suffix: model for suffix, model in family.models.items()}
+    known = {family.name + suffix: task for suffix, task in family.tasks.items()}
     name = (found.get("architectures") or list(known))[0]
     if name not in known:
         raise InputError("path_or_id", f"expected one of {', '.join(known)}, got {name}")
-    built_as, head = known[name]
     fields = bert_config(found, family)
     own, config = EncoderConfig.from_dict(dict(fields)), EncoderConfig.from_dict({**fields, **layout})
-    original = AutoConfig.for_model(**found)
-    translate = partial(from_bert, family=family, own=own, config=config, original=original, head=head)
-    return CheckpointSource(built_as, fields, translate)
+    translate = partial(from_bert, family=family, own=own, config=config, task=known[name])
+    return CheckpointSource(known[name].model, fields, translate)
 
 
 def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
@@ -77,7 +74,7 @@ def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     if found.get("model_type") == ElectraPretrainingConfig.model_type:
         found = discriminator_fields(found)
     EncoderConfig.from_dict(dict(found))  # for its errors
-    own = {model.__name__: model for model, _ in FAMILIES["funnel"].models.values()}
+    own = {task.model.__name__: task.model for task in FAMILIES["funnel"].tasks.values()}
     own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
 
