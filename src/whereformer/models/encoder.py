@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
+from ..kernels.varlen import packed_texts
 from ..positions import Position, Site
 from ..positions.counting import places_in, places_of
 from .blocks import parse_blocks
@@ -23,7 +24,6 @@ from .config import EncoderConfig
 from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
-from .packed import offsets_suffice, packed_texts
 from .pooling import Texts, unpool
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Encoder(EncoderPreTrainedModel):
         )
         whole, texts = self._site(words, input_ids, attention_mask, inputs)
         places = whole.queries
-        if whole.end is not None and texts is None and offsets_suffice(self.position):
+        if whole.end is not None and texts is None and self.position.offsets_suffice():
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
             at = Positions(0, 1, words.shape[1])
             whole = replace(whole, queries=at, keys=at, end=None)

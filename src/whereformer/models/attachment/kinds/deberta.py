@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetKeys, OffsetQueries, Term
-from ...packed import PACKED
+from ....kernels.varlen import PACKED
 from ..served import Served
 from .heads import project_heads, split_heads
 
