@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
@@ -204,3 +204,22 @@ def check_labels(entries: Mapping[str, Any]) -> None:
         raise InputError("num_labels", f"expected a whole number, got {shown(count)}")
     if count is not None and not 0 <= count <= MOST_LABELS:
         raise InputError("num_labels", f"expected a number from 0 to {MOST_LABELS}, got {shown(count)}")
+
+
+class OneDeviceModel(PreTrainedModel):
+    """A model that computes attention itself, and on one device: all layers share the tables of a position there."""
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model as transformers does; a ``device_map`` over several devices is an :class:`InputError`."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        check_devices(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+
+def check_devices(model: PreTrainedModel) -> None:
+    """Raise an InputError if a ``device_map`` spread a model over several devices, or put parts of it on disk."""
+    places: dict[str, Any] = getattr(model, "hf_device_map", {})
+    devices = sorted({str(place) for place in places.values()})
+    if len(devices) > 1 or devices == ["disk"]:
+        raise InputError("device_map", f"expected one device for the whole model, got {', '.join(devices)}")

@@ -6,11 +6,10 @@ from math import ceil
 from typing import Any, ClassVar, Self
 
 from ..errors import InputError, shown
-from .blocks import parse_blocks
+from .blocks import parse_blocks, parse_windows
 from .checks import MOST_IDS, MOST_WIDTH, StrictConfig
 from .pooling import Pooling
 from .presets import preset_fields
-from .windows import parse_windows
 
 
 class EncoderConfig(StrictConfig):

@@ -19,9 +19,8 @@ from ..positions import Position, Site
 from ..positions.counting import places_in, places_of
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .checks import check_positions, check_shape, embedded_tokens, whole_numbers
+from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, whole_numbers
 from .config import EncoderConfig
-from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
 from .pooling import Texts, unpool

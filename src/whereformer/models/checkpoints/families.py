@@ -38,14 +38,12 @@ _LAYER = {
     "down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
-_OF_TOKENS = {"token_classifier": "classifier", "span": "qa_outputs"}
 _BERT_HEADS = {
     "head.dense": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
     "head.decoder.bias": "cls.predictions.bias",
     "classifier.dense": "pooler.dense",
     "classifier.out": "classifier",
-    **_OF_TOKENS,
 }
 _OWN_CLASSIFIER = {"classifier.dense": "classifier.dense", "classifier.out": "classifier.out_proj"}
 _ROBERTA_HEADS = {
@@ -53,7 +51,6 @@ _ROBERTA_HEADS = {
     "head.norm": "lm_head.layer_norm",
     "head.decoder.bias": "lm_head.bias",
     **_OWN_CLASSIFIER,
-    **_OF_TOKENS,
 }
 _DISCRIMINATOR = {
     "discriminator_head.dense": "discriminator_predictions.dense",
@@ -61,6 +58,8 @@ _DISCRIMINATOR = {
 }
 _GELU = {"hidden_act": "gelu"}
 """What the masked-LM heads of some families compute with, whatever the configuration says."""
+
+_OF_TOKENS = {"token_classifier": "classifier", "span": "qa_outputs"}
 
 
 class Task(NamedTuple):
@@ -88,7 +87,8 @@ class Family(NamedTuple):
     Args:
         name: the beginning of its class names.
         prefix: the prefix of the encoder's names in a model with a head.
-        heads: the parts of all heads. A pooler is part of a sequence classifier.
+        heads: the parts of all heads but classifiers of tokens, whose names are the same in all families. A pooler is
+            part of a sequence classifier.
         decoder: the last layer of the masked-LM head. Its weights are the embeddings, if it has any in a checkpoint.
         tasks: our class and its head, by the part of the class name after ``name``.
         embeddings: the embeddings and positions, and a norm at the end.
@@ -147,7 +147,7 @@ class Family(NamedTuple):
         return _tensors(
             {
                 ours: theirs
-                for ours, theirs in self.heads.items()
+                for ours, theirs in {**self.heads, **_OF_TOKENS}.items()
                 if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
             }
         )
@@ -177,7 +177,6 @@ FAMILIES = {
             "head.decoder.bias": "predictions.bias",
             "classifier.dense": "pooler",
             "classifier.out": "classifier",
-            **_OF_TOKENS,
         },
         decoder="predictions.decoder",
         tasks={**_TASKS, "ForPreTraining": _MASKED_LM},
@@ -213,7 +212,6 @@ FAMILIES = {
             "head.norm": "generator_predictions.LayerNorm",
             "head.decoder.bias": "generator_lm_head.bias",
             **_OWN_CLASSIFIER,
-            **_OF_TOKENS,
             **_DISCRIMINATOR,
         },
         decoder="generator_lm_head",
@@ -230,7 +228,6 @@ FAMILIES = {
             "head.decoder.bias": "vocab_projector.bias",
             "classifier.dense": "pre_classifier",
             "classifier.out": "classifier",
-            **_OF_TOKENS,
         },
         decoder="vocab_projector",
         embeddings={**_WITHOUT_TYPES, "position.weight": POSITIONS},
@@ -286,7 +283,6 @@ FAMILIES = {
             "classifier.out": "classifier",
             "transform.dense": "head.dense",
             "transform.norm": "head.norm",
-            "token_classifier": "classifier",
         },
         decoder="decoder",
         embeddings={
@@ -357,7 +353,6 @@ FAMILIES = {
             "head.decoder.bias": "lm_head.bias",
             "classifier.dense": "classifier.linear_hidden",
             "classifier.out": "classifier.linear_out",
-            **_OF_TOKENS,
             **_DISCRIMINATOR,
         },
         decoder="lm_head",

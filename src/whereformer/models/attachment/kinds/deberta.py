@@ -11,8 +11,7 @@ from torch import Tensor
 from ....errors import InputError
 from ....kernels import OffsetKeys, OffsetQueries, Term
 from ....kernels.varlen import PACKED
-from ..served import Served
-from .heads import project_heads, split_heads
+from ..served import Served, project_heads, split_heads
 
 
 def deberta(

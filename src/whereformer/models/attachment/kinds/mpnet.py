@@ -11,8 +11,7 @@ from torch import Tensor
 from ....errors import InputError
 from ....kernels import OffsetBias
 from ....kernels.varlen import PACKED
-from ..served import Served
-from .heads import project_heads
+from ..served import Served, project_heads
 
 FURTHEST = 128
 """From this distance on, all share a bucket."""
