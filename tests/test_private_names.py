@@ -32,8 +32,6 @@ USED = {
         "_relative_position_bucket",
         "_relative_positions_bucket",
     },
-    # Of modules whose weights accelerate keeps elsewhere.
-    f"{NAME}.models.devices": {"_hf_hook"},
     # Of sentence-transformers.
     f"{NAME}.models.unpadding": {"_infer_flatten_position_offset"},
     # Python documents this one.

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig
 from whereformer.models.checkpoints.bert import from_bert
 from whereformer.models.checkpoints.families import FAMILIES
-from whereformer.models.checkpoints.funnel import funnel_layers
 from whereformer.models.checkpoints.loading import BODY
+from whereformer.models.checkpoints.options import funnel_layers
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "funnel"
 TOLERANCE = 2e-5
@@ -94,10 +94,9 @@ def close(found, golden, tolerance=TOLERANCE):
 
 def from_authors(state, config):
     """The authors' tensors by transformers' names: linear layers are (inputs, outputs) there, with heads as an axis."""
-    names, theirs = FAMILIES["funnel"].encoder_names(config).values(), dict(AUTHORS)
+    names, theirs = set().union(*FAMILIES["funnel"].encoder_names(config).values()), dict(AUTHORS)
     for layer, prefix in enumerate(funnel_layers(config)):
-        own = {name for name in names if name.startswith(prefix) and "q_head.bias" not in name}
-        for name in own | {prefix + f"attention.{part}" for part in ("r_w_bias", "r_r_bias", "r_kernel")}:
+        for name in {name for name in names if name.startswith(prefix) and "q_head.bias" not in name}:
             part = name.removeprefix(prefix).replace("linear_1", "pffn.0").replace("linear_2", "pffn.3")
             theirs[name] = re.sub("^attention", f"attn_layers.{layer}", re.sub("^ffn", f"pffn_layers.{layer}", part))
     found = {name: state[authors] for name, authors in theirs.items()}
@@ -110,7 +109,8 @@ def from_authors(state, config):
 
 
 def from_funnel(state, config):
-    found = from_bert(state, FAMILIES["funnel"], config, config, None, {})
+    funnel = FAMILIES["funnel"]
+    found = from_bert(state, funnel, config, config, funnel.tasks["Model"])
     return {name.removeprefix(BODY): tensor for name, tensor in found.state.items()}
 
 

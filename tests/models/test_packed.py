@@ -19,7 +19,7 @@ from whereformer import (
     attach,
     position_names,
 )
-from whereformer.models import packed as packed_module
+from whereformer.kernels import varlen
 from whereformer.positions import counting
 
 LENGTHS = 11, 3, 7, 1, 2, 9
@@ -96,7 +96,7 @@ def test_every_way_to_tell_texts(way, blocks):
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("position", ["floater", "fire+tisa"])
 def test_where_looking_would_stall_the_device(position, looks, monkeypatch):
-    for module in (packed_module, counting):
+    for module in (varlen, counting):
         monkeypatch.setattr(module, "can_look", lambda _: looks)
     compare(randomized(Encoder, position=position), *texts_and_row())
 

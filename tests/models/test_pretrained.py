@@ -171,7 +171,15 @@ def test_a_funnels_tensors_that_do_not_fit_are_named(tmp_path):
             lambda state: state.update({"adapter.weight": torch.ones(2)}),
             "checkpoint: it has 'adapter.weight', for which there is no",
         ),
-        (narrow, "config: no model has these sizes (stack expects each tensor to be equal size"),
+        (narrow, f"checkpoint: '{kernel}' has shape (8, 2, 6), this model (16, 2, 6)"),
+        (
+            lambda state: state.pop("encoder.blocks.2.0.attention.r_w_bias"),
+            "checkpoint: it has no 'encoder.blocks.2.0.attention.r_w_bias', which",
+        ),
+        (
+            lambda state: state.update({"encoder.blocks.7.0.attention.r_w_bias": torch.ones(2, 6)}),
+            "checkpoint: it has 'encoder.blocks.7.0.attention.r_w_bias', for which there is no",
+        ),
     ):
         theirs("Model").save_pretrained(tmp_path)
         change_tensors(tmp_path, change)

@@ -72,3 +72,14 @@ def test_options_without_a_counterpart_are_refused(fields, message, tmp_path):
     rewrite(tmp_path, **fields)
     with pytest.raises(InputError, match=rf"^{message}"):
         load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.LayerNorm.weight", "encoder.rel_embeddings.weight", "encoder.layer.1.attention.self.key_proj.weight"],
+)
+def test_a_tensor_that_is_missing_is_named(name, tmp_path):
+    theirs().save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda state: state.pop(name))
+    with pytest.raises(InputError, match=f"^checkpoint: it has no '{name}', which this model needs"):
+        load_pretrained(tmp_path)

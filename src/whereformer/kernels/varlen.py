@@ -1,4 +1,4 @@
-"""Sequences of different lengths without padding, as ``attention_varlen`` takes them, as rows of packed documents."""
+"""Sequences of different lengths without padding, as ``attention_varlen`` and collators say, as packed documents."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import shown
+from ..errors import InputError, shown
 from .call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_look
+
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+"""The arguments by which transformers' collators say where the texts of packed rows begin."""
 
 
 def as_documents(
@@ -97,3 +100,34 @@ def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor
         raise ValueError(
             f"{name}: expected numbers from 0 to {total}, the rows of {of}, that never fall, got {shown(starts)}"
         )
+
+
+def packed_texts(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) -> Tensor | None:
+    """Return the number of each token's text, (batch, n), by what collators say of packed rows; None without any.
+
+    Args:
+        inputs: may hold ``cu_seq_lens_q`` and ``cu_seq_lens_k``, (texts + 1,) each, where the texts of one row begin
+            and the last one ends, and ``seq_idx``, (batch, n), a number for each text.
+        like: a tensor of the batch, (batch, ...), on its device.
+        n_q, n_k: the number of queries and keys.
+
+    Raises:
+        InputError, TypeError, ValueError: unless they fit the tokens and one another, as far as looking is cheap.
+    """
+    ends, of_keys, told = (inputs.get(name) for name in PACKED)
+    if told is not None:
+        check_tensor("seq_idx", told, WHOLE, {"batch": None, "n": None})
+    if ends is None and of_keys is not None:
+        raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
+    texts = told
+    if ends is not None:
+        check_seqlens("cu_seq_lens_q", ends, "input_ids", n_k, like)
+        texts = _sequence_of(torch.arange(n_k, device=ends.device), ends)[None]
+        if of_keys is not None and of_keys is not ends and can_look(ends) and not torch.equal(ends, of_keys):
+            raise InputError("cu_seq_lens_k", f"expected those of the queries, got {shown(of_keys)}")
+        if told is not None and can_look(told) and not torch.equal(told.diff() != 0, texts.diff() != 0):
+            raise InputError("seq_idx", "expected the texts of cu_seq_lens_q, got others")
+    if texts is not None and (n_q != n_k or texts.shape != (len(like), n_k)):
+        name, expected = ("seq_idx", "(batch, n)") if ends is None else ("cu_seq_lens_q", "one row")
+        raise InputError(name, f"it needs {expected} and no cache, got {len(like)} rows, {n_q} queries and {n_k} keys")
+    return texts

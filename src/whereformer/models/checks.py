@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
+from ..kernels.choose import BACKENDS
 from ..positions import check_name
 
 
@@ -90,37 +91,65 @@ def _known(config_class: Any) -> set[str]:
 
 
 class StrictConfig(PreTrainedConfig):
-    """A configuration whose constructor refuses what is no field, and leaves it out where it stands in a file.
+    """The fields that all models have, with BERT's defaults; :class:`EncoderConfig` describes them.
 
-    The tables below say what values fields may have.
+    The constructor refuses what is no field; where it stands in a file, it is left out. The tables below say what
+    values fields may have.
+
+    Raises:
+        InputError: for a value that a field may not have, heads that do not divide ``hidden_size``, methods or options
+            that there are not, or an entry that is no field.
     """
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "vocab_size": (1, MOST_IDS),
+        **dict.fromkeys(("hidden_size", "num_attention_heads", "head_dim"), (1, MOST_WIDTH)),
+        "intermediate_size": (1, 8 * MOST_WIDTH),
+        "max_position_embeddings": (1, MOST_IDS),
+        "pad_token_id": (0, MOST_IDS),
+        **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob"), (0.0, 1.0)),
+        "attention_probs_dropout_prob": (0.0, 0.99),
+        "initializer_range": (0.0, 1e3),
+        "layer_norm_eps": (0.0, 1.0),
+    }
     """The least and the greatest value of numeric fields. Where both are whole numbers, so is the value."""
-    choices: ClassVar[Mapping[str, Collection[str]]] = {}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {"norm": ("post", "pre"), "attention_backend": BACKENDS}
     """The allowed values of fields that take one of a few."""
     activations: ClassVar[tuple[str, ...]] = ("hidden_act",)
     """The fields that name an activation of transformers."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = None  # type: ignore[assignment]  # filled in below or by classes, as the next one
+    head_dim: int = None  # type: ignore[assignment]
+    position: str = "learned"
+    position_options: dict[str, Any] | None = None
+    max_position_embeddings: int = 512
+    norm: str = "post"
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    activation_dropout_prob: float = 0.0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    attention_backend: str = "auto"
+    tie_word_embeddings: bool = True
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         known = _known(cls)
         return super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
 
-    def checked(self, extra: dict[str, Any]) -> None:
-        """Check each field by itself, and other entries; fill in the width of a head.
-
-        Raises:
-            InputError: for a value that a field may not have, heads that do not divide ``hidden_size``, or an entry
-                that is no field.
-        """
-        for name in extra:
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in kwargs:
             if name not in _known(type(self)):
                 names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]
                 close = get_close_matches(name, names, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise InputError(name, f"{type(self).__name__} has no such field{hint}")
-        check_labels(extra)
+        check_labels(kwargs)
         for field in fields(type(self)):
             name, value, usual = field.name, getattr(self, field.name), field.default
             if name in self.bounds and (value is not None or not (usual is None or name.endswith("_token_id"))):
@@ -134,12 +163,24 @@ class StrictConfig(PreTrainedConfig):
         for name in self.activations:
             if getattr(self, name) not in ACT2FN:
                 raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {shown(getattr(self, name))}")
-        own: Any = self  # the fields that both configurations have
-        if own.head_dim is None:
-            heads, width = own.num_attention_heads, own.hidden_size
-            if width % heads:
-                raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {width}")
-            own.head_dim = width // heads
+        self._check_position()
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                told = f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
+                raise InputError("num_attention_heads", told)
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+    def _check_position(self) -> None:
+        """Check that position methods exist, each with its options."""
+        if not isinstance(self.position_options, dict | None):
+            raise InputError("position_options", f"expected a dictionary, got {shown(self.position_options)}")
+        self.position_options = self.position_options or {}
+        check_name(self.position)
+        try:
+            check_name(self.position, self.position_options)
+        except (InputError, TypeError) as error:
+            raise InputError("position_options", str(error)) from None
 
 
 def _check_number(name: str, value: object, least: float, most: float) -> None:
@@ -153,18 +194,6 @@ def _check_number(name: str, value: object, least: float, most: float) -> None:
         raise InputError(name, f"expected at most {most}, got {shown(value)}")
 
 
-def check_position(config: Any) -> None:
-    """Raise an InputError unless a configuration names position methods, each with its options."""
-    options = config.position_options
-    if not (options is None or isinstance(options, dict)):
-        raise InputError("position_options", f"expected a dictionary, got {shown(options)}")
-    check_name(config.position)
-    try:
-        check_name(config.position, options)
-    except (InputError, TypeError) as error:
-        raise InputError("position_options", str(error)) from None
-
-
 def check_labels(entries: Mapping[str, Any]) -> None:
     """Raise an InputError unless the number of labels among a configuration's entries is one that a model can have.
 
@@ -175,3 +204,22 @@ def check_labels(entries: Mapping[str, Any]) -> None:
         raise InputError("num_labels", f"expected a whole number, got {shown(count)}")
     if count is not None and not 0 <= count <= MOST_LABELS:
         raise InputError("num_labels", f"expected a number from 0 to {MOST_LABELS}, got {shown(count)}")
+
+
+class OneDeviceModel(PreTrainedModel):
+    """A model that computes attention itself, and on one device: all layers share the tables of a position there."""
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model as transformers does; a ``device_map`` over several devices is an :class:`InputError`."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        check_devices(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+
+def check_devices(model: PreTrainedModel) -> None:
+    """Raise an InputError if a ``device_map`` spread a model over several devices, or put parts of it on disk."""
+    places: dict[str, Any] = getattr(model, "hf_device_map", {})
+    devices = sorted({str(place) for place in places.values()})
+    if len(devices) > 1 or devices == ["disk"]:
+        raise InputError("device_map", f"expected one device for the whole model, got {', '.join(devices)}")

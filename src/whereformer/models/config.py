@@ -1,16 +1,15 @@
 """``EncoderConfig``: the sizes, options and position method of a BERT, ALBERT or funnel."""
 
+from collections.abc import Collection
 from copy import deepcopy
 from math import ceil
 from typing import Any, ClassVar, Self
 
 from ..errors import InputError, shown
-from ..kernels.choose import BACKENDS
-from .blocks import parse_blocks
-from .checks import MOST_IDS, MOST_WIDTH, StrictConfig, check_position
+from .blocks import parse_blocks, parse_windows
+from .checks import MOST_IDS, MOST_WIDTH, StrictConfig
 from .pooling import Pooling
 from .presets import preset_fields
-from .windows import parse_windows
 
 
 class EncoderConfig(StrictConfig):
@@ -96,37 +95,25 @@ class EncoderConfig(StrictConfig):
 
     model_type = "whereformer"
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
-        "vocab_size": (1, MOST_IDS),
-        **dict.fromkeys(("hidden_size", "embedding_size", "num_attention_heads", "head_dim"), (1, MOST_WIDTH)),
-        "intermediate_size": (1, 8 * MOST_WIDTH),
-        "max_position_embeddings": (1, MOST_IDS),
+        **StrictConfig.bounds,
+        "embedding_size": (1, MOST_WIDTH),
         "type_vocab_size": (0, MOST_IDS),
-        "pad_token_id": (0, MOST_IDS),
-        **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob", "classifier_dropout"), (0.0, 1.0)),
-        "attention_probs_dropout_prob": (0.0, 0.99),
-        "initializer_range": (0.0, 1e3),
-        "layer_norm_eps": (0.0, 1.0),
+        "classifier_dropout": (0.0, 1.0),
         "attention_scale": (0.0, 1e3),
         "label_share": (0.0, 1.0),
     }
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        "norm": ("post", "pre"),
+    choices: ClassVar[dict[str, Collection[str]]] = {
+        **StrictConfig.choices,
         "pooling": ("mean", "max", "min"),
         "mask_pooling": ("any", "all"),
         "segments": ("embedding", "attention"),
         "classifier_pooling": ("cls", "mean"),
         "lm_head": ("bert", "tied"),
         "feed_forward": ("plain", "gated"),
-        "attention_backend": BACKENDS,
     }
     activations = ("hidden_act", "classifier_act")
 
-    vocab_size: int = 30522
-    hidden_size: int = 768
-    embedding_size: int = None  # type: ignore[assignment]  # filled in below, as intermediate_size
-    num_attention_heads: int = 12
-    intermediate_size: int = None  # type: ignore[assignment]
-    head_dim: int = None  # type: ignore[assignment]
+    embedding_size: int = None  # type: ignore[assignment]  # filled in below
     blocks: str = "12"
     decoder_layers: str = "0"
     with_decoder: bool = True
@@ -136,46 +123,33 @@ class EncoderConfig(StrictConfig):
     separate_cls: bool = True
     truncate_seq: bool = True
     mask_pooling: str = "any"
-    position: str = "learned"
-    position_options: dict[str, Any] | None = None
-    max_position_embeddings: int = 512
     count_padding: bool = True
-    norm: str = "post"
     first_norm: bool = True
     feed_forward: str = "plain"
-    hidden_act: str = "gelu"
     biases: bool = True
     query_bias: bool = True
     attention_scale: float | None = None
     sinks: bool = False
     causal: bool = False
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    activation_dropout_prob: float = 0.0
     classifier_dropout: float | None = None
     classifier_act: str = "tanh"
     classifier_norm: bool = False
     classifier_pooling: str = "cls"
     type_vocab_size: int = 2
     segments: str = "embedding"
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
     lm_head: str = "bert"
     sparse_prediction: bool = False
     label_share: float | None = None
-    attention_backend: str = "auto"
-    tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         # A single whole number is fine as a number too.
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, shown(getattr(self, name)))
-        self.checked(kwargs)
-        parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
+        super().__post_init__(**kwargs)
+        parse_blocks(self.blocks)
         decoder = () if self.decoder_layers == "0" else parse_blocks(self.decoder_layers, "decoder_layers")
         pools = len(parse_blocks(self.blocks)) > 1
         pad, blocks, pooling = self.pad_token_id, self.blocks, self.classifier_pooling
@@ -191,16 +165,12 @@ class EncoderConfig(StrictConfig):
         ):
             if wrong:
                 raise InputError(name, reason)
-        check_position(self)
         self.layer_windows()
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         if self.intermediate_size is None:
             gated = self.feed_forward == "gated"
             self.intermediate_size = 8 * ceil(self.hidden_size / 3) if gated else 4 * self.hidden_size
-        if self.position_options is None:
-            self.position_options = {}
-        super().__post_init__(**kwargs)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:

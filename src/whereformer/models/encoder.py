@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Unpack
 
@@ -14,16 +14,15 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
+from ..kernels.varlen import packed_texts
 from ..positions import Position, Site
 from ..positions.counting import places_in, places_of
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .checks import check_positions, check_shape, embedded_tokens, whole_numbers
+from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, whole_numbers
 from .config import EncoderConfig
-from .devices import OneDeviceModel
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
-from .packed import offsets_suffice, packed_texts
 from .pooling import Texts, unpool
 
 if TYPE_CHECKING:
@@ -56,6 +55,13 @@ class Embeddings(nn.Module):
         hidden = position.embed(hidden, positions)
         hidden = self.dropout(self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
+
+
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """What an :class:`Encoder` returns: also the documents of packed rows, of which fewer tokens may be left."""
+
+    documents: Tensor | None = None
 
 
 class EncoderPreTrainedModel(OneDeviceModel):
@@ -145,7 +151,7 @@ class Encoder(EncoderPreTrainedModel):
         input_ids: Integer[Tensor, "batch n"] | None = None,
         attention_mask: Shaped[Tensor, "batch n"] | None = None,
         **inputs: Unpack[EncoderInputs],
-    ) -> BaseModelOutput:
+    ) -> EncoderOutput:
         """Encode a batch.
 
         Args:
@@ -172,7 +178,8 @@ class Encoder(EncoderPreTrainedModel):
 
         Returns:
             ``last_hidden_state`` (batch, n, hidden_size), which is shorter than the input after pooling without a
-            decoder, and the requested outputs; with a decoder the hidden states include its input.
+            decoder, its ``documents`` (batch, n) in packed rows, and the requested outputs; with a decoder the hidden
+            states include its input.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
@@ -182,7 +189,7 @@ class Encoder(EncoderPreTrainedModel):
         )
         whole, texts = self._site(words, input_ids, attention_mask, inputs)
         places = whole.queries
-        if whole.end is not None and texts is None and offsets_suffice(self.position):
+        if whole.end is not None and texts is None and self.position.offsets_suffice():
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
             at = Positions(0, 1, words.shape[1])
             whole = replace(whole, queries=at, keys=at, end=None)
@@ -217,10 +224,11 @@ class Encoder(EncoderPreTrainedModel):
             hidden = self.norm(hidden)
             if states is not None:
                 states[-1] = hidden
-        return BaseModelOutput(
+        return EncoderOutput(
             last_hidden_state=hidden,
             hidden_states=None if states is None else tuple(states),
             attentions=tuple(attentions) if with_weights else None,
+            documents=site.query_documents,
         )
 
     def _pooled(self, site: Site, texts: Texts | None, shares: bool) -> tuple[Site, Site]:
@@ -261,7 +269,7 @@ class Encoder(EncoderPreTrainedModel):
         if positions is not None:
             check_positions("position_ids", positions, batch, length)
             self.position.check_axes("position_ids", positions)
-        documents = self.documents(words, attention_mask, inputs)
+        documents = self._documents(words, attention_mask, inputs)
         texts = self._texts(documents, attention_mask)
         # Pooled documents are numbered, whatever their ids were.
         documents = documents if texts is None else texts.documents
@@ -291,11 +299,10 @@ class Encoder(EncoderPreTrainedModel):
         )
         return site, texts
 
-    def documents(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
+    def _documents(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
 
         As in transformers, positions tell documents apart only without a mask, which says where positions may repeat.
-        ``words`` has the batch's shape, (batch, n, ...).
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
         batch, length = words.shape[:2]
@@ -321,24 +328,18 @@ class Encoder(EncoderPreTrainedModel):
             raise InputError(name, "a model that pools takes packed texts in one row, without padding")
         return Texts.of(documents, self.pooling)
 
-    def pooled_documents(self, documents: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-        """Return the documents of the last hidden states, which are fewer after pooling without a decoder."""
-        texts = None if self.has_decoder else self._texts(documents, attention_mask)
-        if texts is None:
-            return documents
-        for _ in self.blocks[1:]:
-            texts = texts.pooled
-        return texts.documents
-
     def _places(
         self, input_ids: Tensor | None, length: int, documents: Tensor | None, inputs: EncoderInputs
     ) -> tuple[PositionsLike, int | None]:
         """Return the positions of tokens and, in packed rows where they are not free, what none of them reaches."""
         given = inputs.get("position_ids")
         collated = inputs.get("cu_seq_lens_q") is not None or inputs.get("seq_idx") is not None
-        if documents is None or (given is not None and not collated):
-            return self._positions(input_ids, length) if given is None else given, None
+        if given is not None and not collated:
+            return given, None
         real = None if input_ids is None or self.config.count_padding else input_ids != self.config.pad_token_id
+        if documents is None:
+            at = None if real is None else places_of(real)
+            return Positions(0, 1, length) if at is None else at, None
         longest = inputs.get("max_length_q")
         places, end = places_in(documents, real, longest)
         if longest is not None and (not isinstance(longest, int) or (can_look(places) and longest < end)):
@@ -346,11 +347,3 @@ class Encoder(EncoderPreTrainedModel):
         if given is not None and can_look(given) and not (given == places).all():
             raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
         return places, end
-
-    def _positions(self, input_ids: Tensor | None, length: int) -> PositionsLike:
-        """Return the positions of tokens where none are given."""
-        every = Positions(0, 1, length)
-        if input_ids is None or self.config.count_padding:
-            return every
-        places = places_of(input_ids != self.config.pad_token_id)
-        return every if places is None else places

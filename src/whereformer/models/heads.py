@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Unpack
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import TokenClassifierOutput as HeadOutput
 
 from ..errors import InputError
 from .checks import check_shape, whole_numbers
@@ -18,19 +17,6 @@ from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, takes
 from .layers import layer_norm
-
-
-@dataclass
-class HeadOutput(ModelOutput):
-    """What a model with a head returns: its class says what its ``loss`` and ``logits`` are.
-
-    ``hidden_states`` and ``attentions`` are those of :class:`Encoder`, if they are asked for.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -82,21 +68,36 @@ class EncoderWithHead(EncoderPreTrainedModel):
         labels: Tensor | None = None,
         **inputs: Unpack[EncoderInputs],
     ) -> HeadOutput:
-        """Predict and, with labels, compute the loss, as the class describes; see also :meth:`Encoder.forward`."""
+        """Predict and, with labels, compute the loss, as the class describes; see also :meth:`Encoder.forward`.
+
+        Returns:
+            ``loss`` and ``logits``, as the class says, and, if they are asked for, the ``hidden_states`` and
+            ``attentions`` of :class:`Encoder`.
+        """
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
-        states = encoded.last_hidden_state
-        words = inputs.get("inputs_embeds") if input_ids is None else input_ids
-        assert words is not None
-        documents = self.encoder.documents(words, attention_mask, inputs)
-        documents = self.encoder.pooled_documents(documents, attention_mask)
-        hidden, labels = self.targets(states, labels, attention_mask, documents)
+        hidden, labels = self.targets(encoded.last_hidden_state, labels, attention_mask, encoded.documents)
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
         others = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
         return HeadOutput(loss=loss, logits=logits, **others)
 
 
-class MaskedLMHead(nn.Module):
+class Transform(nn.Module):
+    """A dense layer and an activation, and perhaps a norm; nothing if there is no activation."""
+
+    def __init__(self, config: EncoderConfig, activation: str | None, width: int, *, norm: bool = False) -> None:
+        super().__init__()
+        dense = activation is not None
+        self.dense = nn.Linear(config.hidden_size, width, bias=config.biases) if dense else nn.Identity()
+        self.activation = nn.Identity() if activation is None else ACT2FN[activation]
+        self.norm = layer_norm(config, width) if norm else nn.Identity()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Transform hidden (..., hidden_size) to (..., width)."""
+        return self.norm(self.activation(self.dense(hidden)))
+
+
+class MaskedLMHead(Transform):
     """Logits of every token in the vocabulary: the tied embeddings and a bias, with ``config.lm_head`` before them.
 
     "bert" is a dense layer, activation and norm at the embeddings' width; "tied" has nothing before them, as in
@@ -107,7 +108,6 @@ class MaskedLMHead(nn.Module):
     """
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
         bert = config.lm_head == "bert"
         if not bert and config.hidden_size != config.embedding_size:
             raise InputError(
@@ -115,16 +115,12 @@ class MaskedLMHead(nn.Module):
                 f"'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
                 f"and embedding_size {config.embedding_size}; use lm_head='bert'",
             )
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size, bias=config.biases) if bert else None
-        self.activation = ACT2FN[config.hidden_act]
-        self.norm = layer_norm(config, config.embedding_size) if bert else None
+        super().__init__(config, config.hidden_act if bert else None, config.embedding_size, norm=bert)
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute logits (..., vocab_size) from hidden (..., hidden_size)."""
-        if self.dense is not None and self.norm is not None:
-            hidden = self.norm(self.activation(self.dense(hidden)))
-        return self.decoder(hidden)
+        return self.decoder(super().forward(hidden))
 
 
 class EncoderWithLMHead(EncoderWithHead):
@@ -219,23 +215,15 @@ def classifier_dropout(config: EncoderConfig) -> float:
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
-class Transform(nn.Module):
-    """A dense layer with ``config.classifier_act`` and, with ``config.classifier_norm``, a norm."""
+class ClassifierTransform(Transform):
+    """The transform with ``config.classifier_act`` and, with ``config.classifier_norm``, a norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
-        self.activation = ACT2FN[config.classifier_act]
-        self.norm = layer_norm(config, config.hidden_size) if config.classifier_norm else None
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Transform hidden (..., hidden_size)."""
-        hidden = self.activation(self.dense(hidden))
-        return hidden if self.norm is None else self.norm(hidden)
+        super().__init__(config, config.classifier_act, config.hidden_size, norm=config.classifier_norm)
 
 
-class SequenceHead(Transform):
-    """A :class:`Transform` of a sequence's state, dropout, and a linear layer."""
+class SequenceHead(ClassifierTransform):
+    """The transform of a sequence's state, dropout, and a linear layer."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
@@ -347,7 +335,7 @@ class EncoderForSequenceClassification(EncoderWithHead):
 
 class EncoderForTokenClassification(EncoderWithHead):
     """An :class:`Encoder` that classifies every token: dropout and a linear layer, with ``config.classifier_norm``
-    after a :class:`Transform`.
+    after a dense layer, activation and norm.
 
     ``labels`` are classes (batch, n), with -100 for tokens to leave out. The loss is the mean cross-entropy in nats
     over the others, NaN if there are none. ``logits`` are (batch, n, num_labels). Every token may have a label, even
@@ -356,7 +344,7 @@ class EncoderForTokenClassification(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.transform = Transform(config) if config.classifier_norm else nn.Identity()
+        self.transform = ClassifierTransform(config) if config.classifier_norm else nn.Identity()
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -365,18 +353,16 @@ class EncoderForTokenClassification(EncoderWithHead):
         return self.token_classifier(self.dropout(self.transform(hidden)))
 
 
-class DiscriminatorHead(nn.Module):
+class DiscriminatorHead(Transform):
     """One number for every token: a dense layer, activation, and a linear layer."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
+        super().__init__(config, config.hidden_act, config.hidden_size)
         self.out = nn.Linear(config.hidden_size, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute logits (batch, n) from hidden (batch, n, hidden_size)."""
-        return self.out(self.activation(self.dense(hidden))).squeeze(-1)
+        return self.out(super().forward(hidden)).squeeze(-1)
 
 
 class EncoderForPreTraining(EncoderWithHead):

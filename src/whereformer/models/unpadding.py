@@ -10,7 +10,7 @@ from torch import nn
 from transformers import DataCollatorWithFlattening, PreTrainedModel
 
 from ..errors import InputError
-from .packed import PACKED
+from ..kernels.varlen import PACKED
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -365,6 +365,11 @@ class Position(nn.Module):
         """The methods that this one is made of, or those that act in one layer: itself, unless it joins others."""
         return (self,)
 
+    def offsets_suffice(self) -> bool:
+        """Whether attention depends on offsets alone, so that packed texts may have their row's positions."""
+        acting = [method for method in self.methods() if method.acts_in_attention()]
+        return all(method.shift_invariant and not getattr(method, "reset_cls", False) for method in acting)
+
     def check_layer(self, layer: int, name: str = "layer") -> None:
         """Raise an InputError that names the argument for a layer that the method was not built for."""
         if not 0 <= layer < self.model.num_layers:

@@ -15,7 +15,7 @@ from ...errors import InputError, shown
 from ...positions import Position, build_position, method_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
-from ..devices import check_devices
+from ..checks import check_devices
 from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
 from .hooks import NAME, Enter, Start, Undo
 from .kinds import serve

@@ -16,8 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...kernels import PositionsLike
+from ...kernels.varlen import packed_texts
 from ...positions import Position, Site
-from ..packed import offsets_suffice, packed_texts
 from .masks import RequestedMask
 
 NAME = "whereformer"
@@ -60,7 +60,7 @@ class StackForward:
         from 0 in each packed text.
         """
         key = torch.is_grad_enabled(), site.queries, site.keys
-        if not offsets_suffice(self.position):
+        if not self.position.offsets_suffice():
             site = asked.counted(site)
         if not self.share:
             return site

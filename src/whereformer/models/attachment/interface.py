@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...errors import InputError, shown
-from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
-from .. import packed
+from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights, varlen
 from .hooks import NAME, LayerInput
 from .masks import RequestedMask, mask
 
@@ -125,7 +124,7 @@ def requested(
     else:
         asked = RequestedMask(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
-    documents = (layer.forward if layer else packed).packed_texts(options, query, query.shape[2], n_k)
+    documents = (layer.forward if layer else varlen).packed_texts(options, query, query.shape[2], n_k)
     return asked if documents is None else asked._replace(documents=documents)
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ...errors import InputError, shown
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
-from ..checkpoints.sources import read_as_a_model
+from ..checkpoints.pretrained import read_as_a_model
 from .attaching import Wanted, attach_wanted
 from .hooks import NAME
 

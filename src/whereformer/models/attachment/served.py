@@ -73,3 +73,13 @@ class Served:
 def is_served(layer: nn.Module) -> bool:
     """Whether this library computes a layer's forward."""
     return isinstance(vars(layer).get("forward"), Served)
+
+
+def split_heads(hidden: Tensor, heads: int) -> Tensor:
+    """Divide (batch, n, heads * head_dim) into (batch, heads, n, head_dim)."""
+    return hidden.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def project_heads(hidden: Tensor, heads: int, *projections: nn.Module) -> tuple[Tensor, ...]:
+    """Project (batch, n, hidden_size) several times, into (batch, heads, n, head_dim) each."""
+    return tuple(split_heads(project(hidden), heads) for project in projections)

@@ -6,17 +6,19 @@ Nothing here reads or writes files.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from torch.nn import functional
+from transformers import AutoConfig
 
 from ...errors import InputError
 from ..config import EncoderConfig
-from .families import POSITIONS, RELATIVE, Family
-from .loading import BODY, Checkpoint
+from .families import DISTANCES, POSITIONS, RELATIVE, WORDS, Family, Task
+from .loading import BODY, Checkpoint, misfit
 
 QKV = ("query", "key", "value")
 """The parts of a fused projection, in its order."""
@@ -86,12 +88,7 @@ def bert_config(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def from_bert(
-    state: Mapping[str, Tensor],
-    family: Family,
-    own: EncoderConfig,
-    config: EncoderConfig,
-    original: PreTrainedConfig | None,
-    head: Mapping[str, str],
+    state: Mapping[str, Tensor], family: Family, own: EncoderConfig, config: EncoderConfig, task: Task
 ) -> Checkpoint:
     """Rename the tensors of a family's checkpoint to this library's names.
 
@@ -100,42 +97,48 @@ def from_bert(
         family: the checkpoint's family.
         own: the configuration from :func:`bert_config`.
         config: the same, but for what the model to build has otherwise, such as fewer layers.
-        original: the checkpoint's own.
-        head: the names of the head's parts.
+        task: what the checkpoint's head is for.
 
     Raises:
         ValueError: for a tensor that no model of the family has, or tied ones that differ; the message names it.
     """
     state = {_modern(name).removeprefix(family.prefix): tensor for name, tensor in state.items()}
-    if family.prepared is not None:
-        state = family.prepared(state, config, original)
     names = {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
-    names |= {**family.pooler, **head}
-    for copy, name in family.tied.items():
+    names |= family.head_names(task)
+    for part, name in (("weight", family.embeddings[WORDS]), ("bias", family.heads["head.decoder.bias"])):
+        copy = f"{family.decoder}.{part}"
         if not config.tie_word_embeddings:
-            names["head.decoder." + copy.rpartition(".")[2]] = copy
-            continue
-        if copy in state and not _same(state.setdefault(name, state[copy]), state[copy]):
-            raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
-        state.pop(copy, None)
-    translated = {
-        ours: _read(ours, theirs, state[theirs], family, own) for ours, theirs in names.items() if theirs in state
-    }
-    known = {*family.encoder_names(own).values(), *_BUFFERS}
-    known |= {theirs for _, other in family.models.values() for theirs in other.values()}
-    unused = [name for name in state if name not in names.values()]
+            names[f"head.decoder.{part}"] = (copy,)
+        elif copy != name and copy in state:
+            if not _same(state.setdefault(name, state[copy]), state[copy]):
+                raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
+            del state[copy]
+    translated, called = {}, {}
+    for ours, theirs in names.items():
+        missing = [name for name in theirs if name not in state]
+        called[ours] = [*missing, family.stacked.get(ours.removeprefix(BODY)) or theirs[0]][0]
+        if not missing:
+            translated[ours] = _made(ours, {name: state[name] for name in theirs}, family, own)
+    used = set().union(*names.values())
+    known = {*_BUFFERS}.union(*family.encoder_names(own).values(), *family.head_names().values())
+    unused = [name for name in state if name not in used]
     for name in sorted(unused):
         if name not in known and not name.startswith(family.unused):
             told = f"it has {name!r}, for which there is no place in a model of its configuration"
             raise InputError("checkpoint", told)
-    return Checkpoint(translated, names, tuple(unused))
+    return Checkpoint(translated, called, tuple(unused))
 
 
-def _read(ours: str, theirs: str, tensor: Tensor, family: Family, config: EncoderConfig) -> Tensor:
-    """Return our tensor from theirs: a part of it, without the rows before the first position, or transposed."""
-    if theirs == POSITIONS:
+def _made(ours: str, parts: Mapping[str, Tensor], family: Family, config: EncoderConfig) -> Tensor:
+    """Return our tensor, made of theirs."""
+    (name, tensor), *_ = parts.items()
+    if ours.removeprefix(BODY) in family.stacked:
+        return _stacked(parts)
+    if tuple(parts) == DISTANCES:
+        return _normalized(*parts.values(), config)
+    if name == POSITIONS:
         return tensor[_skipped(family, config.pad_token_id) :]
-    if theirs == RELATIVE:
+    if name == RELATIVE:
         return tensor.mT
     part = ours.split(".")[-2]
     inner = config.num_attention_heads * config.head_dim
@@ -143,6 +146,25 @@ def _read(ours: str, theirs: str, tensor: Tensor, family: Family, config: Encode
     if family.fused and part in QKV and tensor.shape[:1] == (3 * inner,):
         return tensor.chunk(3)[QKV.index(part)]
     return tensor
+
+
+def _stacked(parts: Mapping[str, Tensor]) -> Tensor:
+    """Join the tensors of all layers; heads that are an axis of a matrix become part of its rows.
+
+    Raises:
+        InputError: for a tensor of another shape than most.
+    """
+    usual, _ = Counter(part.shape for part in parts.values()).most_common(1)[0]
+    for name, part in parts.items():
+        if part.shape != usual:
+            raise misfit(name, part.shape, usual)
+    return torch.stack([part.flatten(1) if part.dim() == 3 else part for part in parts.values()])
+
+
+def _normalized(table: Tensor, weight: Tensor, bias: Tensor, config: EncoderConfig) -> Tensor:
+    """Return the table of distances that all layers read: theirs, normalized, as far as it is used."""
+    rows = config.position_options["num_buckets"] or config.position_options["max_distance"]
+    return functional.layer_norm(table, table.shape[1:], weight, bias, config.layer_norm_eps)[: 2 * rows]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ...errors import InputError, shown
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import (
@@ -17,26 +15,19 @@ from ..heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .deberta import BIAS, KEYS, QUERIES, TABLE, deberta_options, deberta_state
-from .funnel import funnel_layers, funnel_names, funnel_options, funnel_state
+from .options import deberta_options, funnel_layers, funnel_options, modernbert_options
 
-
-def both(modules: Mapping[str, str]) -> dict[str, str]:
-    """Turn names of modules into those of their weights and biases."""
-    return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in modules.items() for part in ("weight", "bias")}
-
-
-_WORDS = "embeddings.word_embeddings.weight"
+WORDS = "embeddings.word.weight"
+"""Our name of the embeddings of tokens, to which the last layer of a masked-LM head is tied."""
 POSITIONS = "embeddings.position_embeddings.weight"
 """A table of positions, which may begin with rows for padding."""
 RELATIVE = "encoder.relative_attention_bias.weight"
 """A table of buckets, (buckets, heads)."""
-_WORDS_AND_NORM = {"embeddings.word.weight": _WORDS, **both({"embeddings.norm": "embeddings.LayerNorm"})}
-_WITHOUT_POSITIONS = {
-    **_WORDS_AND_NORM,
-    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-}
-_EMBEDDINGS = {**_WITHOUT_POSITIONS, "position.weight": POSITIONS}
+DISTANCES = ("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
+"""DeBERTa's table of distances, and what normalizes it."""
+
+_WITHOUT_TYPES = {WORDS: "embeddings.word_embeddings.weight", "embeddings.norm": "embeddings.LayerNorm"}
+_WITHOUT_POSITIONS = {**_WITHOUT_TYPES, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"}
 _LAYER = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
@@ -47,26 +38,66 @@ _LAYER = {
     "down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
+_BERT_HEADS = {
+    "head.dense": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+    "head.decoder.bias": "cls.predictions.bias",
+    "classifier.dense": "pooler.dense",
+    "classifier.out": "classifier",
+}
+_OWN_CLASSIFIER = {"classifier.dense": "classifier.dense", "classifier.out": "classifier.out_proj"}
+_ROBERTA_HEADS = {
+    "head.dense": "lm_head.dense",
+    "head.norm": "lm_head.layer_norm",
+    "head.decoder.bias": "lm_head.bias",
+    **_OWN_CLASSIFIER,
+}
+_DISCRIMINATOR = {
+    "discriminator_head.dense": "discriminator_predictions.dense",
+    "discriminator_head.out": "discriminator_predictions.dense_prediction",
+}
+_GELU = {"hidden_act": "gelu"}
+"""What the masked-LM heads of some families compute with, whatever the configuration says."""
+
+_OF_TOKENS = {"token_classifier": "classifier", "span": "qa_outputs"}
+
+
+class Task(NamedTuple):
+    """Our class for a class of theirs, and the beginnings of our names of its head."""
+
+    model: type[EncoderPreTrainedModel]
+    head: tuple[str, ...] = ()
+
+
+_MASKED_LM, _DISCRIMINATES = Task(EncoderForMaskedLM, ("head.",)), Task(EncoderForPreTraining, ("discriminator_head.",))
 _TASKS = {
-    "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
-    "ForQuestionAnswering": (Encoder, both({"span": "qa_outputs"})),  # which no encoder has: it is dropped
+    "Model": Task(Encoder),
+    "ForMaskedLM": _MASKED_LM,
+    "ForSequenceClassification": Task(EncoderForSequenceClassification, ("classifier.",)),
+    "ForTokenClassification": Task(EncoderForTokenClassification, ("transform.", "token_classifier.")),
+    "ForQuestionAnswering": Task(Encoder, ("span.",)),  # which no encoder has: it is dropped
 }
 
 
 class Family(NamedTuple):
     """How the tensors and options of one family are named. Tables map our names to theirs, without ``prefix``.
 
+    Where ours ends in "weight" or "bias", both are names of tensors, else of modules that have the two.
+
     Args:
         name: the beginning of its class names.
         prefix: the prefix of the encoder's names in a model with a head.
-        models: our class and the names of the head's parts, by the part of the class name after ``name``.
-        tied: names of tied copies, with the name that is read.
-        embeddings: the tensors of embeddings and positions, and of a norm at the end.
+        heads: the parts of all heads but classifiers of tokens, whose names are the same in all families. A pooler is
+            part of a sequence classifier.
+        decoder: the last layer of the masked-LM head. Its weights are the embeddings, if it has any in a checkpoint.
+        tasks: our class and its head, by the part of the class name after ``name``.
+        embeddings: the embeddings and positions, and a norm at the end.
         layers: the prefix of names within a layer, with a place for its number; or a function of our configuration,
             which returns those of all layers.
-        layer: the modules of a layer.
+        layer: the parts of a layer.
+        stacked: tensors of ours that have a row for each layer, by its name within the layer.
+        joined: other tensors of ours that are made of several of theirs.
         projection: the layer from embeddings to wider hidden states.
-        pooler: the source of the dense layer in a sequence classifier; {} if it has its own.
         unused: beginnings of names without a counterpart.
         skips_padding: whether positions are counted from the one after the padding token's id.
         fused: whether one projection makes query, key and value, whose rows follow one another.
@@ -74,20 +105,19 @@ class Family(NamedTuple):
         renamed: their options, by our fields of another name.
         fixed: fields that all models of the family have.
         options: a function of their configuration, which returns more fields.
-        positions: a function of our configuration, which returns more names of tensors.
-        prepared: a function of the tensors, of our configuration and of theirs, which returns the tensors to read
-            instead.
     """
 
     name: str
     prefix: str
-    models: Mapping[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]
-    tied: Mapping[str, str]
-    embeddings: Mapping[str, str] = _EMBEDDINGS
+    heads: Mapping[str, str]
+    decoder: str
+    tasks: Mapping[str, Task] = _TASKS
+    embeddings: Mapping[str, str] = {**_WITHOUT_POSITIONS, "position.weight": POSITIONS}
     layers: str | Callable[[EncoderConfig], list[str]] = "encoder.layer.{}."
     layer: Mapping[str, str] = _LAYER
+    stacked: Mapping[str, str] = {}
+    joined: Mapping[str, tuple[str, ...]] = {}
     projection: str = "embeddings_project"
-    pooler: Mapping[str, str] = {}
     unused: tuple[str, ...] = ()
     skips_padding: bool = False
     fused: bool = False
@@ -95,118 +125,61 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
     options: Callable[[PreTrainedConfig], dict[str, Any]] | None = None
-    positions: Callable[[EncoderConfig], dict[str, str]] | None = None
-    prepared: Callable[[Mapping[str, Tensor], EncoderConfig, Any], dict[str, Tensor]] | None = None
 
-    def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
-        """Return our name and theirs for all tensors of an encoder."""
+    def encoder_names(self, config: EncoderConfig) -> dict[str, tuple[str, ...]]:
+        """Return our name of each tensor of an encoder, with those of theirs that it is made of."""
         if isinstance(self.layers, str):
             prefixes = [self.layers.format(layer) for layer in range(max(config.passes) + 1)]
         else:
             prefixes = self.layers(config)
-        modules = {
+        parts = {
             f"layers.{layer}.{ours}": prefix + theirs
             for layer, prefix in enumerate(prefixes)
             for ours, theirs in self.layer.items()
         }
         if config.embedding_size != config.hidden_size:
-            modules["embeddings.projection"] = self.projection
-        more = {} if self.positions is None else self.positions(config)
-        return {**self.embeddings, **both(modules), **more}
+            parts["embeddings.projection"] = self.projection
+        stacked = {ours: tuple(prefix + theirs for prefix in prefixes) for ours, theirs in self.stacked.items()}
+        return {**_tensors({**self.embeddings, **parts}), **stacked, **self.joined}
+
+    def head_names(self, task: Task | None = None) -> dict[str, tuple[str, ...]]:
+        """Return our name of each tensor of a task's head and of the pooler, with theirs; None: of all heads."""
+        return _tensors(
+            {
+                ours: theirs
+                for ours, theirs in {**self.heads, **_OF_TOKENS}.items()
+                if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
+            }
+        )
 
 
-def _bert_models(
-    masked_lm: Mapping[str, str], pooler: Mapping[str, str]
-) -> dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]:
-    """Classes of BERT and ALBERT, which are pretrained as masked language models and classify what they pool."""
-    return {
-        **_models(masked_lm, {**pooler, **both({"classifier.out": "classifier"})}),
-        "ForPreTraining": (EncoderForMaskedLM, masked_lm),
-    }
-
-
-def _models(
-    masked_lm: Mapping[str, str], sequence: Mapping[str, str]
-) -> dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]:
-    return {
-        "Model": (Encoder, {}),
-        "ForMaskedLM": (EncoderForMaskedLM, masked_lm),
-        "ForSequenceClassification": (EncoderForSequenceClassification, sequence),
-        **_TASKS,
-    }
-
-
-def _masked_lm(dense: str, norm: str, bias: str) -> dict[str, str]:
-    """The names of a masked-LM head's parts."""
-    return {**both({"head.dense": dense, "head.norm": norm}), "head.decoder.bias": bias}
-
-
-_OWN_CLASSIFIER = both({"classifier.dense": "classifier.dense", "classifier.out": "classifier.out_proj"})
-_BERT_POOLER = both({"classifier.dense": "pooler.dense"})
-_BERT_MASKED_LM = _masked_lm(
-    "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
-)
-_ALBERT_POOLER = both({"classifier.dense": "pooler"})
-_ALBERT_MASKED_LM = _masked_lm("predictions.dense", "predictions.LayerNorm", "predictions.bias")
-_ROBERTA_MASKED_LM = _masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
-_ELECTRA_MASKED_LM = _masked_lm(
-    "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
-)
-_DISCRIMINATOR = both(
-    {
-        "discriminator_head.dense": "discriminator_predictions.dense",
-        "discriminator_head.out": "discriminator_predictions.dense_prediction",
-    }
-)
-_DISTILBERT_MASKED_LM = _masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")
-_MODERNBERT_MASKED_LM = _masked_lm("head.dense", "head.norm", "decoder.bias")
-_GELU = {"hidden_act": "gelu"}
-"""What the masked-LM heads of some families compute with, whatever the configuration says."""
-_MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
-
-
-def _in_turn(values: Sequence[Any]) -> list[Any]:
-    """Return the shortest list that gives the values if it is repeated."""
-    lengths = range(1, len(values) + 1)
-    return next(list(values[:n]) for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
-
-
-def _modernbert(config: Any) -> dict[str, Any]:
-    """Return the fields of a ModernBERT that depend on several of its options."""
-    if config.classifier_activation != config.hidden_activation:
-        reason = f"expected hidden_activation's {config.hidden_activation!r}"
-        raise InputError("classifier_activation", f"{reason}, got {config.classifier_activation!r}")
-    rotations = [config.rope_parameters[kind] for kind in config.layer_types]
-    for rotation in rotations:
-        if rotation["rope_type"] != "default":
-            raise InputError("rope_type", f"expected 'default', got {shown(rotation['rope_type'])}")
-    # The option counts both sides together.
-    window = config.local_attention // 2
-    if window < 1 and "sliding_attention" in config.layer_types:
-        raise InputError("local_attention", f"expected at least 2, got {shown(config.local_attention)}")
-    windows = _in_turn([0 if kind == "full_attention" else window for kind in config.layer_types])
-    return {
-        "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
-        "windows": ",".join(map(str, windows)) if any(windows) else None,
-        "sparse_prediction": config.sparse_prediction,
-        "classifier_pooling": config.classifier_pooling,
-    }
+def _tensors(table: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the names of tensors that a table stands for."""
+    ends = {ours: ("",) if ours.endswith((".weight", ".bias")) else (".weight", ".bias") for ours in table}
+    return {ours + end: (theirs + end,) for ours, theirs in table.items() for end in ends[ours]}
 
 
 FAMILIES = {
     "bert": Family(
         name="Bert",
         prefix="bert.",
-        models=_bert_models(_BERT_MASKED_LM, _BERT_POOLER),
-        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        pooler=_BERT_POOLER,
-        unused=("pooler.", "cls.seq_relationship."),
+        heads=_BERT_HEADS,
+        decoder="cls.predictions.decoder",
+        tasks={**_TASKS, "ForPreTraining": _MASKED_LM},
+        unused=("cls.seq_relationship.",),
     ),
     "albert": Family(
         name="Albert",
         prefix="albert.",
-        models=_bert_models(_ALBERT_MASKED_LM, _ALBERT_POOLER),
-        tied={"predictions.decoder.weight": _WORDS, "predictions.decoder.bias": "predictions.bias"},
+        heads={
+            "head.dense": "predictions.dense",
+            "head.norm": "predictions.LayerNorm",
+            "head.decoder.bias": "predictions.bias",
+            "classifier.dense": "pooler",
+            "classifier.out": "classifier",
+        },
+        decoder="predictions.decoder",
+        tasks={**_TASKS, "ForPreTraining": _MASKED_LM},
         renamed={"classifier_dropout": "classifier_dropout_prob"},
         layers="encoder.albert_layer_groups.{}.albert_layers.0.",
         layer={
@@ -220,14 +193,13 @@ FAMILIES = {
             "feed_forward_norm": "full_layer_layer_norm",
         },
         projection="encoder.embedding_hidden_mapping_in",
-        pooler=_ALBERT_POOLER,
-        unused=("pooler.", "sop_classifier."),
+        unused=("sop_classifier.",),
     ),
     "roberta": Family(
         name="Roberta",
         prefix="roberta.",
-        models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
-        tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
+        heads=_ROBERTA_HEADS,
+        decoder="lm_head.decoder",
         unused=("pooler.",),
         without=_GELU,
         skips_padding=True,
@@ -235,22 +207,30 @@ FAMILIES = {
     "electra": Family(
         name="Electra",
         prefix="electra.",
-        models={
-            **_models(_ELECTRA_MASKED_LM, _OWN_CLASSIFIER),
-            "ForPreTraining": (EncoderForPreTraining, _DISCRIMINATOR),
+        heads={
+            "head.dense": "generator_predictions.dense",
+            "head.norm": "generator_predictions.LayerNorm",
+            "head.decoder.bias": "generator_lm_head.bias",
+            **_OWN_CLASSIFIER,
+            **_DISCRIMINATOR,
         },
-        tied={"generator_lm_head.weight": _WORDS},
+        decoder="generator_lm_head",
+        tasks={**_TASKS, "ForPreTraining": _DISCRIMINATES},
         without=_GELU,
         fixed={"classifier_act": "gelu"},
     ),
     "distilbert": Family(
         name="DistilBert",
         prefix="distilbert.",
-        models=_models(
-            _DISTILBERT_MASKED_LM, both({"classifier.dense": "pre_classifier", "classifier.out": "classifier"})
-        ),
-        tied={"vocab_projector.weight": _WORDS},
-        embeddings={**_WORDS_AND_NORM, "position.weight": POSITIONS},
+        heads={
+            "head.dense": "vocab_transform",
+            "head.norm": "vocab_layer_norm",
+            "head.decoder.bias": "vocab_projector.bias",
+            "classifier.dense": "pre_classifier",
+            "classifier.out": "classifier",
+        },
+        decoder="vocab_projector",
+        embeddings={**_WITHOUT_TYPES, "position.weight": POSITIONS},
         layers="transformer.layer.{}.",
         layer={
             "attention.query": "attention.q_lin",
@@ -274,13 +254,9 @@ FAMILIES = {
     "mpnet": Family(
         name="MPNet",
         prefix="mpnet.",
-        models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
-        tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
-        embeddings={
-            **_WORDS_AND_NORM,
-            "position.parts.0.weight": POSITIONS,
-            "position.parts.1.weight": RELATIVE,
-        },
+        heads=_ROBERTA_HEADS,
+        decoder="lm_head.decoder",
+        embeddings={**_WITHOUT_TYPES, "position.parts.0.weight": POSITIONS, "position.parts.1.weight": RELATIVE},
         layer={
             **_LAYER,
             "attention.query": "attention.attn.q",
@@ -298,28 +274,21 @@ FAMILIES = {
     "modernbert": Family(
         name="ModernBert",
         prefix="model.",
-        models={
-            "Model": (Encoder, {}),
-            "ForMaskedLM": (EncoderForMaskedLM, _MODERNBERT_MASKED_LM),
-            "ForSequenceClassification": (
-                EncoderForSequenceClassification,
-                both(
-                    {
-                        "classifier.dense": "head.dense",
-                        "classifier.norm": "head.norm",
-                        "classifier.out": "classifier",
-                    }
-                ),
-            ),
-            "ForTokenClassification": (
-                EncoderForTokenClassification,
-                both({**_MODERNBERT_TRANSFORM, "token_classifier": "classifier"}),
-            ),
+        heads={
+            "head.dense": "head.dense",
+            "head.norm": "head.norm",
+            "head.decoder.bias": "decoder.bias",
+            "classifier.dense": "head.dense",
+            "classifier.norm": "head.norm",
+            "classifier.out": "classifier",
+            "transform.dense": "head.dense",
+            "transform.norm": "head.norm",
         },
-        tied={"decoder.weight": "embeddings.tok_embeddings.weight"},
+        decoder="decoder",
         embeddings={
-            "embeddings.word.weight": "embeddings.tok_embeddings.weight",
-            **both({"embeddings.norm": "embeddings.norm", "norm": "final_norm"}),
+            WORDS: "embeddings.tok_embeddings.weight",
+            "embeddings.norm": "embeddings.norm",
+            "norm": "final_norm",
         },
         layers="layers.{}.",
         layer={
@@ -351,45 +320,44 @@ FAMILIES = {
             "type_vocab_size": 0,
             "classifier_norm": True,
         },
-        options=_modernbert,
+        options=modernbert_options,
     ),
     "deberta-v2": Family(
         name="DebertaV2",
         prefix="deberta.",
-        models=_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
-        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        embeddings={
-            **_WITHOUT_POSITIONS,
-            "position.table": TABLE,
-            "position.key_weight": KEYS,
-            "position.query_weight": QUERIES,
-            "position.query_bias": BIAS,
-        },
+        heads=_BERT_HEADS,
+        decoder="cls.predictions.decoder",
+        embeddings=_WITHOUT_POSITIONS,
         layer={
             **_LAYER,
             "attention.query": "attention.self.query_proj",
             "attention.key": "attention.self.key_proj",
             "attention.value": "attention.self.value_proj",
         },
-        pooler=_BERT_POOLER,
-        unused=("pooler.", "lm_predictions.", "mask_predictions."),
+        # All layers project one table as they project words. Here these are copies: what the model computes is the
+        # same, but it trains them apart. A bias of keys adds the same number to all scores of a query.
+        stacked={
+            "position.key_weight": "attention.self.key_proj.weight",
+            "position.query_weight": "attention.self.query_proj.weight",
+            "position.query_bias": "attention.self.query_proj.bias",
+        },
+        joined={"position.table": DISTANCES},
+        unused=("lm_predictions.", "mask_predictions."),
         without={"legacy": True},
         options=deberta_options,
-        prepared=deberta_state,
     ),
     "funnel": Family(
         name="Funnel",
         prefix="funnel.",
-        models={
-            **_models(
-                {"head.decoder.bias": "lm_head.bias"},
-                both({"classifier.dense": "classifier.linear_hidden", "classifier.out": "classifier.linear_out"}),
-            ),
-            "BaseModel": (Encoder, {}),
-            "ForPreTraining": (EncoderForPreTraining, _DISCRIMINATOR),
+        heads={
+            "head.decoder.bias": "lm_head.bias",
+            "classifier.dense": "classifier.linear_hidden",
+            "classifier.out": "classifier.linear_out",
+            **_DISCRIMINATOR,
         },
-        tied={"lm_head.weight": _WORDS},
-        embeddings={"embeddings.word.weight": _WORDS, **both({"embeddings.norm": "embeddings.layer_norm"})},
+        decoder="lm_head",
+        tasks={**_TASKS, "BaseModel": Task(Encoder), "ForPreTraining": _DISCRIMINATES},
+        embeddings={**_WITHOUT_TYPES, "embeddings.norm": "embeddings.layer_norm"},
         layers=funnel_layers,
         layer={
             "attention.query": "attention.q_head",
@@ -400,6 +368,13 @@ FAMILIES = {
             "up": "ffn.linear_1",
             "down": "ffn.linear_2",
             "feed_forward_norm": "ffn.layer_norm",
+            "attention.segments.bias": "attention.r_s_bias",
+            "attention.segments.weight": "attention.seg_embed",
+        },
+        stacked={
+            "position.content_bias": "attention.r_w_bias",
+            "position.position_bias": "attention.r_r_bias",
+            "position.kernel": "attention.r_kernel",
         },
         renamed={
             "head_dim": "d_head",
@@ -423,8 +398,6 @@ FAMILIES = {
             "initializer_range": 0.02,
         },
         options=funnel_options,
-        positions=funnel_names,
-        prepared=funnel_state,
     ),
 }
 """The families by their ``model_type``."""

@@ -82,7 +82,7 @@ def fill(
             if relabeled and not name.startswith(BODY) and own[name].shape[1:] == tensor.shape[1:]:
                 of_labels.add(name)
                 continue
-            raise misfit(checkpoint.names.get(name, name), tensor, own[name])
+            raise misfit(checkpoint.names.get(name, name), tensor.shape, own[name].shape)
         check_dtype(checkpoint.names.get(name, name), tensor)
     state = {name: tensor for name, tensor in state.items() if name not in of_labels}
     # A tensor with two names, such as tied embeddings, needs to be there under only one of them.
@@ -106,9 +106,9 @@ def fill(
     )
 
 
-def misfit(name: str, found: Tensor, own: Tensor) -> InputError:
+def misfit(name: str, found: torch.Size, own: torch.Size) -> InputError:
     """Return the error for a checkpoint's tensor of another shape than the model's."""
-    said = f"{name!r} has shape {tuple(found.shape)}, this model {tuple(own.shape)}; options may have changed a size"
+    said = f"{name!r} has shape {tuple(found)}, this model {tuple(own)}; options may have changed a size"
     return InputError("checkpoint", said)
 
 
@@ -129,7 +129,7 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
     for name, own in model.state_dict().items():
         found = bare.get(name.removeprefix(prefix), own)
         if found.shape != own.shape:
-            raise misfit(name, found, own)
+            raise misfit(name, found.shape, own.shape)
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:

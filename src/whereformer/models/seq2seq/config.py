@@ -4,8 +4,7 @@ from typing import Any, ClassVar
 
 from ...errors import InputError, shown
 from ..blocks import MOST_LAYERS
-from ..checks import MOST_IDS, StrictConfig, check_position
-from ..config import EncoderConfig
+from ..checks import MOST_IDS, StrictConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -31,24 +30,18 @@ class Seq2SeqConfig(StrictConfig):
 
     Args:
         vocab_size: tokens of the vocabulary that source, target and output share.
-        hidden_size: width of the hidden states and embeddings.
-        num_attention_heads: heads; they must divide hidden_size.
-        intermediate_size: hidden width of the feed-forward layers.
-        head_dim: width of one head; hidden_size / num_attention_heads if None.
         encoder_layers, decoder_layers: the numbers of layers.
         position: the position method of the encoder's self-attention and, with parameters of its own, the decoder's;
             attention from target to source has none, as in the papers.
-        position_options: the method's options.
-        max_position_embeddings: the number of positions for methods that have a fixed number.
-        norm: "post" (Vaswani et al.: normalize after adding) or "pre" (normalize a layer's input, and once at the end).
-        hidden_act: activation of the feed-forward layers.
         hidden_dropout_prob, attention_probs_dropout_prob, activation_dropout_prob: dropout on embeddings and what
             layers add, on attention weights, and between the feed-forward layers.
         label_smoothing: the share of the target that training spreads over all tokens.
         initializer_range: standard deviation that position methods draw tables of embeddings with; None:
             hidden_size ** -0.5, that of the token embeddings, which are multiplied by hidden_size ** 0.5.
-        layer_norm_eps: epsilon of the layer norms.
-        attention_backend: backend of :func:`whereformer.attention`.
+
+    ``hidden_size``, ``num_attention_heads``, ``intermediate_size``, ``head_dim``, ``position_options``,
+    ``max_position_embeddings``, ``norm``, ``hidden_act``, ``layer_norm_eps`` and ``attention_backend`` are as in
+    :class:`EncoderConfig`.
 
     Raises:
         ValueError: for a combination that fits no model; the message names the field.
@@ -57,13 +50,10 @@ class Seq2SeqConfig(StrictConfig):
     model_type = "whereformer_seq2seq"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
-        **EncoderConfig.bounds,
+        **StrictConfig.bounds,
         **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), (-1, MOST_IDS)),
         "label_smoothing": (0.0, 0.99),
         **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
-    }
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        name: EncoderConfig.choices[name] for name in ("norm", "attention_backend")
     }
     # The number of layers that a cache has to hold.
     attribute_map: ClassVar[dict[str, str]] = {"num_hidden_layers": "decoder_layers"}
@@ -80,41 +70,28 @@ class Seq2SeqConfig(StrictConfig):
     hidden_size: int = 512
     num_attention_heads: int = 8
     intermediate_size: int = 2048
-    head_dim: int = None  # type: ignore[assignment]  # filled in below
     encoder_layers: int = 6
     decoder_layers: int = 6
     position: str = "sinusoidal"
-    position_options: dict[str, Any] | None = None
-    max_position_embeddings: int = 512
-    norm: str = "post"
     hidden_act: str = "relu"
-    hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.0
-    activation_dropout_prob: float = 0.0
     label_smoothing: float = 0.1
     initializer_range: float = None  # type: ignore[assignment]
     layer_norm_eps: float = 1e-6
-    pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
     decoder_start_token_id: int | None = 1
-    attention_backend: str = "auto"
     is_encoder_decoder: bool = True
-    tie_word_embeddings: bool = True
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.checked(kwargs)
-        check_position(self)
+        super().__post_init__(**kwargs)
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:
                 raise InputError(name, f"expected a token of the {self.vocab_size}, got {shown(token)}")
         if self.initializer_range is None:
             self.initializer_range = self.hidden_size**-0.5
-        if self.position_options is None:
-            self.position_options = {}
-        super().__post_init__(**kwargs)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "Seq2SeqConfig":

@@ -12,8 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ...errors import InputError
 from ...positions import Position
-from ..checks import check_shape, embedded_tokens, whole_numbers
-from ..devices import OneDeviceModel
+from ..checks import OneDeviceModel, check_shape, embedded_tokens, whole_numbers
 from ..inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
 from .config import Seq2SeqConfig
 from .stacks import Seq2SeqDecoder, Seq2SeqEncoder

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetKeys, OffsetQueries, Term
-from ...packed import PACKED
-from ..served import Served
-from .heads import project_heads, split_heads
+from ....kernels.varlen import PACKED
+from ..served import Served, project_heads, split_heads
 
 
 def deberta(

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetBias
-from ...packed import PACKED
-from ..served import Served
-from .heads import project_heads
+from ....kernels.varlen import PACKED
+from ..served import Served, project_heads
 
 FURTHEST = 128
 """From this distance on, all share a bucket."""

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetKeys, Term
-from ..served import Served
-from .heads import project_heads, split_heads
+from ..served import Served, project_heads, split_heads
 
 
 def conformer(
