@@ -197,16 +197,6 @@ class EncoderConfig(StrictConfig):
         """Whether the model has a state for every token, because no block pools or a decoder undoes it."""
         return len(parse_blocks(self.blocks)) == 1 or (self.decoder_layers != "0" and self.with_decoder)
 
-    def require_full_length(self) -> None:
-        """Raise unless the model has a state for every token.
-
-        Raises:
-            ValueError: if blocks pool and no decoder undoes it.
-        """
-        if not self.full_length:
-            name = "decoder_layers" if self.decoder_layers == "0" else "with_decoder"
-            raise InputError(name, f"a prediction for every token needs a decoder after pooling, got {self.blocks!r}")
-
     def without_decoder(self) -> "EncoderConfig":
         """Return the configuration of the same model without its decoder; itself if it has none."""
         if self.decoder_layers == "0":

@@ -34,8 +34,9 @@ class EncoderWithHead(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
         config = config if per_token else config.without_decoder()
         super().__init__(config)
-        if per_token:
-            config.require_full_length()
+        if per_token and not config.full_length:
+            name = "decoder_layers" if config.decoder_layers == "0" else "with_decoder"
+            raise InputError(name, f"a prediction for every token needs a decoder after pooling, got {config.blocks!r}")
         self.encoder = Encoder(config)
         # A sequence classifier is fine-tuned from checkpoints of models with a decoder.
         self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
@@ -315,7 +316,9 @@ class EncoderForSequenceClassification(EncoderWithHead):
         return self.classifier(hidden)
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        problem = self.config.problem_type or self._infer_problem(labels)
+        whole = labels.dtype in (torch.int64, torch.int32)
+        kind = "single_label_classification" if whole else "multi_label_classification"
+        problem = self.config.problem_type or ("regression" if self.config.num_labels == 1 else kind)
         expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
         if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
             raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
@@ -325,12 +328,6 @@ class EncoderForSequenceClassification(EncoderWithHead):
         if problem == "regression":
             return functional.mse_loss(logits, labels.float())
         return functional.binary_cross_entropy_with_logits(logits, labels.float())
-
-    def _infer_problem(self, labels: Tensor) -> str:
-        if self.config.num_labels == 1:
-            return "regression"
-        whole = labels.dtype in (torch.int64, torch.int32)
-        return "single_label_classification" if whole else "multi_label_classification"
 
 
 class EncoderForTokenClassification(EncoderWithHead):
