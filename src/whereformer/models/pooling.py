@@ -65,25 +65,14 @@ class Pooling:
             first, second = self._pairs(mask)
             mask = first | second if self.mask == "any" else first & second
         documents = None if texts is None else texts.pooled.documents
+        at: PositionsLike
         if texts is not None and site.end is not None:
             # What texts reach is known, so positions are those of the texts; others are given.
             at, least = texts.pooled.positions, texts.pooled.least
         else:
             at, least = self._positions(site.keys, texts), 0
-        return replace(
-            site,
-            queries=at,
-            keys=at,
-            shared=None,
-            key_mask=mask,
-            query_documents=documents,
-            key_documents=documents,
-            query_segments=segments,
-            key_segments=segments,
-            query_starts=starts,
-            key_starts=starts,
-            least=least,
-        )
+        more = {"key_mask": mask, "causal": site.causal, "end": site.end, "least": least}
+        return Site.within(at, documents=documents, segments=segments, starts=starts, **more)
 
     def _positions(self, positions: PositionsLike, texts: Texts | None) -> PositionsLike:
         if isinstance(positions, Positions):
