@@ -1,16 +1,18 @@
-"""Write files and folders in one step and to the disk itself; refuse what is no file; say when the disk is full."""
+"""Write files and folders in one step and to the disk; read only what is a file; say when the disk is full."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from .errors import LONGEST_NAME, InputError, shown
+from .errors import LONGEST_NAME, InputError, one_line, shown
 
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The system's errors about a full disk: of the disk, of a limit of a file's size, and of a quota."""
@@ -100,6 +102,22 @@ def check_regular_in(field: str | None, folder: str | Path) -> None:
     """
     inside = Path(folder).iterdir() if os.path.isdir(folder) else ()  # False for names that are too long
     check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
+
+
+def read_json(field: str, file: Path, kind: type) -> Any:
+    """Read what an untrusted JSON file holds, a ``dict`` or a ``list``.
+
+    Raises:
+        InputError: for ``field``, if it is no regular file, no JSON, or something else.
+    """
+    check_regular(field, file)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(field, f"{file} can't be read ({one_line(str(error))})") from None
+    if not isinstance(found, kind):
+        raise InputError(field, f"expected a {kind.__name__} in {file}, got {shown(found)}")
+    return found
 
 
 @contextmanager

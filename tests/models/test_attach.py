@@ -660,7 +660,7 @@ def test_loading_what_was_not_attached(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_labels": 10**9}, "num_labels: expected a number from 0 to 65536, got 1000000000"),
+        ({"num_labels": 10**9}, "num_labels: expected at most 65536, got 1000000000"),
         ({"hidden_size": 16.0}, "path_or_id: its config.json describes no model (StrictDataclass"),
         ({"hidden_size": [[[]]]}, "path_or_id: its config.json describes no model (StrictDataclass"),
         (

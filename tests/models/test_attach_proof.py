@@ -12,8 +12,8 @@ from torch import nn
 from whereformer import attach, detach, load_attached
 from whereformer.errors import InputError
 from whereformer.models.attachment import found
-from whereformer.models.attachment.examples import run_any
 from whereformer.models.attachment.masks import RequestedMask
+from whereformer.models.attachment.trial import run_any
 
 from .peers import SIZES, of_both_stacks
 from .served import SERVED

@@ -6,6 +6,7 @@ import transformers
 from transformers import masking_utils
 
 from whereformer import attach, detach
+from whereformer.errors import InputError
 from whereformer.kernels import attention
 from whereformer.models.attachment import interface, masks
 from whereformer.models.inputs import CACHE
@@ -234,6 +235,18 @@ def test_a_mask_over_other_keys_is_refused():
     tensor = torch.zeros(1, 2, 5, 4)
     with pytest.raises(ValueError, match=r"^attention_mask: expected the 4 keys that the model asked for, got 5$"):
         interface.attend(torch.nn.Identity(), tensor, tensor, tensor, masks.RequestedMask(4))
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32", "MistralLarge4Text"])
+def test_a_model_that_chooses_keys_by_its_mask_is_refused(name):
+    config = getattr(transformers, f"{name}Config", None)
+    if config is None:
+        pytest.skip(f"this transformers has no {name}")
+    sizes = {**SIZES, "num_hidden_layers": 2, "moe_intermediate_size": 8, "n_routed_experts": 8}
+    sizes |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    model = transformers.AutoModel.from_config(config(**sizes)).eval()
+    with pytest.raises(InputError, match=r"^model: .* attention_mask: the model computes with its mask, which is no m"):
+        attach(model, "none")
 
 
 @pytest.mark.parametrize("position", ["none", "tisa"])

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import whereformer
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, EncoderForSequenceClassification
-from whereformer.models.presets import PRESETS
+from whereformer.models.config import PRESETS
 
 SIZES = {
     "vocab_size": 50,

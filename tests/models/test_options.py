@@ -15,8 +15,8 @@ from whereformer import (
     EncoderForTokenClassification,
     load_pretrained,
 )
+from whereformer.models.config import PRESETS
 from whereformer.models.heads import mean_states
-from whereformer.models.presets import PRESETS
 
 from .checkpointing import checkpoint_activations
 

@@ -176,5 +176,5 @@ def test_weights_of_8_bits_are_refused(folder):
 def test_the_number_of_labels_is_bounded_before_they_are_named(folder):
     change(folder, num_labels=10**9)
     for load in (load_pretrained, Encoder.from_pretrained):
-        with pytest.raises(InputError, match=r"^num_labels: expected a number from 0 to 65536, got 1000000000$"):
+        with pytest.raises(InputError, match=r"^num_labels: expected at most 65536, got 1000000000$"):
             load(folder)

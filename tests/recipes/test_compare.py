@@ -24,7 +24,7 @@ from whereformer.lab import train
 from whereformer.lab.methods import PLUGIN as PLUGIN_MODULE
 from whereformer.lab.methods import load_plugin, parameters
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
-from whereformer.models.presets import PRESETS
+from whereformer.models.config import PRESETS
 from whereformer.recipes import compare
 from whereformer.recipes import small_encoders as encoders
 from whereformer.recipes.compare import Compare, Trials, load

@@ -52,7 +52,7 @@ def fields_of_row(name: str, blocks: str = "4", decoder_layers: str = "0") -> di
         raise InputError("position", f"all layers would have sinks, not the last one alone, got {name!r}")
     fields: dict[str, Any] = {"position": position}
     if position == "hybrid" and position not in METHODS:
-        from ..models.presets import preset_fields
+        from ..models.config import preset_fields
 
         preset = preset_fields(position, {"blocks": blocks, "decoder_layers": decoder_layers})
         fields = {field: preset[field] for field in ("position", "windows")}

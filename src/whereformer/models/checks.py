@@ -199,11 +199,8 @@ def check_labels(entries: Mapping[str, Any]) -> None:
 
     transformers makes as many names before it looks at anything else.
     """
-    count = entries.get("num_labels")
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
-        raise InputError("num_labels", f"expected a whole number, got {shown(count)}")
-    if count is not None and not 0 <= count <= MOST_LABELS:
-        raise InputError("num_labels", f"expected a number from 0 to {MOST_LABELS}, got {shown(count)}")
+    if entries.get("num_labels") is not None:
+        _check_number("num_labels", entries["num_labels"], 0, MOST_LABELS)
 
 
 class OneDeviceModel(PreTrainedModel):

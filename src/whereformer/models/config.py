@@ -1,15 +1,64 @@
 """``EncoderConfig``: the sizes, options and position method of a BERT, ALBERT or funnel."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from math import ceil
 from typing import Any, ClassVar, Self
 
 from ..errors import InputError, shown
-from .blocks import parse_blocks, parse_windows
+from ..positions import method_names
+from .blocks import Block, parse_blocks, parse_windows
 from .checks import MOST_IDS, MOST_WIDTH, StrictConfig
 from .pooling import Pooling
-from .presets import preset_fields
+
+_WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "albert": {"blocks": "1x12", "hidden_act": "gelu_pytorch_tanh", **_WITHOUT_DROPOUT},
+    "electra": {"classifier_act": "gelu"},
+    "funnel": {
+        "blocks": "4-4-4",
+        "decoder_layers": "2",
+        "position": "transformer_xl",
+        "segments": "attention",
+        "query_bias": False,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-9,
+    },
+    "modernbert": {
+        "position": "rope",
+        "position_options": {"base": [160_000.0, 10_000.0, 10_000.0]},
+        "windows": "0,64,64",
+        "norm": "pre",
+        "first_norm": False,
+        "feed_forward": "gated",
+        "biases": False,
+        "classifier_act": "gelu",
+        "classifier_norm": True,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-5,
+        **_WITHOUT_DROPOUT,
+    },
+    "hybrid": {
+        "position": "logn/rope/rope/rope",
+        "windows": "0,64,64,64",
+        "norm": "pre",
+        "feed_forward": "gated",
+        "biases": False,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-5,
+        **_WITHOUT_DROPOUT,
+    },
+}
+"""Fields of :class:`EncoderConfig` that are not its defaults, by the name of a published model.
+
+"hybrid" is what many language models of 2025 and 2026 do, as an encoder: rotations in windows, and in every fourth
+layer all tokens, no positions, and scores that grow with the length (Llama 4, SmolLM3, Command A).
+
+Sources: Devlin et al. (2019, arXiv 1810.04805), Lan et al. (2020, 1909.11942; version 2 of the checkpoints), Clark et
+al. (2020, 2003.10555), Dai et al. (2020, 2006.03236), Warner et al. (2024, 2412.13663).
+"""
 
 
 class EncoderConfig(StrictConfig):
@@ -149,9 +198,7 @@ class EncoderConfig(StrictConfig):
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
         super().__post_init__(**kwargs)
-        parse_blocks(self.blocks)
-        decoder = () if self.decoder_layers == "0" else parse_blocks(self.decoder_layers, "decoder_layers")
-        pools = len(parse_blocks(self.blocks)) > 1
+        pools, decoder = len(parse_blocks(self.blocks)) > 1, self.decoder_blocks
         pad, blocks, pooling = self.pad_token_id, self.blocks, self.classifier_pooling
         for wrong, name, reason in (
             ((pad or 0) >= self.vocab_size, "pad_token_id", f"expected a token of the {self.vocab_size}, got {pad}"),
@@ -197,16 +244,6 @@ class EncoderConfig(StrictConfig):
         """Whether the model has a state for every token, because no block pools or a decoder undoes it."""
         return len(parse_blocks(self.blocks)) == 1 or (self.decoder_layers != "0" and self.with_decoder)
 
-    def require_full_length(self) -> None:
-        """Raise unless the model has a state for every token.
-
-        Raises:
-            ValueError: if blocks pool and no decoder undoes it.
-        """
-        if not self.full_length:
-            name = "decoder_layers" if self.decoder_layers == "0" else "with_decoder"
-            raise InputError(name, f"a prediction for every token needs a decoder after pooling, got {self.blocks!r}")
-
     def without_decoder(self) -> "EncoderConfig":
         """Return the configuration of the same model without its decoder; itself if it has none."""
         if self.decoder_layers == "0":
@@ -216,18 +253,20 @@ class EncoderConfig(StrictConfig):
         return own
 
     @property
+    def decoder_blocks(self) -> tuple[Block, ...]:
+        """The decoder's layers, one block or none, including a decoder that is left out."""
+        return () if self.decoder_layers == "0" else parse_blocks(self.decoder_layers, "decoder_layers")
+
+    @property
     def passes(self) -> tuple[int, ...]:
         """The index of the distinct layer behind every pass, in order, including a decoder that is left out."""
-        blocks = parse_blocks(self.blocks)
-        if self.decoder_layers != "0":
-            blocks += parse_blocks(self.decoder_layers)
+        blocks = parse_blocks(self.blocks) + self.decoder_blocks
         repeats = [block.repeats for block in blocks for _ in range(block.layers)]
         return tuple(layer for layer, count in enumerate(repeats) for _ in range(count))
 
     def layer_windows(self) -> tuple[int | None, ...]:
         """Return the window of every pass, in order, including a decoder that is left out; None where there is none."""
-        decoder = () if self.decoder_layers == "0" else parse_blocks(self.decoder_layers)
-        return parse_windows(self.windows, parse_blocks(self.blocks), decoder)
+        return parse_windows(self.windows, parse_blocks(self.blocks), self.decoder_blocks)
 
     def block_lengths(self, length: int) -> tuple[int, ...]:
         """Return the number of tokens in each block for ``length`` tokens: each block after the first halves them.
@@ -253,3 +292,19 @@ class EncoderConfig(StrictConfig):
     def num_hidden_layers(self) -> int:
         """The number of passes: a shared layer counts once per pass, and a decoder counts even if it is left out."""
         return len(self.passes)
+
+
+def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a preset with changes.
+
+    Another position method takes no options of the preset's, unless it joins the preset's own.
+
+    Raises:
+        ValueError: for another name.
+    """
+    if not isinstance(name, str) or name not in PRESETS:
+        raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {shown(name)}")
+    preset = {field: value for field, value in PRESETS[name].items() if field not in changes}
+    if "position" in changes and PRESETS[name].get("position") not in method_names(changes["position"]):
+        preset.pop("position_options", None)
+    return {**preset, **changes}

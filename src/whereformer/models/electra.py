@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import get_annotations
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +44,7 @@ class ElectraPretrainingConfig(EncoderConfig):
 
     def discriminator_config(self) -> EncoderConfig:
         """Return the discriminator's configuration."""
-        config: EncoderConfig = EncoderConfig.from_dict(discriminator_fields(self.to_dict()))
+        config: EncoderConfig = EncoderConfig.from_dict(self.to_dict())
         return config
 
     def generator_config(self) -> EncoderConfig:
@@ -61,12 +59,6 @@ class ElectraPretrainingConfig(EncoderConfig):
         # Only the targets' logits over the vocabulary are needed.
         config.sparse_prediction = True
         return config
-
-
-def discriminator_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an :class:`ElectraPretrainingConfig` that an :class:`EncoderConfig` has, too."""
-    own = {"model_type", *get_annotations(ElectraPretrainingConfig)}
-    return {name: value for name, value in fields.items() if name not in own}
 
 
 @dataclass

@@ -238,15 +238,7 @@ class Encoder(EncoderPreTrainedModel):
         own = share(pooled)
         if not self.config.pool_query_only:
             return own, own
-        before = replace(
-            pooled,
-            keys=site.keys,
-            key_mask=site.key_mask,
-            key_documents=site.key_documents,
-            key_segments=site.key_segments,
-            key_starts=site.key_starts,
-        )
-        return share(before), own
+        return share(pooled.with_keys_of(site)), own
 
     def _unpooled(self, hidden: Tensor, texts: Texts | None, now: Texts | None, length: int) -> Tensor:
         """Repeat pooled states to the length that the decoder works at."""
@@ -284,20 +276,8 @@ class Encoder(EncoderPreTrainedModel):
             first = places_in(documents, real)[0] == 0
             starts = first if real is None else first & real
         at, end = self._places(input_ids, length, documents, inputs)
-        site = Site(
-            at,
-            at,
-            key_mask=real,
-            causal=self.config.causal,
-            query_documents=documents,
-            key_documents=documents,
-            query_segments=types,
-            key_segments=types,
-            query_starts=starts,
-            key_starts=starts,
-            end=end,
-        )
-        return site, texts
+        more = {"key_mask": real, "causal": self.config.causal, "end": end}
+        return Site.within(at, documents=documents, segments=types, starts=starts, **more), texts
 
     def _documents(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -34,20 +34,17 @@ class EncoderWithHead(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
         config = config if per_token else config.without_decoder()
         super().__init__(config)
-        if per_token:
-            config.require_full_length()
+        if per_token and not config.full_length:
+            name = "decoder_layers" if config.decoder_layers == "0" else "with_decoder"
+            raise InputError(name, f"a prediction for every token needs a decoder after pooling, got {config.blocks!r}")
         self.encoder = Encoder(config)
         # A sequence classifier is fine-tuned from checkpoints of models with a decoder.
         self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
 
-    def targets(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    def predict(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Select the states of (batch, n, hidden_size) to predict from, and their labels; by default all of them."""
-        return hidden, labels
-
-    def predict(self, hidden: Tensor) -> Tensor:
-        """Logits from the selected states."""
+        """Return logits from states (batch, n, hidden_size), and the labels that belong to them."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -75,8 +72,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
             ``attentions`` of :class:`Encoder`.
         """
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
-        hidden, labels = self.targets(encoded.last_hidden_state, labels, attention_mask, encoded.documents)
-        logits = self.predict(hidden)
+        logits, labels = self.predict(encoded.last_hidden_state, labels, attention_mask, encoded.documents)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
         others = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
         return HeadOutput(loss=loss, logits=logits, **others)
@@ -139,17 +135,14 @@ class EncoderWithLMHead(EncoderWithHead):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.head.decoder = new_embeddings
 
-    def targets(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    def predict(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        if labels is None or not self.config.sparse_prediction:
-            return hidden, labels
-        check_shape("labels", labels, hidden.shape[:-1])
-        places = label_places(labels, self.config.label_share)
-        return hidden.flatten(0, 1).index_select(0, places), labels.flatten()[places]
-
-    def predict(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
+        if labels is not None and self.config.sparse_prediction:
+            check_shape("labels", labels, hidden.shape[:-1])
+            places = label_places(labels, self.config.label_share)
+            hidden, labels = hidden.flatten(0, 1).index_select(0, places), labels.flatten()[places]
+        return self.head(hidden), labels
 
 
 class EncoderForMaskedLM(EncoderWithLMHead):
@@ -178,16 +171,16 @@ class EncoderForCausalLM(EncoderWithLMHead):
             raise InputError("causal", "expected True for a model that predicts the next token, got False")
         super().__init__(config)
 
-    def targets(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    def predict(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if labels is not None:
             check_shape("labels", labels, hidden.shape[:-1])
             following = whole_numbers("labels", labels)[:, 1:]
-            if document_ids is not None:
-                following = following.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
+            if documents is not None:
+                following = following.masked_fill(documents[:, 1:] != documents[:, :-1], -100)
             labels = functional.pad(following, (0, 1), value=-100)
-        return super().targets(hidden, labels, attention_mask, document_ids)
+        return super().predict(hidden, labels, attention_mask, documents)
 
 
 def label_places(labels: Tensor, share: float | None) -> Tensor:
@@ -305,17 +298,16 @@ class EncoderForSequenceClassification(EncoderWithHead):
         self.classifier = SequenceHead(config)
         self.post_init()
 
-    def targets(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    def predict(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         pooled = first_states if self.config.classifier_pooling == "cls" else mean_states
-        return pooled(hidden, attention_mask, document_ids), labels
-
-    def predict(self, hidden: Tensor) -> Tensor:
-        return self.classifier(hidden)
+        return self.classifier(pooled(hidden, attention_mask, documents)), labels
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        problem = self.config.problem_type or self._infer_problem(labels)
+        whole = labels.dtype in (torch.int64, torch.int32)
+        kind = "single_label_classification" if whole else "multi_label_classification"
+        problem = self.config.problem_type or ("regression" if self.config.num_labels == 1 else kind)
         expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
         if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
             raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
@@ -325,12 +317,6 @@ class EncoderForSequenceClassification(EncoderWithHead):
         if problem == "regression":
             return functional.mse_loss(logits, labels.float())
         return functional.binary_cross_entropy_with_logits(logits, labels.float())
-
-    def _infer_problem(self, labels: Tensor) -> str:
-        if self.config.num_labels == 1:
-            return "regression"
-        whole = labels.dtype in (torch.int64, torch.int32)
-        return "single_label_classification" if whole else "multi_label_classification"
 
 
 class EncoderForTokenClassification(EncoderWithHead):
@@ -349,8 +335,8 @@ class EncoderForTokenClassification(EncoderWithHead):
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def predict(self, hidden: Tensor) -> Tensor:
-        return self.token_classifier(self.dropout(self.transform(hidden)))
+    def predict(self, hidden: Tensor, labels: Tensor | None, *_: Any) -> tuple[Tensor, Tensor | None]:
+        return self.token_classifier(self.dropout(self.transform(hidden))), labels
 
 
 class DiscriminatorHead(Transform):
@@ -385,8 +371,8 @@ class EncoderForPreTraining(EncoderWithHead):
         self.discriminator_head = DiscriminatorHead(config)
         self.post_init()
 
-    def predict(self, hidden: Tensor) -> Tensor:
-        return self.discriminator_head(hidden)
+    def predict(self, hidden: Tensor, labels: Tensor | None, *_: Any) -> tuple[Tensor, Tensor | None]:
+        return self.discriminator_head(hidden), labels
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         check_shape("labels", labels, logits.shape)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kernels import Positions, PositionsLike
-from ..kernels.terms import position_values
 from ..positions import Site
 
 if TYPE_CHECKING:
@@ -50,68 +49,53 @@ class Pooling:
         self, hidden: Float[Tensor, "batch n width"], texts: Texts | None = None
     ) -> Float[Tensor, "batch pooled width"]:
         """Pool hidden states (batch, n, width) to (batch, pooled n, width); each of a row's texts by itself."""
-        first, second = self._pairs(hidden) if texts is None else (hidden[:, rows] for rows in texts.pairs)
+        first, second = self._pairs(hidden, texts)
         if self.mode == "mean":
-            pooled = (first + second) / 2
-        else:
-            pooled = torch.maximum(first, second) if self.mode == "max" else torch.minimum(first, second)
-        return self._with_cls(hidden, pooled) if texts is None else pooled
+            return (first + second) / 2
+        return torch.maximum(first, second) if self.mode == "max" else torch.minimum(first, second)
 
     def site(self, site: Site, texts: Texts | None = None) -> Site:
         """Pool where tokens attend to one another: masks by both tokens, segments and explicit positions by the first
         of the two."""
-        if texts is not None:
-            return self._site_of_texts(site, texts)
-        mask, segments, at = site.key_mask, site.key_segments, self._positions(site.keys)
+        segments, starts = (
+            None if rows is None else self._pairs(rows, texts)[0] for rows in (site.key_segments, site.key_starts)
+        )
+        mask = site.key_mask
         if mask is not None:
             first, second = self._pairs(mask)
-            mask = self._with_cls(mask, first | second if self.mask == "any" else first & second)
-        if segments is not None:
-            segments = self._with_cls(segments, self._pairs(segments)[0])
-        return replace(
-            site, queries=at, keys=at, shared=None, key_mask=mask, query_segments=segments, key_segments=segments
-        )
+            mask = first | second if self.mask == "any" else first & second
+        documents = None if texts is None else texts.pooled.documents
+        at: PositionsLike
+        if texts is not None and site.end is not None:
+            # What texts reach is known, so positions are those of the texts; others are given.
+            at, least = texts.pooled.positions, texts.pooled.least
+        else:
+            at, least = self._positions(site.keys, texts), 0
+        more = {"key_mask": mask, "causal": site.causal, "end": site.end, "least": least}
+        return Site.within(at, documents=documents, segments=segments, starts=starts, **more)
 
-    def _site_of_texts(self, site: Site, texts: Texts) -> Site:
-        first, pooled = texts.pairs[0], texts.pooled
-        segments, starts = (None if each is None else each[:, first] for each in (site.key_segments, site.key_starts))
-        # Where what they reach is known, positions are those of the texts; others are given.
-        known = site.end is not None
-        at = pooled.positions if known else torch.atleast_2d(position_values(site.keys, texts.device))[:, first]
-        return replace(
-            site,
-            queries=at,
-            keys=at,
-            shared=None,
-            query_documents=pooled.documents,
-            key_documents=pooled.documents,
-            query_segments=segments,
-            key_segments=segments,
-            query_starts=starts,
-            key_starts=starts,
-            least=pooled.least if known else 0,
-        )
-
-    def _positions(self, positions: PositionsLike) -> PositionsLike:
+    def _positions(self, positions: PositionsLike, texts: Texts | None) -> PositionsLike:
         if isinstance(positions, Positions):
             # [CLS] moves as far away from the next token as that token is from its own neighbor.
             stride = 2 * positions.stride
             start = positions.start - positions.stride if self.separate_cls else positions.start
             return Positions(start, stride, self.length(positions.length))
-        rows = torch.atleast_2d(positions)
-        pooled = self._with_cls(rows, self._pairs(rows)[0])
+        pooled = self._pairs(torch.atleast_2d(positions), texts)[0]
         return pooled[0] if positions.dim() == 1 else pooled
 
-    def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first and the second of every pair in (batch, n, ...); a token left alone is its own second."""
-        if self.separate_cls:
-            rows = rows[:, 1 : rows.shape[1] - self.truncate]
+    def _pairs(self, rows: Tensor, texts: Texts | None = None) -> tuple[Tensor, Tensor]:
+        """Return the first and the second of every pair in (batch, n, ...).
+
+        A separate [CLS], and a token left alone, are their own second.
+        """
+        if texts is not None:
+            first, second = texts.pairs
+            return rows[:, first], rows[:, second]
+        kept = int(self.separate_cls)
+        cls, rows = rows[:, :kept], rows[:, kept : rows.shape[1] - kept * self.truncate]
         first, second = rows[:, ::2], rows[:, 1::2]
         # There is no branch on the length, so that the same compiled code serves even and odd lengths.
-        return first, torch.cat((second, first[:, second.shape[1] :]), 1)
-
-    def _with_cls(self, rows: Tensor, pooled: Tensor) -> Tensor:
-        return torch.cat((rows[:, :1], pooled), 1) if self.separate_cls else pooled
+        return torch.cat((cls, first), 1), torch.cat((cls, second, first[:, second.shape[1] :]), 1)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from ..kernels.varlen import PACKED
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_ALL: dict[str, Any] = {"return_seq_idx": True, "return_flash_attn_kwargs": True, "return_position_ids": True}
+
 
 def unpad(model: Model) -> Model:
     """Let a model of sentence-transformers put the texts of a batch into one row without padding, in place.
@@ -41,15 +43,11 @@ def unpad(model: Model) -> Model:
         _check(module)
     for module in found:
         module._unpad_inputs = module.can_flatten_inputs = True
-        module.data_collator = _collator()
+        module.data_collator = DataCollatorWithFlattening(**_ALL)
         module._flatten_position_offset = module._infer_flatten_position_offset()
         if module.model_forward_params is not None:
             module.model_forward_params |= {*PACKED, "max_length_q", "max_length_k"}
     return model
-
-
-def _collator() -> DataCollatorWithFlattening:
-    return DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True, return_position_ids=True)
 
 
 @torch.no_grad()
@@ -63,7 +61,7 @@ def _check(module: Any) -> None:
         raise InputError("model", f"{kind} pools tokens and has no decoder, so texts would have other lengths in a row")
     ids = [token for token in range(8) if token != own.config.pad_token_id]
     texts = ids[:5], ids[2:4], ids[5:6]
-    batch = _collator()([{"input_ids": text} for text in texts])
+    batch = DataCollatorWithFlattening(**_ALL)([{"input_ids": text} for text in texts])
     del batch["labels"]
     batch["position_ids"] += module._infer_flatten_position_offset()
     batch = {name: value.to(own.device) if torch.is_tensor(value) else value for name, value in batch.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -55,6 +55,25 @@ class Site:
     end: int | None = None
     least: int = 0
     dropped: Tensor | int = 0
+
+    @classmethod
+    def within(
+        cls,
+        at: PositionsLike,
+        *,
+        documents: Tensor | None = None,
+        segments: Tensor | None = None,
+        starts: Tensor | None = None,
+        **more: Any,
+    ) -> Site:
+        """Return where tokens attend to one another: they are queries and keys; ``more`` are other fields."""
+        queries: dict[str, Any] = {"query_documents": documents, "query_segments": segments, "query_starts": starts}
+        return cls(at, at, **queries, key_documents=documents, key_segments=segments, key_starts=starts, **more)
+
+    def with_keys_of(self, other: Site) -> Site:
+        """Return where these queries attend to the keys of another site."""
+        names = ("keys", "key_mask", "key_documents", "key_segments", "key_starts")
+        return replace(self, **{name: getattr(other, name) for name in names})
 
     @property
     def rotated_keys(self) -> PositionsLike:

@@ -29,7 +29,6 @@ with lazily(__name__):
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
-    from ..models import presets
     from . import compare_report as drawing
     from . import small_encoders as encoders
     from .compare_report import Outcome
@@ -273,7 +272,7 @@ class Compare(ManyRuns):
         Raises:
             InputError: if options do not fit the preset.
         """
-        own = presets.PRESETS[self.preset] if self.preset else {}
+        own = models.config.PRESETS[self.preset] if self.preset else {}
         blocks = own.get("blocks", "4") if self.blocks is None else self.blocks
         gated = own.get("feed_forward") == "gated"
         return encoders.small_config(

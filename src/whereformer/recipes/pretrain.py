@@ -24,7 +24,6 @@ with lazily(__name__):
     from ..lab import methods
     from ..lab import train as training
     from ..lab.run import Run
-    from ..models import presets
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class Pretrain(long_run.LongRun):
     def resolved(self) -> Pretrain:
         usual: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
         if self.preset is not None:
-            preset = {"position": "learned", "norm": "post", **presets.PRESETS[self.preset]}
+            preset = {"position": "learned", "norm": "post", **models.config.PRESETS[self.preset]}
             usual |= {name: preset[name] for name in usual if name in preset}
         funnel = "-" in str(self.blocks or usual["blocks"])
         if funnel and self.decoder_layers == "0":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -129,11 +130,11 @@ def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool) -> PreTra
 
 def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, undo: Undo) -> None:
     """Do what :func:`attach` says to a model with these calls; ``undo`` gets what takes it back, as far as it got."""
-    grouped = by_stack(model, calls)
-    if not grouped:
+    stacks = [(stack, _of_tokens(own)) for stack, own in by_stack(model, calls)]
+    if not stacks:
         raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
     position, keep_absolute = wanted.position, wanted.keep_absolute
-    stacks = [Stack(stack, own, wanted) for stack, own in grouped]
+    methods = [_build(stack, own, wanted) for stack, own in stacks]
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
         raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
@@ -143,8 +144,8 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
     if "rope" in method_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
-    for stack in stacks:
-        stack.attach(undo)
+    for (stack, own), method in zip(stacks, methods, strict=True):
+        _hook(stack, own, method, undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
         arrived = [call for call in record_calls(model, calls) if call.received is not None]
@@ -153,7 +154,7 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
             raise
         reason = f"{type(model).__name__} does not run without its own positions; {beside}"
         raise InputError("keep_absolute", reason) from error
-    if len(arrived) < sum(len(stack.calls) for stack in stacks):
+    if len(arrived) < sum(len(own) for _, own in stacks):
         raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
 
 
@@ -188,95 +189,88 @@ def _takes_position(module: nn.Module) -> bool:
     return is_served(module) or _takes_keywords(module)
 
 
-class Stack:
-    """One encoder or decoder of a model, together with the method that it gets.
+def _of_tokens(calls: list[AttentionCall]) -> list[AttentionCall]:
+    """Return the calls in which tokens attend to one another.
 
-    Args:
-        stack: the innermost PreTrainedModel around the layers.
-        calls: the calls of its self-attention in one forward.
-        wanted: the method.
+    Residuals that attend to the layers before (Inkling 2) have another number of queries than there are tokens.
     """
+    lengths = {call.n_q for call in calls if _takes_position(call.module)}
+    own = [call for call in calls if _takes_position(call.module) or not lengths or call.n_q in lengths]
+    for call in own:
+        if not _takes_position(call.module):
+            kind = type(call.module).__name__
+            raise InputError("model", f"{kind} does not hand keyword arguments to its attention function")
+    return own
 
-    def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted) -> None:
-        self.stack = stack
-        name, options, most = wanted.position, wanted.options, wanted.most
-        # Residuals that attend to the layers before (Inkling 2) have another number of queries than there are tokens.
-        lengths = {call.n_q for call in calls if _takes_position(call.module)}
-        self.calls = calls = [
-            call for call in calls if _takes_position(call.module) or not lengths or call.n_q in lengths
-        ]
-        config = stack.config
-        modules = list(dict.fromkeys(call.module for call in calls))
-        for module in modules:
-            if not _takes_position(module):
-                kind = type(module).__name__
-                raise InputError("model", f"{kind} does not hand keyword arguments to its attention function")
-        if not isinstance(getattr(config, "hidden_size", None), int):
-            raise InputError("model", f"{type(stack).__name__} has no one hidden_size for all its layers")
-        sizes = {
-            **dict.fromkeys(("hidden_size", "embedding_size"), config.hidden_size),
-            "num_heads": calls[0].num_heads,
-            "head_dim": calls[0].head_dim,
-            "num_layers": len(calls),
-            "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
-            "causal": all(call.causal for call in calls),
-            "initializer_range": getattr(config, "initializer_range", None) or 0.02,
-            "passes": [modules.index(call.module) for call in calls],
-        }
-        for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
-            if option != "causal" or options[option] is not False:
-                raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
-        build = partial(build_position, name, **{**sizes, **options})
-        if most is not None:
-            try:
-                with torch.device("meta"):
-                    count = sum(tensor.numel() for tensor in build().state_dict().values())
-            except RuntimeError as error:  # torch cannot count so far
-                raise InputError("path_or_id", f"its config.json asks for too much: {error}") from None
-            if count > most:
-                raise InputError("path_or_id", f"the checkpoint has {most:,} numbers of {name!r}, expected {count:,}")
-        self.position = build()
-        if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
-            isinstance(method, NoPosition) for method in self.position.methods()
-        ):
+
+def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted) -> Position:
+    """Build the method of an encoder or decoder: the innermost PreTrainedModel around the layers with these calls."""
+    name, options, config = wanted.position, wanted.options, stack.config
+    if not isinstance(getattr(config, "hidden_size", None), int):
+        raise InputError("model", f"{type(stack).__name__} has no one hidden_size for all its layers")
+    modules = list(dict.fromkeys(call.module for call in calls))
+    sizes = {
+        **dict.fromkeys(("hidden_size", "embedding_size"), config.hidden_size),
+        "num_heads": calls[0].num_heads,
+        "head_dim": calls[0].head_dim,
+        "num_layers": len(calls),
+        "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
+        "causal": all(call.causal for call in calls),
+        "initializer_range": getattr(config, "initializer_range", None) or 0.02,
+        "passes": [modules.index(call.module) for call in calls],
+    }
+    for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
+        if option != "causal" or options[option] is not False:
+            raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
+    build = partial(build_position, name, **{**sizes, **options})
+    if wanted.most is not None:
+        try:
+            with torch.device("meta"):
+                count = sum(tensor.numel() for tensor in build().state_dict().values())
+        except RuntimeError as error:  # torch cannot count so far
+            raise InputError("path_or_id", f"its config.json asks for too much: {error}") from None
+        if count > wanted.most:
+            told = f"the checkpoint has {wanted.most:,} numbers of {name!r}, expected {count:,}"
+            raise InputError("path_or_id", told)
+    position = build()
+    methods = position.methods()
+    if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
+        isinstance(method, NoPosition) for method in methods
+    ):
+        told = f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
+        raise InputError("position", told)
+    for method in methods:
+        if type(method).embed is not Position.embed:
             raise InputError(
-                "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
+                "position",
+                f"{type(method).__name__} acts on the embeddings, which attach leaves as they are; "
+                "choose a method that acts in attention, as t5, tisa, shaw, rope or alibi",
             )
-        for part in self.position.methods():
-            if type(part).embed is not Position.embed:
-                raise InputError(
-                    "position",
-                    f"{type(part).__name__} acts on the embeddings, which attach leaves as they are; "
-                    "choose a method that acts in attention, as t5, tisa, shaw, rope or alibi",
-                )
-        if not self.position.content:
-            raise InputError("position", "it replaces query . key, whose weights would be left without use")
+    if not position.content:
+        raise InputError("position", "it replaces query . key, whose weights would be left without use")
+    return position
 
-    def _beginning(self) -> nn.Module:
-        """Return the module whose call begins a forward: the child that has all the layers, or else the stack itself.
 
-        Programs that run ``model.forward(...)`` skip the hooks of a model, but not those of the modules inside.
-        """
-        layers = [call.module for call in self.calls]
-        for child in self.stack.children():
-            if _takes_keywords(child) and {*layers} < {*child.modules()}:
-                return child
-        return self.stack
+def _beginning(stack: PreTrainedModel, layers: Collection[nn.Module]) -> nn.Module:
+    """Return the module whose call begins a forward: the child that has all the layers, or else the stack itself.
 
-    def attach(self, undo: Undo) -> None:
-        """Give the stack its method as the submodule ``whereformer``, and hook it and its attention layers."""
-        stack = self.stack
-        self.position.to(stack.device, stack.dtype).train(stack.training)
-        setattr(stack, NAME, self.position)
-        undo.append(partial(delattr, stack, NAME))
-        layers: dict[nn.Module, list[int]] = {}
-        for layer, call in enumerate(self.calls):
-            layers.setdefault(call.module, []).append(layer)
-        counted = len(layers) < len(self.calls)
-        begins = self._beginning()
-        if _takes_keywords(begins):
-            start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
-            undo.append(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
-        for module, own in layers.items():
-            enter = Enter(stack, tuple(own), counted)
-            undo.append(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+    Programs that run ``model.forward(...)`` skip the hooks of a model, but not those of the modules inside.
+    """
+    children = [child for child in stack.children() if _takes_keywords(child) and {*layers} < {*child.modules()}]
+    return children[0] if children else stack
+
+
+def _hook(stack: PreTrainedModel, calls: list[AttentionCall], position: Position, undo: Undo) -> None:
+    """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers."""
+    setattr(stack, NAME, position.to(stack.device, stack.dtype).train(stack.training))
+    undo.append(partial(delattr, stack, NAME))
+    layers: dict[nn.Module, list[int]] = {}
+    for layer, call in enumerate(calls):
+        layers.setdefault(call.module, []).append(layer)
+    begins = _beginning(stack, layers)
+    if _takes_keywords(begins):
+        start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
+        undo.append(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
+    for module, own in layers.items():
+        enter = Enter(stack, tuple(own), counted=len(layers) < len(calls))
+        undo.append(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

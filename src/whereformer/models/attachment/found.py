@@ -12,13 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from .examples import run_any
 from .hooks import NAME, LayerInput, Undo
 from .interface import attend, requested
 from .kinds import serve
 from .masks import mask, seen
 from .served import is_served
-from .trial import configs_of, owners_of, parts_of, trial, twins
+from .trial import configs_of, owners_of, parts_of, run_any, trial, twins
 
 PROBE = f"{NAME}_probe"
 """The name of the attention implementation that records its calls."""

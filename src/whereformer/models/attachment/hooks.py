@@ -27,6 +27,7 @@ Undo: TypeAlias = list[Callable[[], Any]]
 """What takes back the changes to a model, in their order. A copy of a model has those of the copy."""
 
 
+@dataclass(eq=False)
 class StackForward:
     """One forward of a stack: its method, what the method shares between layers, and the number of layers that ran.
 
@@ -37,14 +38,13 @@ class StackForward:
         placed: whether the caller gives positions, which may begin anew with each text of a row.
     """
 
-    def __init__(self, position: Position, share: bool, with_weights: bool | None = None, placed: bool = False) -> None:
-        self.position = position
-        self.share = share
-        self.with_weights = with_weights
-        self.placed = placed
-        self.calls = 0
-        self.kept: tuple[tuple[bool, PositionsLike, PositionsLike], Tensor | None, Tensor | None, Any] | None = None
-        self.texts: tuple[Tensor | None, Tensor | None] = None, None
+    position: Position
+    share: bool
+    with_weights: bool | None = None
+    placed: bool = False
+    calls: int = 0
+    kept: tuple[tuple[bool, PositionsLike, PositionsLike], Tensor | None, Tensor | None, Any] | None = None
+    texts: tuple[Tensor | None, Tensor | None] = None, None
 
     def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
         """Return what :func:`.packed_texts` does; layers that get the same ends get the same tensor."""
@@ -114,6 +114,7 @@ class LayerInput:
             )
 
 
+@dataclass(eq=False)
 class Start:
     """A hook that begins a :class:`StackForward` before the module that runs the layers of a stack.
 
@@ -122,9 +123,8 @@ class Start:
         layers: its layers that may be checkpointed.
     """
 
-    def __init__(self, stack: Any, layers: list[GradientCheckpointingLayer]) -> None:
-        self.stack = stack
-        self.layers = layers
+    stack: Any
+    layers: list[GradientCheckpointingLayer]
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -138,6 +138,7 @@ class Start:
         return args, {**kwargs, "whereformer_forward": forward}
 
 
+@dataclass(eq=False)
 class Enter:
     """A hook that runs before a self-attention layer and passes it its number.
 
@@ -147,10 +148,9 @@ class Enter:
         counted: whether the layers that ran before have to be counted to tell the pass.
     """
 
-    def __init__(self, stack: Any, layers: tuple[int, ...], counted: bool) -> None:
-        self.stack = stack
-        self.layers = layers
-        self.counted = counted
+    stack: Any
+    layers: tuple[int, ...]
+    counted: bool
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

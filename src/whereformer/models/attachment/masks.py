@@ -63,6 +63,12 @@ class RequestedMask(NamedTuple):
         """What older releases ask."""
         return self.ndim
 
+    def __getitem__(self, at: Any) -> Any:
+        """What models do that choose keys themselves, as of a matrix."""
+        if isinstance(at, tuple):
+            raise InputError("attention_mask", "the model computes with its mask, which is no matrix in this attention")
+        return tuple.__getitem__(self, at)
+
     def __radd__(self, scores: Tensor) -> Tensor:
         """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
         if self._replace(n_k=0, first=0, real=None) != RequestedMask(0):

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...errors import InputError
-from .examples import Example, run_any
 from .found import PROBE, AttentionCall, find_calls, parts_with, recording, set_implementation
 from .kinds import serve
 from .own import serve_tables
-from .trial import configs_of, trial, twins
+from .trial import Example, configs_of, run_any, trial, twins
 
 TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far an output may be off, relative to the largest value. Half precision shows gross errors only.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ...kernels import Term
 
 
+@dataclass(eq=False)
 class Served:
     """Stands for one method of a layer, mostly its ``forward``, with the same arguments and the same results.
 
@@ -20,10 +22,9 @@ class Served:
         function: what computes the method; it gets this object, then the method's own arguments.
     """
 
-    def __init__(self, layer: nn.Module, config: Any, function: Callable[..., Any]) -> None:
-        self.layer: Any = layer
-        self.config = config
-        self.function = function
+    layer: Any
+    config: Any
+    function: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)

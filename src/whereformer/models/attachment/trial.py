@@ -1,18 +1,29 @@
-"""``trial`` gives a copy of a model to run, so that the model itself stays as it is; what a model is made of."""
+"""Tries a model: a copy of it runs on a small batch of text or sound, whose form the configuration says."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...errors import InputError
+from ...errors import InputError, one_line, some_of
+
+CACHES = ("cache", "past_key_values", "cache_params")
+"""The names under which models take and return their caches."""
+
+SOUNDS = ("input_features", "input_values")
+"""The names under which models take sound, as frames and as waves."""
+
+SOUND_MASKS = ("attention_mask", "feature_attention_mask", "padding_mask")
+"""The names under which models take masks of padded sound."""
 
 
 @contextmanager
@@ -66,3 +77,167 @@ def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
         for value in vars(module).values():
             visit(value)
     return list(found.values())
+
+
+class Example(NamedTuple):
+    """A batch that a model may take.
+
+    Args:
+        model: the model, or the one inside it without a head.
+        inputs: its arguments.
+        cache: the name of its cache, if it is to read the tokens in three parts; None: all at once.
+    """
+
+    model: PreTrainedModel
+    inputs: dict[str, Tensor]
+    cache: str | None = None
+
+    def run(self) -> list[Any]:
+        """Run the model, the random numbers always the same, and return its outputs."""
+        with warnings.catch_warnings(action="ignore"):  # they concern nothing that a user gave
+            # Only the generators that a forward draws from, which are put back.
+            torch.default_generator.manual_seed(0)
+            if self.model.device.type == "cuda":
+                with torch.cuda.device(self.model.device):
+                    torch.cuda.manual_seed(0)
+            return self._run()
+
+    def _run(self) -> list[Any]:
+        if self.cache is None:
+            return [self.model(**self.inputs)]
+        name = "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
+        mask = name.replace("input_ids", "attention_mask")
+        ids, outputs = self.inputs[name], []
+        given: dict[str, Any] = {**self.inputs, "use_cache": True}
+        # The first part, one token, and several tokens behind others.
+        n, first = ids.shape[1], ids.shape[1] // 2 + 1
+        for begin, end in ((0, first), (first, first + 1), (first + 1, n)):
+            given[name] = ids[:, begin:end]
+            if mask in self.inputs:
+                given[mask] = self.inputs[mask][:, :end]
+            outputs.append(self.model(**given))
+            given[self.cache] = outputs[-1][self.cache]
+        return outputs
+
+
+def run_any(
+    model: PreTrainedModel,
+    rows: int,
+    length: int,
+    *,
+    cached: bool = False,
+    before: Callable[[], Any] = lambda: None,
+) -> tuple[Example, list[Any]]:
+    """Run a model on the first of its examples that it takes.
+
+    Args:
+        model: the model; if its head takes inputs of another form (multiple choice), the model inside.
+        rows, length: the batch size, and the number of tokens of text.
+        cached: whether decoders read their tokens with a cache.
+        before: what is called before each try.
+
+    Raises:
+        InputError: if it takes none.
+    """
+    problem: Exception | None = None
+    tried: Iterable[str] = ()
+    for part in dict.fromkeys((model, model.base_model)):
+        for example in examples(part, rows, length, cached):
+            before()
+            try:
+                return example, example.run()
+            except Exception as error:
+                # Of those without a cache, which a model may not have, the first is the likeliest to be right.
+                if problem is None and example.cache is None:
+                    problem, tried = error, example.inputs
+    name = type(model).__name__
+    parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
+    inner = [
+        name for name, part in parts.items() if part is not model.base_model and part.main_input_name != "pixel_values"
+    ]
+    instead = f"; attach to a part of it: {some_of(inner)}" if inner else ""
+    if problem is None:
+        main = model.main_input_name
+        raise InputError("model", f"expected one of text, or of sound of a known form, {name} reads {main!r}{instead}")
+    reason = one_line(str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}")
+    raise InputError("model", f"{name} did not run on {', '.join(tried)}: {reason}{instead}") from problem
+
+
+def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> Iterator[Example]:
+    """Return batches that a model may take, the likeliest and most telling first.
+
+    Of three rows, one is whole, one is padded on the right and one on the left.
+    A decoder beside an encoder reads fewer tokens, so that lengths tell cross-attention from self-attention.
+    """
+    takes = inspect.signature(type(model).forward).parameters
+    mains: list[dict[str, Tensor]] = []
+    for name in SOUNDS if model.main_input_name != "input_ids" else ():
+        if name in takes and (values := _sound(model, name, rows)) is not None:
+            masks = [mask for mask in (*SOUND_MASKS, f"{name}_mask") if mask in takes]
+            padding = _padding(model, rows, values.shape[1])
+            mains += [{name: values, **dict.fromkeys(masks, padding)}, {name: values}]
+    if "input_ids" in takes or model.main_input_name == "input_ids":
+        text = {"input_ids": _tokens(model, rows, length)}
+        mains += [text | {"attention_mask": _padding(model, rows, length)}] if "attention_mask" in takes else []
+        mains += [text]
+    decoder: dict[str, Tensor] = {}
+    if model.config.is_encoder_decoder or "decoder_input_ids" in takes:
+        fewer = length * 3 // 4
+        decoder["decoder_input_ids"] = _tokens(model, rows, fewer)
+        if "decoder_attention_mask" in takes:
+            decoder["decoder_attention_mask"] = _padding(model, rows, fewer)
+    cache = next((name for name in CACHES if name in takes), None) if "use_cache" in takes else None
+    if cached and cache is not None and mains and (decoder or "input_ids" in mains[0]):
+        yield Example(model, mains[0] | decoder, cache)
+    for inputs in mains:
+        yield Example(model, inputs | decoder)
+    for inputs in mains if decoder else ():
+        yield Example(model, inputs)
+
+
+def _tokens(model: PreTrainedModel, rows: int, length: int) -> Tensor:
+    """Return random tokens (rows, length), none of them a special one."""
+    configs = configs_of(model)
+    sizes = [getattr(config, "vocab_size", None) for config in configs]
+    size = min((size for size in sizes if type(size) is int and size > 0), default=50)
+    special = {
+        value
+        for config in configs
+        for name, value in vars(config).items()
+        if name.endswith(("token_id", "token_index")) and type(value) is int
+    }
+    choices = torch.tensor([token for token in range(min(5, size - 1), min(size, 5000)) if token not in special] or [0])
+    generator = torch.Generator().manual_seed(length)
+    return choices[torch.randint(len(choices), (rows, length), generator=generator)].to(model.device)
+
+
+def _padding(model: PreTrainedModel, rows: int, length: int) -> Tensor:
+    """Return a mask of padding: the second row is padded on the right, the third on the left."""
+    mask = torch.ones(rows, length, dtype=torch.long, device=model.device)
+    mask[1:2, -length // 4 :] = 0
+    mask[2:3, : length // 4] = 0
+    return mask
+
+
+def _sound(model: PreTrainedModel, name: str, rows: int) -> Tensor | None:
+    """Return random sound for an argument; None if its form is not known."""
+    shapes = [shape for config in configs_of(model) if (shape := _shape(name, config)) is not None]
+    if not shapes:
+        return None
+    noise = torch.randn(rows, *shapes[0], generator=torch.Generator().manual_seed(5))
+    return noise.to(model.device, model.dtype)
+
+
+def _shape(name: str, config: Any) -> tuple[int, ...] | None:
+    """Return the shape of a short sound, without the batch; None if the configuration does not tell it."""
+    bins: Any = getattr(config, "num_mel_bins", None)
+    if name == "input_values":
+        spectrogram = bins and hasattr(config, "max_length") and not hasattr(config, "conv_stride")
+        return (config.max_length, bins) if spectrogram else (4000,)
+    if bins and hasattr(config, "max_source_positions"):
+        return bins, 2 * config.max_source_positions
+    width = getattr(config, "feature_projection_input_dim", bins)
+    if width is None and hasattr(config, "input_feat_per_channel"):
+        width = config.input_feat_per_channel * config.input_channels
+    # Enough for convolutions that make one of eight.
+    return None if width is None else (40, width)

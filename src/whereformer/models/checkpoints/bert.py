@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from ...errors import InputError
+from ..checks import StrictConfig
 from ..config import EncoderConfig
 from .families import DISTANCES, POSITIONS, RELATIVE, WORDS, Family, Task
 from .loading import BODY, Checkpoint, misfit
@@ -24,25 +26,12 @@ QKV = ("query", "key", "value")
 """The parts of a fused projection, in its order."""
 
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+# Fields of all our models that others lack.
+_OURS = {"head_dim", "position", "position_options", "norm", "activation_dropout_prob", "attention_backend"}
 # Fields that most families have under the same name.
 _FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "type_vocab_size",
-    "initializer_range",
-    "layer_norm_eps",
-    "pad_token_id",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "tie_word_embeddings",
+    *({each.name for each in fields(StrictConfig)} - {each.name for each in fields(PreTrainedConfig)} - _OURS),
+    *("classifier_dropout", "type_vocab_size", "id2label", "label2id", "problem_type"),
 )
 # Options without a counterpart here, each with the value that it must have.
 _WITHOUT = {
@@ -68,7 +57,7 @@ def bert_config(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
     embedding_size = getattr(config, "embedding_size", config.hidden_size)
     own = {**family.fixed, **({} if family.options is None else family.options(config))}
     layers = config.num_hidden_layers
-    fields = {
+    ours = {
         **{
             name: getattr(config, family.renamed.get(name, name))
             for name in (*_FIELDS, *family.renamed)
@@ -80,11 +69,11 @@ def bert_config(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
         "count_padding": not family.skips_padding,
         **own,
     }
-    fields["max_position_embeddings"] -= _skipped(family, config.pad_token_id)
-    if fields["hidden_act"] == "gelu_new":
+    ours["max_position_embeddings"] -= _skipped(family, config.pad_token_id)
+    if ours["hidden_act"] == "gelu_new":
         # This is the same function, fused.
-        fields["hidden_act"] = "gelu_pytorch_tanh"
-    return fields
+        ours["hidden_act"] = "gelu_pytorch_tanh"
+    return ours
 
 
 def from_bert(
@@ -135,7 +124,7 @@ def _made(ours: str, parts: Mapping[str, Tensor], family: Family, config: Encode
     if ours.removeprefix(BODY) in family.stacked:
         return _stacked(parts)
     if tuple(parts) == DISTANCES:
-        return _normalized(*parts.values(), config)
+        return _normalized(parts, config)
     if name == POSITIONS:
         return tensor[_skipped(family, config.pad_token_id) :]
     if name == RELATIVE:
@@ -161,9 +150,10 @@ def _stacked(parts: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([part.flatten(1) if part.dim() == 3 else part for part in parts.values()])
 
 
-def _normalized(table: Tensor, weight: Tensor, bias: Tensor, config: EncoderConfig) -> Tensor:
+def _normalized(parts: Mapping[str, Tensor], config: EncoderConfig) -> Tensor:
     """Return the table of distances that all layers read: theirs, normalized, as far as it is used."""
-    rows = config.position_options["num_buckets"] or config.position_options["max_distance"]
+    (table, weight, bias), options = parts.values(), config.position_options or {}
+    rows = options["num_buckets"] or options["max_distance"]
     return functional.layer_norm(table, table.shape[1:], weight, bias, config.layer_norm_eps)[: 2 * rows]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from ...errors import InputError, one_line, shown
-from ...files import check_regular, check_regular_in
+from ...files import check_regular_in, read_json
 from ..checks import check_labels
 
 
@@ -46,22 +45,6 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         ) from error
     found: dict[str, Any] = read_json("path_or_id", Path(file), dict)
     check_labels(found)
-    return found
-
-
-def read_json(field: str, file: Path, kind: type) -> Any:
-    """Read what an untrusted JSON file holds, a ``dict`` or a ``list``.
-
-    Raises:
-        InputError: for ``field``, if it is no regular file, no JSON, or something else.
-    """
-    check_regular(field, file)
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(field, f"{file} can't be read ({one_line(str(error))})") from None
-    if not isinstance(found, kind):
-        raise InputError(field, f"expected a {kind.__name__} in {file}, got {shown(found)}")
     return found
 
 

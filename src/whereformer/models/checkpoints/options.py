@@ -104,6 +104,4 @@ def funnel_layers(config: EncoderConfig) -> list[str]:
     """Return the beginning of the names in each layer, those of the decoder last."""
     blocks = parse_blocks(config.blocks)
     layers = [f"encoder.blocks.{index}.{layer}." for index, block in enumerate(blocks) for layer in range(block.layers)]
-    if config.decoder_layers != "0":
-        layers += [f"decoder.layers.{layer}." for layer in range(parse_blocks(config.decoder_layers)[0].layers)]
-    return layers
+    return layers + [f"decoder.layers.{layer}." for block in config.decoder_blocks for layer in range(block.layers)]

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from ...errors import InputError, one_line, shown
 from ...positions import describe, layer_pattern, method_names, own_name
 from ..config import EncoderConfig
-from ..electra import ElectraPretrainingConfig, discriminator_fields
+from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import EncoderForCausalLM, EncoderForPreTraining
 from .bert import bert_config, from_bert
@@ -208,12 +208,9 @@ def source_of(found: Mapping[str, Any], layout: Mapping[str, Any]) -> Checkpoint
 
 def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
-    # The discriminator is the part of ELECTRA to use.
-    if found.get("model_type") == ElectraPretrainingConfig.model_type:
-        found = discriminator_fields(found)
     EncoderConfig.from_dict(dict(found))  # for its errors
     own = {task.model.__name__: task.model for task in FAMILIES["funnel"].tasks.values()}
-    own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}
+    own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}  # the part to use
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
 
 

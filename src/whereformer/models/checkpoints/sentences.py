@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InputError, shown, some_of
-from ...files import check_regular
-from .files import read_json
+from ...files import check_regular, read_json
 
 LIST, LIMIT = "modules.json", "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
