@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import logging as transformers_logging
 
 from ..data.tokenizers import read_tokenizer
@@ -33,7 +32,7 @@ def load(path: str) -> Encoder:
     try:
         with quiet_transformers():
             encoder = load_pretrained(path, model_class=Encoder)
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
         raise InputError("model", reason if path in reason else f"{path}: {reason}") from None
     assert isinstance(encoder, Encoder)

@@ -92,7 +92,7 @@ class Tuned:
     """
 
     scores: dict[str, dict[str, float]]
-    losses: list[Any]
+    losses: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
