@@ -1,12 +1,51 @@
 """Manifests that somebody has changed are refused."""
 
 import json
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from whereformer import manifest
+
+
+@dataclass
+class Fields:
+    number: float
+    rows: Annotated[list[Any], list[tuple[int, float] | str]]
+    by_name: dict[str, list[int]]
+    anything: Any = None
+    optional: bool | None = None
+
+
+GOOD = {"number": 1, "rows": [[1, 0.5], "x"], "by_name": {"a": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "fitting"),
+    [
+        *(
+            ({name: value}, True)
+            for name, value in [("number", -1.5), ("rows", []), ("anything", [{}]), ("optional", True)]
+        ),
+        *(({"number": value}, False) for value in (None, True, "1", math.nan, math.inf, 10**400, [])),
+        *(({"rows": value}, False) for value in ([1], [[1]], [[1, 2, 3]], [[0.5, 1]], [None], "x", {})),
+        *(({"by_name": value}, False) for value in ([], {"a": 1}, {"a": ["x"]}, None)),
+        ({"optional": 0}, False),
+        ({"more": 1}, False),
+    ],
+)
+def test_json_is_compared_with_types(change, fitting):
+    assert manifest.fits(Fields, {**GOOD, **change}) == fitting
+
+
+@pytest.mark.parametrize("name", ["number", "rows", "by_name"])
+def test_fields_without_a_default_are_needed(name):
+    assert not manifest.fits(Fields, {key: value for key, value in GOOD.items() if key != name})
+
 
 FACTS = {"seed": 0, "name": "a", "x": [1, 2.5]}
 

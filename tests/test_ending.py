@@ -12,7 +12,7 @@ import pytest
 
 from whereformer.cli.main import execute, main
 from whereformer.errors import InputError, fail, one_line, printable
-from whereformer.lab.terminal import Terminal, say
+from whereformer.lab.terminal import Terminal
 
 ODD = "a\x1b]0;title\x07\nb\u202ec\udcff"
 
@@ -82,7 +82,7 @@ def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):
     assert one_line("a\n  b" * 2000).count("\n") == 0
     assert fail(ODD) == 2
     console = Terminal(width=100)
-    say(console, f"[/red] :warning: {ODD}")
+    console.print(f"[/red] :warning: {ODD}")
     from rich.table import Table
 
     table = Table(title=ODD)

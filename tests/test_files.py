@@ -52,7 +52,8 @@ def test_only_folders_are_replaced_by_folders(tmp_path):
     (tmp_path / "real" / "kept").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").write_text("kept")
-    for name in ("link", "file"):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "file", "pipe"):
         with pytest.raises(OSError, match=name), files.new_folder(tmp_path / name) as partial:
             (partial / "new").write_text("")
     assert (tmp_path / "real" / "kept").exists()

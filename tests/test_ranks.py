@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+from tests.failing import fails
 from whereformer import ranks
 from whereformer.errors import InputError
 
@@ -25,5 +26,30 @@ def test_processes_that_do_not_come_are_not_waited_for(rank, address, monkeypatc
         ranks.join(torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("WORLD_SIZE", value) for value in ("", "x", "0", "-1", "1.5", "9" * 5000)),
+        *(("RANK", value) for value in ("", "x", "-1", "2", "9" * 5000)),
+    ],
+)
+def test_variables_that_no_launcher_sets_are_named(name, value, monkeypatch, capsys):
+    for variable, usual in {"RANK": "0", "WORLD_SIZE": "2", name: value}.items():
+        monkeypatch.setenv(variable, usual)
+    least, most = (1, ranks.MOST) if name == "WORLD_SIZE" else (0, 1)
+    line = fails(capsys, "pretrain", "--data", __file__)
+    assert line.startswith(f"whereformer: expected {name} from {least} to {most}, got '{value[:50]}")
+    assert line.endswith(ranks.LAUNCHER)
+
+
 def test_without_a_launcher_there_is_one_process():
     assert (ranks.size(), ranks.rank(), ranks.is_main()) == (1, 0, True)
+
+
+@pytest.mark.parametrize("name", ["file", "link", "broken", "x" * 300, "a\0b", "\udcff", "file/below"])
+def test_what_can_be_no_folder_is_named(name, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"^cache: cannot write to '"):
+        ranks.open_folder(tmp_path / name, "cache")

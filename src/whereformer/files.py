@@ -68,6 +68,8 @@ def move_folder(source: Path, target: Path) -> None:
             _sync(Path(place, name))
         _sync(Path(place))
     if target.exists():
+        if not target.is_dir():  # rmtree would wait for a pipe's other end
+            raise NotADirectoryError(errno.ENOTDIR, "expected a folder", str(target))
         shutil.rmtree(target)
     os.replace(source, target)
     _sync(target.parent)

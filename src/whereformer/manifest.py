@@ -11,8 +11,10 @@ import hashlib
 import json
 import os.path
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from .files import check_regular, write_atomically
 from .provenance import versions
@@ -22,6 +24,8 @@ NOT_LISTED = {NAME, "README.md", ".lock"}
 """Files that decide nothing, of which people may write a model card."""
 SEAL = "check"
 """The name of the hash of JSON in itself."""
+LARGEST = 1e300
+"""The largest number in JSON that a program of ours wrote; larger ones may overflow."""
 
 
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> str:
@@ -42,6 +46,33 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ValueError("it is not as it was written")
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Return whether a value of JSON is of a type, or has the fields of a dataclass with their types.
+
+    A seal tells damage, but not who wrote a file. Numbers are finite, and tuples are lists. Of annotated types, what
+    stands behind the first counts.
+    """
+    found, inner = get_origin(kind) or kind, get_args(kind) or (Any,)
+    if found is Annotated:
+        return fits(inner[1], value)
+    if is_dataclass(found):
+        types = get_type_hints(found, include_extras=True)
+        needed = {each.name for each in fields(found) if each.default is each.default_factory is MISSING}
+        known = isinstance(value, dict) and needed <= value.keys() <= types.keys()
+        return known and all(fits(types[name], each) for name, each in value.items())
+    if found in (Union, UnionType):
+        return any(fits(each, value) for each in inner)
+    if found is tuple and Ellipsis not in inner:
+        return isinstance(value, list) and len(value) == len(inner) and all(map(fits, inner, value))
+    if found in (list, tuple):
+        return isinstance(value, list) and all(fits(inner[0], each) for each in value)
+    if found is dict:
+        return isinstance(value, dict) and all(fits(inner[-1], each) for each in value.values())
+    if found in (int, float):
+        return isinstance(value, int | found) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return found is Any or not isinstance(found, type) or isinstance(value, found)
 
 
 def fingerprint(texts: Iterable[str]) -> str:

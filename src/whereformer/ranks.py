@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import InputError
+from .errors import LONGEST_NAME, InputError, shown
+from .files import full_disk
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,9 @@ ends the others."""
 
 ARRIVAL = timedelta(seconds=50)
 """How long processes wait for one another at the start. A launcher starts them all at once."""
+
+MOST = 2**20
+"""The most processes."""
 
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
 LOST = (
@@ -42,13 +47,24 @@ _joined: dict[str, Any] = {}
 
 
 def size() -> int:
-    """Return the number of processes, which a launcher tells by variables of the environment."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    """Return the number of processes, which a launcher tells by variables of the environment.
+
+    Raises:
+        InputError: if one of them is no such number.
+    """
+    return _told("WORLD_SIZE", 1, MOST) if "RANK" in os.environ else 1
 
 
 def rank() -> int:
     """Return the number of this process; 0 is the main process."""
-    return int(os.environ["RANK"]) if size() > 1 else 0
+    return _told("RANK", 0, size() - 1) if size() > 1 else 0
+
+
+def _told(name: str, least: int, most: int) -> int:
+    value = os.environ.get(name, str(least))
+    if not re.fullmatch("[0-9]{1,9}", value) or not least <= int(value) <= most:
+        raise InputError(None, f"expected {name} from {least} to {most}, got {shown(value)}; {LAUNCHER}")
+    return int(value)
 
 
 def is_main() -> bool:
@@ -75,7 +91,7 @@ def join(device: torch.device) -> None:
     store.set_timeout(PATIENCE)
     _joined["group"] = None
     if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(_told("LOCAL_RANK", 0, count - 1))
     backend = "nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     if backend != "gloo":
@@ -129,17 +145,23 @@ def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
     """Create a folder, and lock it against other commands. Of several processes of a run, only the main one holds it.
 
     Raises:
-        InputError: for ``field``, if another command holds its lock.
+        InputError: for ``field``, if it can't be made, or another command holds its lock.
     """
     if not is_main():
         return nullcontext()
     from filelock import FileLock, Timeout
 
-    out.mkdir(parents=True, exist_ok=True)
     try:
+        os.path.abspath(out).encode()  # tokenizers write to no other path
+        out.mkdir(parents=True, exist_ok=True)
         return FileLock(out / ".lock").acquire(blocking=False)
     except Timeout:
         raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
+    except (OSError, ValueError) as error:
+        if full_disk(error):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(field, f"cannot write to {shown(str(out), LONGEST_NAME)}: {reason}") from None
 
 
 def tells() -> bool:

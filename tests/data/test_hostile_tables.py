@@ -1,6 +1,7 @@
 """Tables that nobody meant well with: read, or refused in one short line that names the option."""
 
 import json
+import struct
 
 import pyarrow as pa
 import pytest
@@ -113,6 +114,17 @@ def test_long_cells_that_compress_well_are_read_one_at_a_time(tmp_path, monkeypa
     table = tables.Table("data", file)
     assert [len(batch) for batch in table._batches(["text"])] == [1] * 9
     assert [len(text) for (text,) in table.rows(["text"])] == [50_000] * 9
+
+
+def test_offsets_of_cells_that_lie_are_one_line(tmp_path):
+    file, cells = tmp_path / "t.arrow", pa.array(["a" * 1000, "b" * 1000])
+    with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, pa.schema([("text", pa.string())])) as stream:
+        stream.write_batch(pa.record_batch([cells], names=["text"]))
+    written, offsets = file.read_bytes(), struct.pack("<3i", 0, 1000, 2000)
+    assert written.count(offsets) == 1
+    file.write_bytes(written.replace(offsets, struct.pack("<3i", 0, 1 << 30, 2000)))
+    with pytest.raises(InputError, match=r"^data: cannot read .*t.arrow': .*offset"):
+        load_documents([file])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])

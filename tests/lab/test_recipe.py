@@ -1,6 +1,7 @@
 """Recipes: their options on the command line and in Python, their record, and their folder."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.failing import fails, largest_file
@@ -240,6 +242,9 @@ def help_of(capsys, *words):
         ({"words": ","}, "words: expected at least one, got none"),
         ({"path": 3}, "path: expected str, got 3"),
         ({"device": "tpu"}, "device: expected auto, cpu, cuda, got 'tpu'"),
+        ({"device": np.array(["cpu", "cuda"])}, "device: expected auto, cpu, cuda, got ['cpu', 'cuda']"),
+        ({"size": np.array([3, 4])}, "size: expected a whole number, got [3, 4]"),
+        ({"size": np.bool_(True)}, "size: expected a whole number, got True"),
     ],
 )
 def test_a_bad_option_is_named(given, expected):
@@ -259,6 +264,7 @@ def test_text_lists_and_whole_numbers_stand_for_an_option():
     assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")
     assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b", "files": []}
     assert Toy(out="a", files=["x", "y"]).record()["files"] == ["x", "y"]
+    assert Toy(out="a", size=np.int64(2), rates=np.array([1.0, 0.25])) == Toy(out="a", size=2, rates=[1, 0.25])
     negative = Toy(**parse(Toy, ["--path=-a", "--words=-1,b", "--no-shuffle", "--out=a"], "toy"))
     assert (negative.path, negative.words, negative.shuffle) == ("-a", ("-1", "b"), False)
 
@@ -313,6 +319,23 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
     path.write_bytes(first[5:] + b"".join(lines))
     with pytest.raises(InputError, match="is not the record of a run; move it away or choose another folder"):
         toy(out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, [], "x", {}, {"number": 1}]
+    + [{"number": number, "threads": 1, "process": 1} for number in (None, "1", True, 1e301, math.nan, [1.0], {})]
+    + [{"number": 1, "threads": 1.5, "process": 1}, {"number": 1, "threads": 1, "process": 1, "more": 1}],
+)
+def test_a_forged_record_is_done_again(value, tmp_path, capsys):
+    toy(out=tmp_path, seeds=1, jobs=1)
+    path, before = tmp_path / "records.jsonl", numbers(tmp_path)
+    first, line = path.read_text().splitlines(keepends=True)
+    record = {name: part for name, part in json.loads(line).items() if name != "check"}
+    path.write_text(first + sealed({**record, "value": value}))
+    toy(out=tmp_path, seeds=1, jobs=1)
+    assert "doing draw 0 again: its record has something else" in capsys.readouterr().out
+    assert numbers(tmp_path) == before
 
 
 def test_processes_give_the_same_records(tmp_path, monkeypatch):

@@ -154,6 +154,54 @@ def test_another_number_of_processes_continues_with_random_numbers_of_its_own(tm
     assert found.losses[8:] != expected.losses[8:]
 
 
+class Touch:
+    """What runs code when a pickle of it is opened."""
+
+    def __init__(self, file):
+        self.file = str(file)
+
+    def __reduce__(self):
+        return os.mkdir, (self.file,)
+
+
+@pytest.mark.parametrize("forged", ["code", "text", "nothing", "no model", "no random numbers", "means", "numbers"])
+def test_a_forged_checkpoint_that_does_not_load_is_named(forged, tmp_path):
+    to = Checkpoints(tmp_path / "a", 8)
+    train(model(), batches, plan(), checkpoints=to)
+    checkpoint = to.folder / "checkpoint-8"
+    state, file = torch.load(checkpoint / "state.pt"), checkpoint / "state.pt"
+    first = state["optimizer"]["state"][0]
+    changes = {
+        "code": {"model": Touch(tmp_path / "ran")},
+        "no model": {"model": {}},
+        "no random numbers": {"random": [{}]},
+        "means": {"optimizer": {**state["optimizer"], "state": {0: {**first, "exp_avg": torch.ones(1)}}}},
+        "numbers": {"optimizer": {**state["optimizer"], "state": {0: {"step": first["step"]}}}},
+    }
+    if forged in changes:
+        torch.save({**state, **changes[forged]}, file)
+    else:
+        file.write_text("" if forged == "nothing" else "text")
+    manifest.write(checkpoint, manifest.read(checkpoint))
+    with pytest.raises(InputError, match=rf"^{checkpoint} cannot be loaded \([^()]{{5,200}}.*\); move it away$"):
+        train(model(), batches, plan(), checkpoints=to)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "done",
+    [None, {"step": 9}, {"step": 8, "losses": ["1"] * 8}, {"step": 8, "losses": [math.inf] * 8}, {"step": 0}, {"a": 1}],
+)
+def test_a_forged_training_is_passed_over(done, tmp_path):
+    told = []
+    to = Checkpoints(tmp_path, 4, say=told.append, keep=2)
+    expected = train(model(), batches, plan(), checkpoints=to)
+    newest = tmp_path / "checkpoint-8"
+    manifest.write(newest, {**manifest.read(newest), "done": done})
+    assert train(model(), batches, plan(), checkpoints=to) == expected
+    assert told[0] == f"passing over {newest}: it is of another version"
+
+
 def test_a_full_disk_leaves_no_half_checkpoint(tmp_path):
     to = Checkpoints(tmp_path, 4)
     with largest_file(2000), pytest.raises(InputError, match=r"^cannot write .*/checkpoint-4: "):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 import whereformer
@@ -321,6 +323,21 @@ def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     assert other in fails(capsys, *arguments, "--model", save_model(tmp_path / "other", hidden_size=32))
     (tmp_path / "records.jsonl").write_text('{"format": 1}')
     assert "is not the record of a run" in fails(capsys, *arguments)
+
+
+@pytest.mark.parametrize("changed", ["positions", "configuration"])
+def test_a_model_that_changed_in_its_place_is_refused(changed, model, data, tmp_path, capsys):
+    place = shutil.copytree(model, tmp_path / "model")
+    arguments = ["finetune", "--model", str(place), "--data", data, "--task=cola", f"--out={tmp_path / 'out'}", *TINY]
+    main([*arguments, "--position=own"])
+    if changed == "positions":
+        weights = load_file(place / "model.safetensors")
+        [name] = [name for name in weights if ".position." in name]
+        save_file({**weights, name: weights[name] + 1}, place / "model.safetensors", {"format": "pt"})
+    else:
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    assert "holds results with another model or other rows" in fails(capsys, *arguments, "--position=own")
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(model, data, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Translating: as many lines out as in, in their order, whatever their lengths; and how good they are."""
 
 import io
+import json
 import os
 import shutil
 import sys
@@ -83,6 +84,22 @@ def test_a_translation_ends_a_number_of_tokens_behind_its_source(untrained, monk
     translating.translate_lines(model, tokenizer, ["the dog is the dog"], beams=2)
     source = len(tokenizer("the dog is the dog")["input_ids"])
     assert written[0].shape[1] == 1 + source + 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "problem"),
+    [("pad_token", None, "belongs to another model"), ("model_input_names", ["x"], None)],
+)
+def test_a_tokenizer_that_does_not_pad_is_refused(entry, value, problem, untrained, tmp_path, capsys, monkeypatch):
+    copy = tmp_path / "copy"
+    shutil.copytree(untrained, copy)
+    file = copy / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), entry: value}))
+    given(monkeypatch, b"where is the cat?\n")
+    if problem is None:
+        main(["translate", "run", str(copy)])
+    else:
+        assert problem in fails(capsys, "translate", "run", str(copy))
 
 
 def test_what_is_not_utf_8_is_told_by_its_line(model, capsys, monkeypatch):

@@ -19,11 +19,11 @@ POINTS = 200
 """The most points of a curve, about."""
 
 
-def smoothed(losses: Sequence[float]) -> list[Any]:
+def smoothed(losses: Sequence[float]) -> list[tuple[int, float]]:
     """Return steps, each with the mean loss of the twenty-fifth of the training that ends there."""
     window, stride = max(1, len(losses) // 25), max(1, len(losses) // POINTS)
     ends = range(len(losses), window - 1, -stride)[::-1]
-    return [[end, fmean(losses[end - window : end])] for end in ends]
+    return [(end, fmean(losses[end - window : end])) for end in ends]
 
 
 def in_words(scores: Mapping[str, float]) -> str:

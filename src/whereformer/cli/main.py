@@ -129,7 +129,7 @@ def execute(command: Any, words: Sequence[str] = ()) -> None:
     """Run a command of some words. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
         from .. import ranks
-        from ..lab.terminal import output, say
+        from ..lab.terminal import output
 
         if ranks.size() > 1 and not getattr(command, "MANY", False):
             raise InputError(None, f"this command runs in one process, got {ranks.size()}; start it without a launcher")
@@ -145,7 +145,8 @@ def execute(command: Any, words: Sequence[str] = ()) -> None:
         console.print(report, highlight=False)
         if not getattr(command, "dry_run", False):
             place = command.out / "report"
-            say(console, f"wrote {place}.html (open it in a browser) and {place}.md")
+            wrote = f"wrote {place}.html (open it in a browser) and {place}.md"
+            console.print(wrote, highlight=False, soft_wrap=True)  # so that paths can be copied
         if report.problem:
             raise InputError(None, report.problem)
         ranks.leave()

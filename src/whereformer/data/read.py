@@ -211,7 +211,9 @@ class Table:
                 yield from table.iter_batches(max(1, min(ROWS, MOST_BATCH // max(1, largest))), columns=names)
         else:
             with pa.memory_map(str(self.file)) as data:
-                yield from pa.ipc.open_stream(data)
+                for batch in pa.ipc.open_stream(data):
+                    batch.validate(full=True)  # or offsets that lie would end this process
+                    yield batch
 
     @property
     def _kind(self) -> str:

@@ -202,7 +202,7 @@ def growing(length: int, batch_size: int, steps: int) -> list[Stage]:
     between = [doubled for power in range(1, 64) if (doubled := SHORTEST << power) < length]
     shares = {SHORTEST: 0.4, **dict.fromkeys(between, 0.2 / max(1, len(between))), length: 0.4 if between else 0.6}
     lengths = shares if length > SHORTEST else {length: 1.0}
-    ends = [0, *(round(share * steps) for share in accumulate(lengths.values()))]
+    ends = [0, *(min(round(share * steps), steps - 1) for share in accumulate([*lengths.values()][:-1])), steps]
     counts = (end - start for start, end in pairwise(ends))
     return [
         Stage(each, count, batch_size * length // each) for each, count in zip(lengths, counts, strict=True) if count

@@ -5,18 +5,19 @@ Fine-tuning loads them with another position method and a new head.
 
 from __future__ import annotations
 
-import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import logging as transformers_logging
 
 from ..data.tokenizers import read_tokenizer
 from ..errors import InputError
+from ..manifest import fingerprint_of_files
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
+from ..models.checkpoints.files import find_config, find_weights
 from ..models.layers import position_parameters
 from .methods import about_method, parameters
 
@@ -33,7 +34,7 @@ def load(path: str) -> Encoder:
     try:
         with quiet_transformers():
             encoder = load_pretrained(path, model_class=Encoder)
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
         raise InputError("model", reason if path in reason else f"{path}: {reason}") from None
     assert isinstance(encoder, Encoder)
@@ -93,14 +94,9 @@ def fresh(
     return found
 
 
-def fingerprint_of(encoder: Encoder, *, positions: bool = True) -> str:
-    """Return a hash of an encoder's weights; ``positions=False`` leaves out those of position, which may be new."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(encoder.state_dict().items()):
-        if positions or not name.startswith("position."):
-            digest.update(name.encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def fingerprint_of(model: str, *more: object) -> str:
+    """Return a hash of a checkpoint: of its weights and configuration, and of what else decides how it is read."""
+    return fingerprint_of_files(find_weights(model), [json.dumps(find_config(model)), *map(str, more)])
 
 
 def sizes_of(model: EncoderForSequenceClassification) -> tuple[int, int, int]:

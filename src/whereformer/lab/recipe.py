@@ -333,6 +333,7 @@ def _as_declared(name: str, hint: Any, value: Any) -> Any:
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and NoneType in options:
         return None
+    value = value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy and torch
     if get_origin(options[0]) is tuple:
         value = _several(name, get_args(options[0])[0], value, commas=Listed in markers)
     else:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from .. import ranks
 from ..errors import InputError, printable, shown
 from ..files import check_regular, write_atomically
-from ..manifest import sealed, unsealed
+from ..manifest import fits, sealed, unsealed
 from ..provenance import provenance
 from .methods import load_plugin
 from .options import find_device
@@ -189,7 +189,7 @@ class Run:
         """
         keys = list(keys)
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
-        missing = [key for key in keys if not self._has(names[key], partial(problem, key))]
+        missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
         new = sum(sizes[key] for key in missing)
         if any(sizes.values()) and len(missing) < len(keys):
@@ -204,13 +204,18 @@ class Run:
             self.finished += 1
         self.done += new
         self.counts = None
-        return {key: _typed(kind, self.records[name]["value"]) for key, name in names.items()}
+        values, made = (
+            {key: self.records[name]["value"] for key, name in names.items()},
+            hasattr(kind, "__dataclass_fields__"),
+        )
+        return {key: kind(**value) if made else value for key, value in values.items()}
 
-    def _has(self, name: str, problem: Callable[[], str | None]) -> bool:
+    def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
         """Return whether the record has a value that counts."""
         if name not in self.records:
             return False
-        if (why := problem()) is not None:
+        fitting = fits(kind, self.records[name]["value"])
+        if (why := problem() if fitting else "its record has something else") is not None:
             function, *key = json.loads(name)
             self.say(f"doing {' '.join(map(str, [function, *key]))} again: {why}")
         return why is None
@@ -295,10 +300,6 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     return options, found, damaged
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    return kind(**value) if hasattr(kind, "__dataclass_fields__") else value
-
-
 def _timed(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> tuple[Any, float]:
     started = time.perf_counter()
     return function(run, *shared, *key), time.perf_counter() - started
@@ -340,11 +341,10 @@ class _Bar(Progress):
 
 
 @contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads, unless it is None, and restore it afterwards."""
+def threads(count: int) -> Iterator[None]:
+    """Set torch's number of threads, and restore it afterwards."""
     before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

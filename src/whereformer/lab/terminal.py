@@ -33,9 +33,3 @@ class Terminal(Console):
 def output(*, quiet: bool = False) -> Terminal:
     """Return the console of a command: as wide as the terminal, and 100 columns in a file or a pipe."""
     return Terminal(width=None if sys.stdout.isatty() else 100, quiet=quiet)
-
-
-def say(console: Console, *lines: str) -> None:
-    """Print lines without wrapping them, so that paths and code can be copied from the terminal."""
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)

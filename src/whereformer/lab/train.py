@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import manifest, ranks
 from ..data.windows import IGNORED
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..files import new_folder
 from .optimizer import build_optimizer, build_schedule
 from .run import handling
@@ -32,6 +32,7 @@ from .run import handling
 Batch = dict[str, Tensor]
 MOST_NORM = 1.0
 """The most that the norm of all gradients may be."""
+PARTS = ("model", "optimizer", "scheduler")  # whose states a checkpoint has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +236,7 @@ class _State:
         numbers = ranks.gather(_random_numbers(self.device))
         if ranks.is_main():
             with new_folder(to.folder / f"checkpoint-{done.step}") as partial:
-                parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+                parts = {name: getattr(self, name).state_dict() for name in PARTS}
                 torch.save({**parts, "random": numbers}, partial / "state.pt")
                 to.also(partial)
                 manifest.write(partial, {"what": to.what, "done": asdict(done)})
@@ -249,18 +250,29 @@ class _State:
         if chosen is None:
             return Trained()
         folder, done = chosen
-        parts = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
-        numbers = parts.pop("random")
-        for name, part in parts.items():
-            getattr(self, name).load_state_dict(part)
-        if len(numbers) != ranks.size():
-            torch.manual_seed(hash((done.step, ranks.rank())))  # no two processes may draw the same numbers
-            return done
-        mine = numbers[ranks.rank()]
-        torch.set_rng_state(mine["cpu"].cpu())
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(mine["cuda"].cpu(), self.device)
+        try:
+            parts = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
+            for name in PARTS:
+                getattr(self, name).load_state_dict(parts[name])
+            self._check_sizes()
+            if len(parts["random"]) == ranks.size():
+                mine = parts["random"][ranks.rank()]
+                torch.set_rng_state(mine["cpu"].cpu())
+                if self.device.type == "cuda":
+                    torch.cuda.set_rng_state(mine["cuda"].cpu(), self.device)
+            else:
+                torch.manual_seed(hash((done.step, ranks.rank())))  # no two processes may draw the same numbers
+        except Exception as error:  # of all kinds, if somebody wrote it who knows how manifests are made
+            reason = one_line(str(error)).partition(". ")[0][:200] or type(error).__name__
+            raise InputError(None, f"{folder} cannot be loaded ({reason}); move it away") from None
         return done
+
+    def _check_sizes(self) -> None:
+        """Check the means of a fused AdamW, which takes them to be as large as the parameters."""
+        for parameter, kept in self.optimizer.state.items() if isinstance(self.optimizer, AdamW) else ():
+            sizes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+            if {name: mean.shape for name, mean in kept.items()} != sizes:
+                raise ValueError("the optimizer has means of other sizes")
 
 
 def _random_numbers(device: torch.device) -> dict[str, Tensor]:
@@ -277,11 +289,11 @@ def _folders(folder: Path) -> list[Path]:
 def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
     """Return the last whole checkpoint of a training. Say which are passed over."""
     for folder in reversed(_folders(of.folder)):
-        try:
-            if (problem := manifest.problem(folder, {"what": of.what})) is None:
-                return folder, Trained(**manifest.read(folder)["done"])
-        except (KeyError, TypeError) as error:
-            problem = f"it is of another version ({error})"
+        if (problem := manifest.problem(folder, {"what": of.what})) is None:
+            done: Any = manifest.read(folder).get("done")
+            if manifest.fits(Trained, done) and (found := Trained(**done)).step == len(found.losses) > 0:
+                return folder, found
+            problem = "it is of another version"
         of.say(f"passing over {folder}: {problem}")
     return None
 

@@ -238,7 +238,9 @@ class Compare(ManyRuns):
             best[name] = found.best(self.rates, self.learning_rate)
             run.say(f"{name}, losses of short trainings by learning rate: {self.told(found)}")
         keys = [(seed, name) for seed, name in product(seeds, names) if best[name] is not None]
-        outcomes = run.each(keys, self.train, material, best, kind=Outcome, steps=self.steps, problem=self.problem)
+        outcomes = run.each(
+            keys, self.train, material, best, kind=drawing.Outcome, steps=self.steps, problem=self.problem
+        )
         return self.report(material, outcomes, best, seeds, trials)
 
     # What every run does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from ..analysis import losses
 from ..analysis.ranking import Ranking
@@ -30,7 +30,7 @@ class Outcome:
 
     rate: float
     losses: list[float]
-    scores: list[Any]
+    scores: Annotated[list[Any], list[tuple[float, float] | str]]
     windows: list[float]
     parameters: int
     flops: int | None

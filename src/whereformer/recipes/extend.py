@@ -110,7 +110,7 @@ class Extend(Recipe):
         windows = self.windows(teacher)
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
         run.identify("text", digest, "data")
-        run.identify("model", loading.fingerprint_of(teacher.model), "model")
+        run.identify("model", loading.fingerprint_of(self.model, teacher.pooling, teacher.limit), "model")
         run.say(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.source_of(self.data)}")
         about = {**self.record(), "text": digest}
         model = run.folder / "model"

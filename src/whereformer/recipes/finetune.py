@@ -92,7 +92,7 @@ class Tuned:
     """
 
     scores: dict[str, dict[str, float]]
-    losses: list[Any]
+    losses: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Finetune(ManyRuns, Trains):
                 options = {"tokenizer": tokenizer, "max_length": self.max_length, "config": model.config}
                 tokenized = partial(labeled.tokenized, **options)
                 tasks = {data.task.name: data.converted(tokenized) for data in loaded}
-                weights = loading.fingerprint_of(model.encoder, positions=False)
+                weights = loading.fingerprint_of(self.model)
                 read = {name: labeled.fingerprint_of(rows.splits.values(), weights) for name, rows in tasks.items()}
             labeled.check_lengths(model, [split for task in tasks.values() for split in task.splits.values()])
             sizes[variant.name] = loading.sizes_of(model)

@@ -49,8 +49,8 @@ class Outcome:
         about: sizes of the model, and of what was read.
     """
 
-    losses: list[Any]
-    scores: list[Any]
+    losses: list[tuple[int, float]]
+    scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]
     saved: dict[str, float]
     about: dict[str, Any]
 

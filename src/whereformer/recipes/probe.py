@@ -247,7 +247,7 @@ class Outcome:
         failed: why training ended without a model.
     """
 
-    scores: list[Any]
+    scores: Annotated[list[Any], list[tuple[float, float, float] | str]]
     failed: str = ""
 
 

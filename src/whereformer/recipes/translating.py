@@ -50,9 +50,10 @@ def load(model: str, device: torch.device) -> tuple[Seq2SeqForConditionalGenerat
     except Exception as error:
         # For a broken file the libraries raise all kinds of errors, even a plain Exception.
         raise InputError("model", f"cannot read {model}: {error}") from None
-    special = tokenizer.convert_tokens_to_ids(list(subwords.SPECIAL_TOKENS))
+    special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id]
     if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
         raise InputError("model", f"the tokenizer of {model} belongs to another model")
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # whatever its files say
     return found.to(device).eval(), tokenizer
 
 
