@@ -193,8 +193,8 @@ class Encoder(EncoderPreTrainedModel):
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
             at = Positions(0, 1, words.shape[1])
             whole = replace(whole, queries=at, keys=at, end=None)
-        shares = may_share(self.layers)
-        site = whole = self.position.share(whole) if shares else whole
+        share = self.position.share if may_share(self.layers) else lambda site: site
+        site = whole = share(whole)
         # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
         hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, places)
         with_weights = asks_for("output_attentions", inputs, self.config)
@@ -212,9 +212,12 @@ class Encoder(EncoderPreTrainedModel):
             if number in pooled_blocks:
                 first = hidden if first is None and self.has_decoder else first
                 if now is not None or self.pooling.applies_to(hidden.shape[1]):
-                    here, site = self._pooled(site, now, shares)
-                    queries, memory = self.pooling.hidden(hidden, now), hidden if here is not site else None
-                    now = None if now is None else now.pooled
+                    queries, pooled = self.pooling.hidden(hidden, now), self.pooling.site(site, now)
+                    before, here = site, share(pooled)
+                    site, now = here, None if now is None else now.pooled
+                    if self.config.pool_query_only:
+                        # The first layer of a block attends to the tokens before pooling.
+                        here, memory = share(pooled.with_keys_of(before)), hidden
             here = replace(here, layer=number, window=self.windows[number])
             hidden, weights = self.layers[self.passes[number]](queries, self.position, here, memory, with_weights)
             attentions.append(weights)
@@ -230,15 +233,6 @@ class Encoder(EncoderPreTrainedModel):
             attentions=tuple(attentions) if with_weights else None,
             documents=site.query_documents,
         )
-
-    def _pooled(self, site: Site, texts: Texts | None, shares: bool) -> tuple[Site, Site]:
-        """Return where the first layer of a block attends, and where its others do, with what layers share there."""
-        share = self.position.share if shares else lambda site: site
-        pooled = self.pooling.site(site, texts)
-        own = share(pooled)
-        if not self.config.pool_query_only:
-            return own, own
-        return share(pooled.with_keys_of(site)), own
 
     def _unpooled(self, hidden: Tensor, texts: Texts | None, now: Texts | None, length: int) -> Tensor:
         """Repeat pooled states to the length that the decoder works at."""

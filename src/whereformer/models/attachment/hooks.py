@@ -86,26 +86,22 @@ class LayerInput:
     hidden: Tensor
     with_weights: bool | None
 
-    def check(self, asked: RequestedMask, n_q: int, n_k: int) -> None:
+    def check(self, asked: RequestedMask, n_q: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
         causal, methods = self.forward.position.model.causal, self.forward.position.methods()
-        counting = [method for method in methods if method.scales_query]
-        if asked.matrix is None and n_q > 1 and asked.causal != causal and (causal or counting):
-            raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
+        if asked.matrix is None:
+            if n_q > 1 and asked.causal != causal and (causal or any(method.scales_query for method in methods)):
+                raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
+            return
+        looks = not torch.compiler.is_compiling()
         one_sided = [method for method in methods if method.one_sided or (causal and method.scales_query)]
-        if (
-            one_sided
-            and asked.matrix is not None
-            and not torch.compiler.is_compiling()
-            and not asked.hides_later_keys(n_q)
-        ):
+        if one_sided and looks and not asked.hides_later_keys(n_q):
             known = f"{type(one_sided[0]).__name__}, built for causal attention, knows nothing of them"
             raise InputError("attention_mask", f"it shows later tokens, and {known}; attach it with causal=False")
         # Keys can be counted within documents, but not within those that a matrix may keep apart.
         from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
         # In compiled code, most masks are matrices, and texts are kept apart only where the caller gives positions.
-        blocks = self.forward.placed or not torch.compiler.is_compiling()
-        if from_start and blocks and asked.matrix is not None and asked.documents is None:
+        if from_start and (looks or self.forward.placed) and asked.documents is None:
             name = type(from_start[0]).__name__
             raise InputError(
                 "position",

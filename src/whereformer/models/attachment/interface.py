@@ -79,7 +79,7 @@ def attend(
     layer: LayerInput | None = options.get("whereformer")
     site = asked.site(query, scaling)
     if layer is not None:
-        layer.check(asked, query.shape[2], key.shape[2])
+        layer.check(asked, query.shape[2])
         position = layer.forward.position
         own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
         hooked = position.apply_hooks(layer.hidden, query, key, value, own)
