@@ -208,18 +208,11 @@ def classifier_dropout(config: EncoderConfig) -> float:
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
-class ClassifierTransform(Transform):
-    """The transform with ``config.classifier_act`` and, with ``config.classifier_norm``, a norm."""
+class SequenceHead(Transform):
+    """``config.classifier_act`` of a sequence's state, a norm (``config.classifier_norm``), dropout, a last layer."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, config.classifier_act, config.hidden_size, norm=config.classifier_norm)
-
-
-class SequenceHead(ClassifierTransform):
-    """The transform of a sequence's state, dropout, and a linear layer."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.out = nn.Linear(config.hidden_size, config.num_labels)
 
@@ -330,7 +323,8 @@ class EncoderForTokenClassification(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.transform = ClassifierTransform(config) if config.classifier_norm else nn.Identity()
+        activation = config.classifier_act if config.classifier_norm else None
+        self.transform = Transform(config, activation, config.hidden_size, norm=config.classifier_norm)
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()

@@ -19,11 +19,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from ...errors import InputError
 from ..checks import StrictConfig
 from ..config import EncoderConfig
-from .families import DISTANCES, POSITIONS, RELATIVE, WORDS, Family, Task
+from .families import DISTANCES, POSITIONS, QKV, RELATIVE, WORDS, Family, Task
 from .loading import BODY, Checkpoint, misfit
-
-QKV = ("query", "key", "value")
-"""The parts of a fused projection, in its order."""
 
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 # Fields of all our models that others lack.
@@ -132,7 +129,7 @@ def _made(ours: str, parts: Mapping[str, Tensor], family: Family, config: Encode
     part = ours.split(".")[-2]
     inner = config.num_attention_heads * config.head_dim
     # Of another size, it is reported as it is.
-    if family.fused and part in QKV and tensor.shape[:1] == (3 * inner,):
+    if len({*family.qkv}) == 1 and part in QKV and tensor.shape[:1] == (3 * inner,):
         return tensor.chunk(3)[QKV.index(part)]
     return tensor
 

@@ -23,15 +23,14 @@ POSITIONS = "embeddings.position_embeddings.weight"
 """A table of positions, which may begin with rows for padding."""
 RELATIVE = "encoder.relative_attention_bias.weight"
 """A table of buckets, (buckets, heads)."""
+QKV = ("query", "key", "value")
+"""What a layer's attention projects, in the order of one projection to all three."""
 DISTANCES = ("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
 """DeBERTa's table of distances, and what normalizes it."""
 
 _WITHOUT_TYPES = {WORDS: "embeddings.word_embeddings.weight", "embeddings.norm": "embeddings.LayerNorm"}
 _WITHOUT_POSITIONS = {**_WITHOUT_TYPES, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"}
 _LAYER = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
     "attention.out": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
     "up": "intermediate.dense",
@@ -94,13 +93,13 @@ class Family(NamedTuple):
         embeddings: the embeddings and positions, and a norm at the end.
         layers: the prefix of names within a layer, with a place for its number; or a function of our configuration,
             which returns those of all layers.
-        layer: the parts of a layer.
+        qkv: the projections of a layer to query, key and value; one that makes all three has their rows in this order.
+        layer: the other parts of a layer.
         stacked: tensors of ours that have a row for each layer, by its name within the layer.
         joined: other tensors of ours that are made of several of theirs.
         projection: the layer from embeddings to wider hidden states.
         unused: beginnings of names without a counterpart.
         skips_padding: whether positions are counted from the one after the padding token's id.
-        fused: whether one projection makes query, key and value, whose rows follow one another.
         without: options without a counterpart here, each with the value that it must have.
         renamed: their options, by our fields of another name.
         fixed: fields that all models of the family have.
@@ -114,13 +113,13 @@ class Family(NamedTuple):
     tasks: Mapping[str, Task] = _TASKS
     embeddings: Mapping[str, str] = {**_WITHOUT_POSITIONS, "position.weight": POSITIONS}
     layers: str | Callable[[EncoderConfig], list[str]] = "encoder.layer.{}."
+    qkv: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
     layer: Mapping[str, str] = _LAYER
     stacked: Mapping[str, str] = {}
     joined: Mapping[str, tuple[str, ...]] = {}
     projection: str = "embeddings_project"
     unused: tuple[str, ...] = ()
     skips_padding: bool = False
-    fused: bool = False
     without: Mapping[str, Any] = {}
     renamed: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
@@ -132,10 +131,11 @@ class Family(NamedTuple):
             prefixes = [self.layers.format(layer) for layer in range(max(config.passes) + 1)]
         else:
             prefixes = self.layers(config)
+        named = {**{f"attention.{part}": theirs for part, theirs in zip(QKV, self.qkv, strict=True)}, **self.layer}
         parts = {
             f"layers.{layer}.{ours}": prefix + theirs
             for layer, prefix in enumerate(prefixes)
-            for ours, theirs in self.layer.items()
+            for ours, theirs in named.items()
         }
         if config.embedding_size != config.hidden_size:
             parts["embeddings.projection"] = self.projection
@@ -182,10 +182,8 @@ FAMILIES = {
         tasks={**_TASKS, "ForPreTraining": _MASKED_LM},
         renamed={"classifier_dropout": "classifier_dropout_prob"},
         layers="encoder.albert_layer_groups.{}.albert_layers.0.",
+        qkv=("attention.query", "attention.key", "attention.value"),
         layer={
-            "attention.query": "attention.query",
-            "attention.key": "attention.key",
-            "attention.value": "attention.value",
             "attention.out": "attention.dense",
             "attention_norm": "attention.LayerNorm",
             "up": "ffn",
@@ -232,10 +230,8 @@ FAMILIES = {
         decoder="vocab_projector",
         embeddings={**_WITHOUT_TYPES, "position.weight": POSITIONS},
         layers="transformer.layer.{}.",
+        qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         layer={
-            "attention.query": "attention.q_lin",
-            "attention.key": "attention.k_lin",
-            "attention.value": "attention.v_lin",
             "attention.out": "attention.out_lin",
             "attention_norm": "sa_layer_norm",
             "up": "ffn.lin1",
@@ -257,14 +253,8 @@ FAMILIES = {
         heads=_ROBERTA_HEADS,
         decoder="lm_head.decoder",
         embeddings={**_WITHOUT_TYPES, "position.parts.0.weight": POSITIONS, "position.parts.1.weight": RELATIVE},
-        layer={
-            **_LAYER,
-            "attention.query": "attention.attn.q",
-            "attention.key": "attention.attn.k",
-            "attention.value": "attention.attn.v",
-            "attention.out": "attention.attn.o",
-            "attention_norm": "attention.LayerNorm",
-        },
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        layer={**_LAYER, "attention.out": "attention.attn.o", "attention_norm": "attention.LayerNorm"},
         unused=("pooler.",),
         skips_padding=True,
         # transformers computes with these, whatever the configuration says.
@@ -291,17 +281,14 @@ FAMILIES = {
             "norm": "final_norm",
         },
         layers="layers.{}.",
+        qkv=("attn.Wqkv", "attn.Wqkv", "attn.Wqkv"),
         layer={
-            "attention.query": "attn.Wqkv",
-            "attention.key": "attn.Wqkv",
-            "attention.value": "attn.Wqkv",
             "attention.out": "attn.Wo",
             "attention_norm": "attn_norm",
             "up": "mlp.Wi",
             "down": "mlp.Wo",
             "feed_forward_norm": "mlp_norm",
         },
-        fused=True,
         without=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
         renamed={
             "hidden_act": "hidden_activation",
@@ -328,12 +315,7 @@ FAMILIES = {
         heads=_BERT_HEADS,
         decoder="cls.predictions.decoder",
         embeddings=_WITHOUT_POSITIONS,
-        layer={
-            **_LAYER,
-            "attention.query": "attention.self.query_proj",
-            "attention.key": "attention.self.key_proj",
-            "attention.value": "attention.self.value_proj",
-        },
+        qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
         # All layers project one table as they project words. Here these are copies: what the model computes is the
         # same, but it trains them apart. A bias of keys adds the same number to all scores of a query.
         stacked={
@@ -359,10 +341,8 @@ FAMILIES = {
         tasks={**_TASKS, "BaseModel": Task(Encoder), "ForPreTraining": _DISCRIMINATES},
         embeddings={**_WITHOUT_TYPES, "embeddings.norm": "embeddings.layer_norm"},
         layers=funnel_layers,
+        qkv=("attention.q_head", "attention.k_head", "attention.v_head"),
         layer={
-            "attention.query": "attention.q_head",
-            "attention.key": "attention.k_head",
-            "attention.value": "attention.v_head",
             "attention.out": "attention.post_proj",
             "attention_norm": "attention.layer_norm",
             "up": "ffn.linear_1",
