@@ -364,6 +364,27 @@ def alive(pid):
         return False
 
 
+def children_of(pid):
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_ctrl_c_counts_while_processes_begin(tmp_path):
+    """They import for seconds, in which they heed no signal."""
+    words = [sys.executable, "-m", "whereformer", "run", TOY, "--out", str(tmp_path), "--jobs", "2", "--fails", "wait"]
+    command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.time() + 120
+    while len(children_of(command.pid)) < 3 and time.time() < until:  # two, and one that keeps count of what they share
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.killpg(command.pid, signal.SIGINT)
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert err.endswith("whereformer: interrupted; finished work is kept, and the same command continues\n")
+    assert not values(tmp_path)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_ctrl_c_and_kill_end_all_processes_and_keep_what_is_done(number, tmp_path):
@@ -372,11 +393,7 @@ def test_ctrl_c_and_kill_end_all_processes_and_keep_what_is_done(number, tmp_pat
     path, until = tmp_path / "records.jsonl", time.time() + 120
     while (not path.exists() or path.read_bytes().count(b"\n") < 3) and time.time() < until:
         time.sleep(0.1)
-    children = [
-        int(child)
-        for task in Path(f"/proc/{command.pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
+    children = children_of(command.pid)
     assert len(children) >= 2
     command.send_signal(number)
     _, err = command.communicate(timeout=60)

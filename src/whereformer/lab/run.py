@@ -204,11 +204,8 @@ class Run:
             self.finished += 1
         self.done += new
         self.counts = None
-        values, made = (
-            {key: self.records[name]["value"] for key, name in names.items()},
-            hasattr(kind, "__dataclass_fields__"),
-        )
-        return {key: kind(**value) if made else value for key, value in values.items()}
+        values = {key: self.records[name]["value"] for key, name in names.items()}
+        return {key: kind(**value) if is_dataclass(kind) else value for key, value in values.items()}
 
     def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
         """Return whether the record has a value that counts."""
@@ -230,7 +227,8 @@ class Run:
             return
         # A forked process would inherit locks and threads, and it could not use a GPU.
         context = multiprocessing.get_context("spawn")
-        begin = (function, self, shared, self.counts, self.losses, context.Value("i", 0))
+        stops = _numbers(1)
+        begin = (function, self, shared, self.counts, self.losses, stops, context.Value("i", 0))
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
         with handling(signal.SIG_IGN, signal.SIGINT):  # which reaches processes that begin, too
             waiting = {pool.submit(_do, slot, key): key for slot, key in enumerate(keys)}
@@ -244,6 +242,7 @@ class Run:
             advice = "perhaps for lack of memory, so use fewer; a script has to call it below if __name__ == '__main__'"
             raise InputError("jobs", f"one of {jobs} processes ended unexpectedly, {advice}") from None
         finally:
+            stops[0] = len(waiting)
             for process in multiprocessing.active_children() if waiting else ():
                 with suppress(ProcessLookupError):  # it has just ended
                     if process.pid is not None:
@@ -367,7 +366,7 @@ _this: dict[str, Any] = {}
 """What this process works with, if it is one of several."""
 
 
-def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, number: Any) -> None:
+def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, number: Any) -> None:
     """Begin a process of several."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it works
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -378,7 +377,7 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, numbe
     torch.set_num_threads(run.threads)
     load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
-    _this.update(function=function, run=run, shared=shared)
+    _this.update(function=function, run=run, shared=shared, stops=stops)
 
 
 def _end_with_parent() -> None:
@@ -394,6 +393,8 @@ def _do(slot: int, key: Key) -> tuple[Any, float]:
     run.slot = slot
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if _this["stops"][0]:  # the signal came before this process heeded any
+            raise KeyboardInterrupt
         return _timed(_this["function"], run, _this["shared"], key)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
