@@ -23,7 +23,7 @@ from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.recipe import function
 from whereformer.lab.report.report import Figure, Report
-from whereformer.lab.run import _Bar, read_records, usual_jobs
+from whereformer.lab.run import Run, _Bar, read_records, usual_jobs
 from whereformer.manifest import fingerprint_of_code, sealed
 
 TOY = str(Path(__file__).with_name("toy.py"))
@@ -439,3 +439,14 @@ def test_a_page_has_sentences_tables_figures_options_and_machine(tmp_path):
     assert "#0072b2" in svg
     assert "#0000a0" not in svg
     assert json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["machine"]["torch"]
+
+
+def test_a_value_that_is_no_json_is_named(tmp_path):
+    def worst(run, seed):
+        return float("nan")
+
+    with (
+        Run(tmp_path, {}, quiet=True) as run,
+        pytest.raises(TypeError, match=r'the value of \["worst", 3\] is no JSON'),
+    ):
+        run.each([(3,)], worst, kind=float)

@@ -253,7 +253,10 @@ class Run:
         """Add a value to the record."""
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         record = {"key": name, "value": plain, "seconds": round(seconds, 2)}
-        self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
+        try:
+            self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
+        except (ValueError, TypeError) as error:
+            raise TypeError(f"the value of {name} is no JSON: {error}") from None
         if not self.is_main:
             return
         with (self.folder / RECORDS).open("a", encoding="utf-8") as file:

@@ -75,7 +75,7 @@ def table(
         ]
         rows.append(cells)
     notes = [
-        "Methods with the same # cannot be told apart: none is better with every seed, by more than twice the "
+        "Methods with the same # cannot be told apart: neither is better with every seed, by more than twice the "
         "standard error over the held-out text, and by more than another seed changes.",
         f"loss: mean cross-entropy in nats at {'all' if causal else 'the masked'} tokens of held-out text, "
         f"the median over seeds; guessing by token frequency gives {guessing:.3f}.",

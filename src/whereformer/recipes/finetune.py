@@ -434,11 +434,11 @@ def verdict(gained: Sequence[tuple[Gain, str, str, str]]) -> str:
     """Return in a sentence what the gains say, each with its position method, task and metric."""
     if not gained:
         return "Fine-tuned, with nothing to compare it with."
-    best, position, task, metric = max(gained, key=lambda each: each[0].points)
-    if best.points <= 0:
+    better, clear = sum(each[0].points > 0 for each in gained), [each for each in gained if each[0].clear]
+    if not better:
         return "No position method gained over its baseline."
-    better, clear = sum(each[0].points > 0 for each in gained), sum(each[0].clear for each in gained)
-    return (
-        f"{position} gains most on {task} ({metric}): {best.points:.1f} points; {better} of {len(gained)} rows have a "
-        f"gain, {clear} of them with every seed."
-    )
+    counted = f"{better} of {len(gained)} rows have a gain, {len(clear)} of them with every seed"
+    if not clear:
+        return f"No gain is clear: {counted}."
+    best, position, task, metric = max(clear, key=lambda each: each[0].points)
+    return f"{position} gains most, {best.points:.1f} points on the task {task} ({metric}); {counted}."

@@ -273,7 +273,7 @@ class Pretrain(long_run.LongRun):
         guess, place = work.text.guessing, str(self.out / "model")
         return "How well does the model predict held-out text?", [
             f"{self.steps:,} steps, {work.windows.tokens:,} tokens; held-out {losses.in_words(outcome.saved)}",
-            f"Guessing by frequency has a loss of {guess:.2f}.",
+            f"Guessing by frequency has a {'' if self.objective == 'mlm' else 'generator '}loss of {guess:.2f}.",
             f'After "import whereformer.models", AutoModel.from_pretrained({place!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({place!r}) its tokenizer.",
         ]
