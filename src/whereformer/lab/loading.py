@@ -14,10 +14,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import logging as transformers_logging
 
+from ..analysis.costs import position_parameters
 from ..data.tokenizers import read_tokenizer
 from ..errors import InputError
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
-from ..models.layers import position_parameters
 from .methods import about_method
 
 if TYPE_CHECKING:
