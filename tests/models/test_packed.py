@@ -110,6 +110,19 @@ def test_padding_is_not_counted_in_a_document():
 
 
 @pytest.mark.parametrize("blocks", [{"blocks": "1"}, FUNNEL])
+def test_an_encoder_says_which_documents_its_states_are_of(blocks):
+    model = randomized(Encoder, position="tisa", **blocks)
+    ids, documents = torch.randint(1, 50, (1, 9)), torch.tensor([[7] * 5 + [3] * 4])
+    found = model(ids, document_ids=documents)
+    assert model(ids).documents is None
+    assert found.documents.shape == found.last_hidden_state.shape[:2]
+    assert len(found.documents.unique_consecutive()) == 2
+    # Besides [CLS], five tokens leave two, and four leave one.
+    short = randomized(Encoder, position="tisa", blocks="1-1")(ids, document_ids=documents)
+    assert short.documents.tolist() == [[0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("blocks", [{"blocks": "1"}, FUNNEL])
 def test_rows_without_texts(blocks):
     model = randomized(Encoder, position="learned+tisa", **blocks)
     ids = torch.zeros(1, 0, dtype=torch.long)

@@ -204,8 +204,7 @@ class Encoder(EncoderPreTrainedModel):
         for number in chain(*self.blocks, self.decoder):
             if number == self.decoder.start:
                 assert first is not None
-                hidden, site = self._unpooled(hidden, texts, now, words.shape[1]) + first, whole
-                first = None
+                hidden, site, first = self._unpooled(hidden, texts, now, words.shape[1]) + first, whole, None
                 if states is not None:
                     states.append(hidden)
             here, queries, memory = site, hidden, None

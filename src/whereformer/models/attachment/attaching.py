@@ -72,21 +72,15 @@ def attach(
 
 
 class Wanted(NamedTuple):
-    """What is to be attached: arguments of :func:`attach`.
-
-    Args:
-        position, keep_absolute, options: what the model's configuration then records.
-        most: the most numbers that a checkpoint has for the method; None: any.
-    """
+    """What is to be attached: arguments of :func:`attach`, which the model's configuration then records."""
 
     position: str
     keep_absolute: bool
     options: dict[str, Any]
-    most: int | None = None
 
 
-def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool) -> PreTrainedModel:
-    """Do what :func:`attach` does.
+def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool, most: int | None = None) -> PreTrainedModel:
+    """Do what :func:`attach` does; ``most`` is how many numbers the method may have, as in a checkpoint; None: any.
 
     Raises:
         InputError: for ``path_or_id``, before memory is taken, if the method has more numbers than it may.
@@ -117,24 +111,24 @@ def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool) -> PreTra
     undo: Undo = []
     try:
         serve(model, undo, parts_with(model, calls))
-        _attach(model, calls, wanted, undo)
+        _attach(model, calls, wanted, most, undo)
     except Exception:
         _take_back(undo)
         raise
     set_implementation(model, calls, NAME, undo)
-    model.config.whereformer = {name: value for name, value in wanted._asdict().items() if name != "most"}
+    model.config.whereformer = wanted._asdict()
     undo.append(partial(delattr, model.config, NAME))
     setattr(model, _UNDO, undo)
     return model
 
 
-def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, undo: Undo) -> None:
+def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None, undo: Undo) -> None:
     """Do what :func:`attach` says to a model with these calls; ``undo`` gets what takes it back, as far as it got."""
     stacks = [(stack, _of_tokens(own)) for stack, own in by_stack(model, calls)]
     if not stacks:
         raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
     position, keep_absolute = wanted.position, wanted.keep_absolute
-    methods = [_build(stack, own, wanted) for stack, own in stacks]
+    methods = [_build(stack, own, wanted, most) for stack, own in stacks]
     beside = "True keeps those it has, beside the method's"
     if not keep_absolute and any(map(is_served, model.modules())):
         raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention; {beside}")
@@ -203,7 +197,7 @@ def _of_tokens(calls: list[AttentionCall]) -> list[AttentionCall]:
     return own
 
 
-def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted) -> Position:
+def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None) -> Position:
     """Build the method of an encoder or decoder: the innermost PreTrainedModel around the layers with these calls."""
     name, options, config = wanted.position, wanted.options, stack.config
     if not isinstance(getattr(config, "hidden_size", None), int):
@@ -223,15 +217,14 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted) -
         if option != "causal" or options[option] is not False:
             raise InputError(option, f"the model decides on it, and has {sizes[option]}; leave it out")
     build = partial(build_position, name, **{**sizes, **options})
-    if wanted.most is not None:
+    if most is not None:
         try:
             with torch.device("meta"):
                 count = sum(tensor.numel() for tensor in build().state_dict().values())
         except RuntimeError as error:  # torch cannot count so far
             raise InputError("path_or_id", f"its config.json asks for too much: {error}") from None
-        if count > wanted.most:
-            told = f"the checkpoint has {wanted.most:,} numbers of {name!r}, expected {count:,}"
-            raise InputError("path_or_id", told)
+        if count > most:
+            raise InputError("path_or_id", f"the checkpoint has {most:,} numbers of {name!r}, expected {count:,}")
     position = build()
     methods = position.methods()
     if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(

@@ -20,9 +20,6 @@ from ..checkpoints.pretrained import read_as_a_model
 from .attaching import Wanted, attach_wanted
 from .hooks import NAME
 
-SETTINGS = {"position", "keep_absolute", "options"}
-"""What a model's config.json says of what was attached."""
-
 
 def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = True, **options: Any) -> PreTrainedModel:
     """Load a model that was saved with a position method attached.
@@ -47,7 +44,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     hub_options = {name: options[name] for name in hub if name in options}
     described = find_config(path_or_id, **hub_options)
     files = find_weights(path_or_id, **hub_options)
-    settings = _settings_of(path_or_id, described)
+    wanted = _settings_of(path_or_id, described)
     header = read_header(files)
     for name, tensor in header.items():
         if name.endswith("weight") or f"{NAME}." in name:  # buffers may hold whole numbers
@@ -63,7 +60,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     finally:
         transformers_logging.set_verbosity(verbosity)
     most = sum(tensor.numel() for name, tensor in header.items() if f"{NAME}." in name)
-    attach_wanted(model, Wanted(**settings, most=most), prove)
+    attach_wanted(model, wanted, prove, most)
     saved = read_tensors(files, part=f"{NAME}.")
     check_weights(saved)
     # The names of a base model and of a model with a head differ by a prefix.
@@ -88,14 +85,15 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     return model
 
 
-def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> Wanted:
     """Return what a model's config.json says of what was attached."""
     settings = config.get(NAME)
     if settings is None:
         raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
-    if not isinstance(settings, dict) or settings.keys() != SETTINGS or not isinstance(settings["options"], dict):
+    told = isinstance(settings, dict) and settings.keys() == {*Wanted._fields}
+    if not told or not isinstance(settings["options"], dict):
         raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
-    return settings
+    return Wanted(**settings)
 
 
 def _check_sizes(

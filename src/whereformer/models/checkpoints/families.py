@@ -57,8 +57,8 @@ _DISCRIMINATOR = {
 }
 _GELU = {"hidden_act": "gelu"}
 """What the masked-LM heads of some families compute with, whatever the configuration says."""
-
 _OF_TOKENS = {"token_classifier": "classifier", "span": "qa_outputs"}
+"""The classifiers of tokens, which all families name alike."""
 
 
 class Task(NamedTuple):

@@ -24,10 +24,9 @@ from .config import Seq2SeqConfig
 class DecoderLayer(Layer):
     """A :class:`Layer` with attention to the source between its two halves."""
 
-    def __init__(self, config: Seq2SeqConfig, position: Position) -> None:
-        super().__init__(config, content=position.content)
+    def __init__(self, config: Seq2SeqConfig, *, content: bool) -> None:
+        super().__init__(config, content=content)
         self.cross = Attention(config, content=True)
-        self.cross_position = NoPosition(position.model)
         self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(  # type: ignore[override]
@@ -36,27 +35,26 @@ class DecoderLayer(Layer):
         position: Position,
         site: Site,
         source: Tensor,
+        no_position: NoPosition,
         cross: Site,
         caches: tuple[Cache, Cache] | tuple[None, None],
         with_weights: bool,
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        The target attends to itself in ``site``, and to the source in ``cross``. Caches and the weights that are
-        returned are those of both, in this order.
+        The target attends to itself in ``site``, and without positions to the source in ``cross``. Caches and the
+        weights that are returned are those of both, in this order.
         """
         hidden, weights = self._attend(hidden, position, site, cache=caches[0], with_weights=with_weights)
         before = self.cross_norm(hidden) if self.pre else hidden
         cross = replace(cross, layer=site.layer)
-        out, cross_weights = self.cross(before, source, self.cross_position, cross, caches[1], with_weights)
+        out, cross_weights = self.cross(before, source, no_position, cross, caches[1], with_weights)
         hidden = hidden + self.dropout(out)
         return self._feed(hidden if self.pre else self.cross_norm(hidden)), (weights, cross_weights)
 
 
 class _Stack(nn.Module):
     """The common part of encoder and decoder: embeddings with positions, layers, and a last norm."""
-
-    layers: nn.ModuleList
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding, layers: int, *, causal: bool) -> None:
         super().__init__()
@@ -67,6 +65,8 @@ class _Stack(nn.Module):
         self.position = position_of(config, layers, causal=causal)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
+        kind = DecoderLayer if causal else Layer
+        self.layers = nn.ModuleList(kind(config, content=self.position.content) for _ in range(layers))
 
     def run(self, words: Tensor, site: Site, *more: Any) -> tuple[list[Tensor], list[Any]]:
         """Return the hidden states, embeddings first, and what each layer returns beside them.
@@ -93,10 +93,6 @@ class Seq2SeqEncoder(_Stack):
     """The encoder, which reads the source."""
 
     main_input_name = "input_ids"
-
-    def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
-        super().__init__(config, embeddings, config.encoder_layers, causal=False)
-        self.layers = nn.ModuleList(Layer(config, content=self.position.content) for _ in range(config.encoder_layers))
 
     @takes(SourceInputs)
     def forward(
@@ -127,7 +123,7 @@ class Seq2SeqDecoder(_Stack):
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
         super().__init__(config, embeddings, config.decoder_layers, causal=True)
-        self.layers = nn.ModuleList(DecoderLayer(config, self.position) for _ in range(config.decoder_layers))
+        self.no_position = NoPosition(self.position.model)
 
     def forward(
         self,
@@ -159,7 +155,7 @@ class Seq2SeqDecoder(_Stack):
         of_new = None if cache is None or self.position.reads_keys else new
         site = Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new)
         cross = Site(new, whole_source, key_mask=source_mask)
-        return self.run(words, site, source, cross, caches, with_weights)
+        return self.run(words, site, source, self.no_position, cross, caches, with_weights)
 
 
 class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
@@ -188,7 +184,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config)
         self.words = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.encoder = Seq2SeqEncoder(config, self.words)
+        self.encoder = Seq2SeqEncoder(config, self.words, config.encoder_layers, causal=False)
         self.decoder = Seq2SeqDecoder(config, self.words)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
