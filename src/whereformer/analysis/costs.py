@@ -17,20 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..errors import InputError
 from ..models import Encoder, EncoderConfig
 from ..models.heads import MaskedLMHead
-from ..positions import Position
 
 META = torch.device("meta")
-
-
-def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return a model's parameters of position by name: those of its methods, and the sinks of its attention."""
-    methods = [module for module in model.modules() if isinstance(module, Position)]
-    own = {id(parameter) for method in methods for parameter in method.parameters()}
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if id(parameter) in own or name.endswith(".sinks")
-    }
 
 
 @dataclass(frozen=True)

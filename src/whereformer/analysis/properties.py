@@ -18,9 +18,8 @@ from ..kernels import Positions
 from ..kernels.torch_private import DispatchMode
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
-from ..models.layers import Layer
+from ..models.layers import Layer, position_parameters
 from ..positions import Position, PositionRangeError, Site, build_position
-from .costs import position_parameters
 from .toeplitz import diagonal_sums, fitted_curves, from_diagonals
 
 SHIFTS = (1, 10, 100, 1000)

@@ -98,7 +98,7 @@ def as_setting(error: Exception, settings: Container[str], options: Container[st
 
 def parameters(model: nn.Module) -> dict[str, int]:
     """Count a model's parameters: all of them, and those of position."""
-    from ..analysis.costs import position_parameters
+    from ..models.layers import position_parameters
 
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
