@@ -21,7 +21,7 @@ from whereformer.models import (
     Seq2SeqForConditionalGeneration,
     heads,
 )
-from whereformer.models.checkpoints.sentences import keep_sentence_settings
+from whereformer.recipes.sentence_encoders import keep_sentence_settings
 
 from .test_attach import MODELS, SIZES, batch, make, states
 

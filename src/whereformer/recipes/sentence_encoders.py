@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import InputError
+from ..errors import InputError, shown, some_of
+from ..files import check_regular, read_json
 from ..lab.loading import load, load_tokenizer
 from ..models import Encoder
 from ..models.checkpoints.files import check_has_config
-from ..models.checkpoints.sentences import LIST, SentenceSettings, keep_sentence_settings, read_sentence_settings
 from ..positions.learned import Learned
+
+LIST, LIMIT = "modules.json", "sentence_bert_config.json"
+PROMPTS = "config_sentence_transformers.json"
+SETTINGS = (LIST, PROMPTS, LIMIT)
+"""Its steps, such as pooling; its prompts and similarity; and ``max_seq_length``, unless the tokenizer has it."""
+MODULES = ("Transformer", "Pooling", "Normalize")
+"""The steps that are known, in this order. The last one is optional."""
+POOLINGS = ("mean", "cls")
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,7 @@ def load_encoder(path: str) -> SentenceEncoder:
         download = "`hf download NAME --local-dir FOLDER` gets one from the Hugging Face Hub"
         raise InputError("model", f"expected a folder with a model, got {path!r}; {download}")
     check_has_config("model", folder)
-    settings = read_sentence_settings(folder)
-    if settings is None and (folder / LIST).exists():
-        raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {path}")
-    settings = settings or SentenceSettings()
+    pooling, limit = _settings(folder)
     model = load(path)
     most = len(learned(model).weight)
     if "-" in model.config.blocks:
@@ -82,7 +89,49 @@ def load_encoder(path: str) -> SentenceEncoder:
     lacking = [name for name in ("cls", "sep") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
-    return SentenceEncoder(model, tokenizer, settings.pooling, min(settings.limit or tokenizer.model_max_length, most))
+    return SentenceEncoder(model, tokenizer, pooling, min(limit or tokenizer.model_max_length, most))
+
+
+def _settings(folder: Path) -> tuple[str, int | None]:
+    """Read how the modules of a folder of sentence-transformers pool the states, and how many tokens they read.
+
+    The number is None if the tokenizer says it. Other folders have no modules, and their states are averaged.
+
+    Raises:
+        InputError: for ``model``, if a file can't be read, or there is a module or a pooling that is not known.
+    """
+    modules = _read(folder, LIST, list)
+    if modules is None:
+        return "mean", None
+    if (_read(folder, PROMPTS, dict) or {}).get("model_type") == "CrossEncoder":
+        raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {folder}")
+    kinds = [str(step.get("type") if isinstance(step, dict) else step).rpartition(".")[2] for step in modules]
+    if tuple(kinds) not in (MODULES, MODULES[:2]):
+        raise InputError("model", f"expected the modules {', '.join(MODULES)}, got {some_of(kinds)}")
+    # Only the name, since a path may lead out of the folder.
+    step = Path(str(modules[1].get("path", "1_Pooling"))).name
+    ways = _ways(_read(folder, str(Path(step) / "config.json"), dict) or {})
+    if len(ways) != 1 or ways[0] not in POOLINGS:
+        raise InputError("model", f"expected pooling by {' or '.join(POOLINGS)}, got {some_of(ways)}")
+    limit = (_read(folder, LIMIT, dict) or {}).get("max_seq_length")
+    if limit is not None and not (isinstance(limit, int) and limit > 0):
+        raise InputError("model", f"expected a number of tokens as max_seq_length in {LIMIT}, got {shown(limit)}")
+    return ways[0], limit
+
+
+def _ways(pooling: dict[str, Any]) -> list[str]:
+    """Return the names of the ways to pool from the settings of a step, as older and newer releases write them."""
+    given = pooling.get("pooling_mode")
+    if given is not None:
+        return [*map(str, given)] if isinstance(given, list) else [str(given)]
+    mark = "pooling_mode_"
+    older = [name.removeprefix(mark) for name, used in pooling.items() if used is True and name.startswith(mark)]
+    return [name.removesuffix("_tokens").removesuffix("_token") for name in older] or ["mean"]
+
+
+def _read(folder: Path, name: str, kind: type) -> Any:
+    """Return what a JSON file of a folder holds; None if there is no such file."""
+    return read_json("model", folder / name, kind) if (folder / name).exists() else None
 
 
 def learned(model: Any) -> Learned:
@@ -129,3 +178,33 @@ def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None
         backend.no_padding()
     tokenizer.save_pretrained(folder)
     keep_sentence_settings(original, folder, limit=encoder.limit)
+
+
+def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | None = None) -> None:
+    """Copy what sentence-transformers needs beside a model from its folder to that of another model.
+
+    Without it, that program takes the mean of all states of up to the tokenizer's length. Nothing is copied from other
+    folders, and nothing of a model on the Hugging Face Hub.
+
+    Args:
+        source: the folder of the original model.
+        target: a folder, which exists.
+        limit: the new model's ``max_seq_length``; None: the original's.
+
+    Raises:
+        InputError: for ``model``, if a file to copy is a device, a pipe or a socket.
+    """
+    source = Path(source)
+    if not (source / LIST).exists():
+        return
+    # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
+    names = [*SETTINGS, "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors"]
+    files = [file for name in names for file in sorted(source.glob(name))]
+    check_regular("model", *files)
+    for file in files:
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+    if limit is not None and (file := target / LIMIT).exists():
+        told = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({**told, "max_seq_length": limit}, indent=2) + "\n", encoding="utf-8")
