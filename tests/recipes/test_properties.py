@@ -8,11 +8,11 @@ import pytest
 
 from tests.failing import fails
 from tests.recipes.test_compare import run
+from whereformer.analysis.comparison import Outcome
 from whereformer.cli.main import main
 from whereformer.lab.recipe import RECIPE
 from whereformer.manifest import sealed
 from whereformer.recipes import properties
-from whereformer.recipes.compare_report import Outcome
 from whereformer.recipes.properties import Tick
 
 METHODS = "tisa,learned,rope,learned+tisa"

@@ -18,8 +18,9 @@ from ..kernels import Positions
 from ..kernels.torch_private import DispatchMode
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
-from ..models.layers import Layer, position_parameters
+from ..models.layers import Layer
 from ..positions import Position, PositionRangeError, Site, build_position
+from ..positions.base import position_parameters
 from .toeplitz import diagonal_sums, fitted_curves, from_diagonals
 
 SHIFTS = (1, 10, 100, 1000)

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..manifest import fingerprint_of_files
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
 from ..models.checkpoints.files import find_config, find_weights
-from ..models.layers import position_parameters
+from ..positions.base import position_parameters
 from .methods import about_method, parameters
 
 if TYPE_CHECKING:

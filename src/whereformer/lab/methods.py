@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..files import check_regular
 from ..manifest import fingerprint_of_code
 from ..positions import METHODS, build_position, method_class, method_names, own_name, position_names
+from ..positions.base import position_parameters
 
 PLUGIN = "whereformer_plugin_"
 """How the names of plugins' modules begin; their version follows."""
@@ -98,8 +99,6 @@ def as_setting(error: Exception, settings: Container[str], options: Container[st
 
 def parameters(model: nn.Module) -> dict[str, int]:
     """Count a model's parameters: all of them, and those of position."""
-    from ..models.layers import position_parameters
-
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "positional_parameters": sum(parameter.numel() for parameter in position_parameters(model).values()),

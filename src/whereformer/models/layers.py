@@ -40,17 +40,6 @@ def position_of(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes:
     )
 
 
-def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return a model's parameters of position by name: those of its methods, and the sinks of its attention."""
-    methods = [module for module in model.modules() if isinstance(module, Position)]
-    own = {id(parameter) for method in methods for parameter in method.parameters()}
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if id(parameter) in own or name.endswith(".sinks")
-    }
-
-
 class Attention(nn.Module):
     """The projections around :func:`whereformer.attention`; the position method acts through its hooks."""
 

@@ -666,3 +666,14 @@ def out_of_range(name: str, rows: int, position: int) -> PositionRangeError:
     """Return the error for a position that a table of ``rows`` positions lacks."""
     covered = f"{name} covers positions 0 to {rows - 1} (max_length {rows}), got position {position}"
     return PositionRangeError(f"{covered}; raise max_length or choose a method that extrapolates")
+
+
+def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a model's parameters of position by name: those of its methods, and the sinks of its attention."""
+    methods = [module for module in model.modules() if isinstance(module, Position)]
+    own = {id(parameter) for method in methods for parameter in method.parameters()}
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if id(parameter) in own or name.endswith(".sinks")
+    }

@@ -20,8 +20,10 @@ from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
     from .. import analysis, manifest, models
+    from ..analysis import comparison as drawing
     from ..analysis import held_out as scoring
     from ..analysis import ranking as rankings
+    from ..analysis.comparison import Outcome
     from ..data import corpus, encode, tokenizers, windows
     from ..data.streams import Stream
     from ..lab import methods
@@ -29,9 +31,7 @@ with lazily(__name__):
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
-    from . import compare_report as drawing
     from . import small_encoders as encoders
-    from .compare_report import Outcome
 
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis import properties as measure
+from ..analysis.comparison import Outcome
 from ..analysis.held_out import HeldOut
 from ..data.corpus import Text
 from ..data.encode import TokenizerChoice, open_or_encode
@@ -24,7 +25,6 @@ from ..models import EncoderForMaskedLM
 from ..positions import build_position
 from . import small_encoders as encoders
 from .compare import Compare, load
-from .compare_report import Outcome
 from .small_encoders import BASELINE
 
 WINDOWS = 16

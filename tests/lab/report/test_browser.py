@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.analysis import test_comparison as compare
 from tests.lab.report.findings import model_of
-from tests.recipes import test_compare_report as compare
 from whereformer.analysis.pictures import report_of
 from whereformer.recipes import probe
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..analysis import losses
-from ..analysis.ranking import Ranking
 from ..lab.report.report import Figure
 from ..lab.sheet import DASH, Cell, Column, Sheet
+from . import losses
+from .ranking import Ranking
 
 
 @dataclass(frozen=True)

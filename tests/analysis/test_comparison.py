@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.lab.report.pages import Page
+from whereformer.analysis.comparison import Outcome
 from whereformer.recipes.compare import Compare, Trials
-from whereformer.recipes.compare_report import Outcome
 
 LENGTH = 16
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"
