@@ -152,6 +152,18 @@ def test_models_that_it_does_not_fit_say_so():
     assert build().state_dict().keys() == build(EncoderForMaskedLM).state_dict().keys()
 
 
+def test_what_trl_asks_of_a_model(tmp_path):
+    """It gives the generation's configuration the tokenizer's tokens, and says that nothing is to be cached."""
+    model = EncoderForCausalLM(EncoderConfig(**SIZES)).eval()
+    model.generation_config.pad_token_id = 3
+    ids = torch.arange(8)[None]
+    assert torch.equal(model(ids, use_cache=False).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="^use_cache: expected False or None, .* got True"):
+        model(ids, use_cache=True)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(EncoderForCausalLM.from_pretrained(tmp_path).eval()(ids).logits, model(ids).logits)
+
+
 def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
     model, ids = build().eval(), torch.randint(3, 50, (4, 9))
     options = transformers.TrainingArguments(tmp_path, label_smoothing_factor=0.1, use_cpu=True, report_to=[])

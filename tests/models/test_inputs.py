@@ -15,7 +15,7 @@ TOKENS = {
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "document_ids", "return_dict"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
 }
-ENCODER = TOKENS | {"inputs_embeds", "output_hidden_states", "output_attentions"}
+ENCODER = TOKENS | {"inputs_embeds", "output_hidden_states", "output_attentions", "use_cache"}
 NAMES = {
     Encoder: ENCODER,
     heads.EncoderForMaskedLM: ENCODER | {"labels"},

@@ -171,6 +171,7 @@ class Encoder(EncoderPreTrainedModel):
                 texts of one row begin and the last one ends, (texts + 1,), and a number for each text, (batch, n).
                 position_ids then have to start at 0 in each, which is checked on the CPU. ``cu_seq_lens_k`` equals
                 ``cu_seq_lens_q``. Accelerators and compiled code read ``max_length_q``, nothing reads ``max_length_k``.
+            use_cache: False or None; some trainers say so.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
                 attention weights (batch, heads, n, n). If gradients are on, the weights have them, and the reference
                 backend computes the output from them.
@@ -184,6 +185,8 @@ class Encoder(EncoderPreTrainedModel):
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
         """
+        if inputs.get("use_cache"):
+            raise InputError("use_cache", "expected False or None, since an encoder caches nothing, got True")
         words = embedded_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )

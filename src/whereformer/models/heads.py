@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import GenerationConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput as HeadOutput
 
@@ -170,6 +171,7 @@ class EncoderForCausalLM(EncoderWithLMHead):
         if not config.causal:
             raise InputError("causal", "expected True for a model that predicts the next token, got False")
         super().__init__(config)
+        self.generation_config = GenerationConfig.from_model_config(config)  # trl gives it its tokens
 
     def predict(
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None

@@ -46,6 +46,8 @@ class SourceInputs(OutputOptions, total=False):
 class EncoderInputs(TokenInputs, SourceInputs, total=False):
     """What :class:`Encoder`, and a model with one, takes besides ids and mask; its ``forward`` describes it."""
 
+    use_cache: bool | None
+
 
 class Seq2SeqInputs(SourceInputs, total=False):
     """What the translation Transformer takes besides ids, masks and labels; its ``forward`` describes it."""
