@@ -158,7 +158,7 @@ def test_what_trl_asks_of_a_model(tmp_path):
     model.generation_config.pad_token_id = 3
     ids = torch.arange(8)[None]
     assert torch.equal(model(ids, use_cache=False).logits, model(ids).logits)
-    with pytest.raises(ValueError, match="^use_cache: expected False or None, .* got True"):
+    with pytest.raises(ValueError, match=r"^use_cache: expected False or None, .* got True"):
         model(ids, use_cache=True)
     model.save_pretrained(tmp_path)
     assert torch.equal(EncoderForCausalLM.from_pretrained(tmp_path).eval()(ids).logits, model(ids).logits)
