@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import BertModel
 
-from whereformer import ElectraPretrainingConfig, Encoder, EncoderConfig, Seq2SeqConfig, load_pretrained
+from whereformer import ElectraPretrainingConfig, Encoder, EncoderConfig, Seq2SeqConfig, load_attached, load_pretrained
 from whereformer.errors import InputError
 from whereformer.models.checkpoints.files import find_weights, read_header
 
@@ -178,3 +179,20 @@ def test_the_number_of_labels_is_bounded_before_they_are_named(folder):
     for load in (load_pretrained, Encoder.from_pretrained):
         with pytest.raises(InputError, match=r"^num_labels: expected at most 65536, got 1000000000$"):
             load(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "evil/kernel"},
+        {"_attn_implementation": "paged|evil/kernel@main:attention"},
+        {"experts_implementation": "evil/kernel"},
+        {"text_config": {"attn_implementation": {"": "evil/kernel"}}},
+    ],
+)
+def test_kernels_on_the_hub_are_never_asked_for(folder, fields):
+    change(folder, **fields)
+    for load in (load_pretrained, lambda folder: load_attached(folder, BertModel)):
+        with pytest.raises(InputError, match=r"implementation: code from the Hub is not run, got .*evil/kernel"):
+            load(folder)
+    Encoder.from_pretrained(folder)  # our models have no such kernels

@@ -121,8 +121,7 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
         names = tuple(GLUE)
     for name in names:
         if name not in GLUE:
-            hint = meant(name, GLUE)
-            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}{hint}")
+            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}{meant(name, GLUE)}")
     if folder is not None and not folder.is_dir():
         raise InputError("data", f"no such folder: {shown(str(folder), LONGEST_NAME)}")
     return [_glue(GLUE[name], folder, train_rows) for name in names]

@@ -290,8 +290,7 @@ class Probe(ManyRuns):
             raise InputError("length", f"expected an even number, because some rows have two halves, got {self.length}")
         for task in self.tasks:
             if task not in TASKS:
-                hint = meant(task, TASKS)
-                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {shown(task)}{hint}")
+                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {shown(task)}{meant(task, TASKS)}")
             if self.length < TASKS[task].shortest:
                 shortest = f"at least {TASKS[task].shortest} for the task {task}"
                 raise InputError("length", f"expected {shortest}, got {self.length}")
