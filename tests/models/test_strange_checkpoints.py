@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import BertModel
+from transformers import BertConfig, BertModel
 
 from whereformer import ElectraPretrainingConfig, Encoder, EncoderConfig, Seq2SeqConfig, load_attached, load_pretrained
 from whereformer.errors import InputError
@@ -172,6 +172,15 @@ def test_weights_of_8_bits_are_refused(folder):
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"^checkpoint: 'embeddings.word.weight' is torch.float8_e4m3fn, expected"):
         load_pretrained(folder)
+
+
+def test_positions_that_are_one_number_are_refused(tmp_path):
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertModel(config).save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({name: each.flatten()[0].clone() for name, each in state.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"^config: no model has these sizes \("):
+        load_pretrained(tmp_path)
 
 
 def test_the_number_of_labels_is_bounded_before_they_are_named(folder):
