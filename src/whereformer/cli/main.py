@@ -103,9 +103,8 @@ def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     words = 2 if " ".join(given[:2]) in COMMANDS else 1  # of the name
     name, rest = " ".join(given[:words]), given[words:]
     if name not in COMMANDS:
-        hint = meant(name, COMMANDS)
-        if any(each.startswith(f"{name.lower()} ") for each in COMMANDS):  # then the second word is another one
-            hint = meant(" ".join(given[:2]), COMMANDS)
+        two = any(each.startswith(f"{name.lower()} ") for each in COMMANDS)  # then the second word is another one
+        hint = meant(" ".join(given[: 1 + two]), COMMANDS)
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint or ';'} known: {', '.join(COMMANDS)}")
     kind = command_class(name)
@@ -146,8 +145,7 @@ def execute(command: Any, words: Sequence[str] = ()) -> None:
         console.print(report, highlight=False)
         if not getattr(command, "dry_run", False):
             place = command.out / "report"
-            wrote = f"wrote {place}.html (open it in a browser) and {place}.md"
-            console.print(wrote, highlight=False, soft_wrap=True)  # so that paths can be copied
+            console.print(f"wrote {place}.html (open it in a browser) and {place}.md", highlight=False, soft_wrap=True)
         if report.problem:
             raise InputError(None, report.problem)
         ranks.leave()

@@ -55,8 +55,7 @@ class ListPositions(WithPlugin):
 
         names = position_names(self.pattern)
         if not names:
-            hint = meant(self.pattern or "", [*METHODS, *ALIASES])
-            raise InputError(None, f"no method has a name such as {self.pattern!r}{hint}")
+            raise InputError(None, f"no method has a name such as {self.pattern!r}{meant(self.pattern or '', METHODS)}")
         groups: dict[str, list[str]] = {}
         for name in names:
             changed = [on for on in ACTS_ON if on in method_class(name).acts_on]
