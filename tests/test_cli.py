@@ -67,6 +67,17 @@ def test_none_is_not_accepted(words, capsys):
         compare --steps x => --steps: expected a whole number, got 'x'
         extend --steps 3 => MODEL: the command needs it, got none
         translat => unknown command 'translat'; did you mean 'translate run'?
+        translate trian => unknown command 'translate'; did you mean 'translate train'?
+        Translate Train => unknown command 'Translate'; did you mean 'translate train'?
+        run no.py => FILE: no such file: 'no.py'
+        compare --POSITIONS rope => unexpected word '--POSITIONS'; did you mean --positions?
+        compare --positions RoPE => unknown position method 'RoPE'; did you mean 'rope'?
+        compare --preset BERT => got 'BERT'; did you mean 'bert'?
+        compare --seed '' => got an empty word after --seed
+        compare --seed= => got an empty word after --seed=
+        positions RoPE => no method has a name such as 'RoPE'; did you mean 'rope'?
+        probe --tasks Copy => got 'Copy'; did you mean 'copy'?
+        finetune --model a --task COLA => got 'COLA'; did you mean 'cola'?
     """),
 )
 def test_bad_words_are_one_line(arguments, expected, capsys):

@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 
 
 class InputError(ValueError):
@@ -66,6 +67,12 @@ def some_of(names: Iterable[object], width: int = 60) -> str:
     cut = [name if len(name) <= width else f"{name[:width]}..." for name in every[:MOST_LISTED]]
     more = [f"... ({len(every) - MOST_LISTED} more)"] if len(every) > MOST_LISTED else []
     return ", ".join([*cut, *more])
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return the question in an error whether a known name was meant that is close to a word; "" if none is."""
+    close = get_close_matches(word.lower(), known, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def listed(words: Iterable[object]) -> str:

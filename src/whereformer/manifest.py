@@ -51,8 +51,7 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
 def fits(kind: Any, value: Any) -> bool:
     """Return whether a value of JSON is of a type, or has the fields of a dataclass with their types.
 
-    A seal tells damage, but not who wrote a file. Numbers are finite, and tuples are lists. Of annotated types, what
-    stands behind the first counts.
+    A seal tells damage, but not who wrote a file. Tuples are lists, and of annotated types, the second one counts.
     """
     found, inner = get_origin(kind) or kind, get_args(kind) or (Any,)
     if found is Annotated:

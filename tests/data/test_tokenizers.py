@@ -102,13 +102,15 @@ def test_special_tokens_are_found_by_what_they_are(tmp_path):
         ("gone", "tokenizer: expected the folder of a saved tokenizer, got"),
         ("{", "tokenizer: no tokenizer can be read"),
         ("no mask", "has no mask_token, which pretraining needs"),
+        ("no length", "tokenizer: no tokenizer can be read"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(tmp_path, broken, expected):
     fit_tokenizer(TEXTS, 100).save_pretrained(tmp_path)
-    if broken == "no mask":
-        config = tmp_path / "tokenizer_config.json"
-        config.write_text(json.dumps({**json.loads(config.read_text()), "mask_token": None}))
+    if broken.startswith("no "):
+        config, entry = tmp_path / "tokenizer_config.json", {"no mask": "mask_token", "no length": "model_max_length"}
+        value = None if broken == "no mask" else "x"
+        config.write_text(json.dumps({**json.loads(config.read_text()), entry[broken]: value}))
     else:
         (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match=r"^tokenizer") as error:

@@ -114,7 +114,7 @@ class Own(Recipe):
     ("old", "new", "expected"),
     [
         ("class Own(Recipe)", "class Own(Recipe", ".py, line 10: "),
-        ("class Own(Recipe)", "class Own", "file: expected one recipe in mistaken_"),
+        ("class Own(Recipe)", "class Own", "FILE: expected one recipe in mistaken_"),
     ],
 )
 def test_a_file_without_a_recipe_is_refused_in_a_line(old, new, expected, tmp_path, monkeypatch, capsys):

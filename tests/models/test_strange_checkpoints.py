@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
 
-from whereformer import ElectraPretrainingConfig, Encoder, EncoderConfig, Seq2SeqConfig, load_pretrained
+from whereformer import ElectraPretrainingConfig, Encoder, EncoderConfig, Seq2SeqConfig, load_attached, load_pretrained
 from whereformer.errors import InputError
 from whereformer.models.checkpoints.files import find_weights, read_header
 
@@ -173,8 +174,34 @@ def test_weights_of_8_bits_are_refused(folder):
         load_pretrained(folder)
 
 
+def test_positions_that_are_one_number_are_refused(tmp_path):
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertModel(config).save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({name: each.flatten()[0].clone() for name, each in state.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"^config: no model has these sizes \("):
+        load_pretrained(tmp_path)
+
+
 def test_the_number_of_labels_is_bounded_before_they_are_named(folder):
     change(folder, num_labels=10**9)
     for load in (load_pretrained, Encoder.from_pretrained):
         with pytest.raises(InputError, match=r"^num_labels: expected at most 65536, got 1000000000$"):
             load(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "evil/kernel"},
+        {"_attn_implementation": "paged|evil/kernel@main:attention"},
+        {"experts_implementation": "evil/kernel"},
+        {"text_config": {"attn_implementation": {"": "evil/kernel"}}},
+    ],
+)
+def test_kernels_on_the_hub_are_never_asked_for(folder, fields):
+    change(folder, **fields)
+    for load in (load_pretrained, lambda folder: load_attached(folder, BertModel)):
+        with pytest.raises(InputError, match=r"implementation: code from the Hub is not run, got .*evil/kernel"):
+            load(folder)
+    Encoder.from_pretrained(folder)  # our models have no such kernels

@@ -232,6 +232,7 @@ def test_models_that_cannot_be_extended(make, message, tmp_path, words, document
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "got mean, cls"),
         ("1_Pooling/config.json", {"pooling_mode_lasttoken": True}, "expected pooling by mean or cls, got lasttoken"),
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "expected a number of tokens as max_seq_length"),
+        ("sentence_bert_config.json", {"max_seq_length": 2}, "reads at least 3 tokens, got 2"),
         ("sentence_bert_config.json", [], "expected a dict"),
         ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "got a CrossEncoder"),
     ],

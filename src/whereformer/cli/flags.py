@@ -47,7 +47,7 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
     """
     found, unknown = parser_of(kind, prog).parse_known_intermixed_args(words)
     if unknown:
-        close = get_close_matches(unknown[0].partition("=")[0], flags_of(kind).values(), 1)
+        close = get_close_matches(unknown[0].partition("=")[0].lower(), flags_of(kind).values(), 1)
         hint = f"did you mean {close[0]}?" if close else f"{prog} --help lists them"
         raise InputError(None, f"unknown option or unexpected word {shown(unknown[0])}; {hint}")
     given = vars(found)

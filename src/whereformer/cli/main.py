@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,7 +15,7 @@ from textwrap import fill
 from typing import Any, ClassVar
 
 from .. import __version__
-from ..errors import InputError
+from ..errors import InputError, meant
 from ..files import check_regular
 from ..lab.recipe import Recipe
 from ..recipes import RECIPES
@@ -52,22 +51,22 @@ class RunFile:
             InputError: if it is no Python file, or has none or several.
         """
         path = Path(file)
-        check_regular("file", path)
+        check_regular("FILE", path)
         if path.suffix != ".py" or not path.stem.isidentifier():
             named = "letters, digits and underscores, such as my_recipe.py"
-            raise InputError("file", f"expected a Python file with a name of {named}, got {file!r}")
+            raise InputError("FILE", f"expected a Python file with a name of {named}, got {file!r}")
         # Processes that train import it by this name.
         sys.path.insert(0, str(path.resolve().parent))
         module = import_module(path.stem)
         if Path(module.__file__ or "").resolve() != path.resolve():
-            raise InputError("file", f"there is another module named {path.stem}; give the file another name")
+            raise InputError("FILE", f"there is another module named {path.stem}; give the file another name")
         found = [
             kind
             for kind in vars(module).values()
             if isinstance(kind, type) and issubclass(kind, Recipe) and kind.__module__ == path.stem
         ]
         if len(found) != 1:
-            raise InputError("file", f"expected one recipe in {file}, got {len(found)}")
+            raise InputError("FILE", f"expected one recipe in {file}, got {len(found)}")
         return found[0]
 
     def run(self, console: Any) -> None:
@@ -90,8 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     """Return the class of the command that is named, its name, and the words that follow it."""
-    if any(word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word) for word in given):
-        raise InputError(None, "got an empty word")  # as a path, it would be the current folder
+    for before, word in zip(["", *given], given, strict=False):
+        if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # as a path, it would be the current folder
+            raise InputError(None, f"got an empty word after {word.strip() or before or 'whereformer'}")
     if given[:1] in (["-h"], ["--help"]):
         usage = "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them"
         print(usage, *map(_summary, COMMANDS), sep="\n")
@@ -103,10 +103,10 @@ def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     words = 2 if " ".join(given[:2]) in COMMANDS else 1  # of the name
     name, rest = " ".join(given[:words]), given[words:]
     if name not in COMMANDS:
-        close = get_close_matches(name.lower(), COMMANDS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        two = any(each.startswith(f"{name.lower()} ") for each in COMMANDS)  # then the second word is another one
+        hint = meant(" ".join(given[: 1 + two]), COMMANDS)
         problem = f"unknown command {name!r}" if name else "expected a command"
-        raise InputError(None, f"{problem}{hint} known: {', '.join(COMMANDS)}")
+        raise InputError(None, f"{problem}{hint or ';'} known: {', '.join(COMMANDS)}")
     kind = command_class(name)
     if name == "run" and rest and not rest[0].startswith("-"):
         return kind.recipe(rest[0]), f"run {rest[0]}", rest[1:]
@@ -145,8 +145,7 @@ def execute(command: Any, words: Sequence[str] = ()) -> None:
         console.print(report, highlight=False)
         if not getattr(command, "dry_run", False):
             place = command.out / "report"
-            wrote = f"wrote {place}.html (open it in a browser) and {place}.md"
-            console.print(wrote, highlight=False, soft_wrap=True)  # so that paths can be copied
+            console.print(f"wrote {place}.html (open it in a browser) and {place}.md", highlight=False, soft_wrap=True)
         if report.problem:
             raise InputError(None, report.problem)
         ranks.leave()

@@ -134,13 +134,13 @@ def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
     try:
         check_regular_in(field, place)
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        found("text")  # some entries of its files are first looked at here
     except InputError:
         raise
     except Exception as error:
         # For a missing or broken file the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
-        quoted = shown(str(place), LONGEST_NAME)
-        raise InputError(field, f"no tokenizer can be read from {quoted} ({reason})") from None
+        raise InputError(field, f"no tokenizer can be read from {shown(str(place), LONGEST_NAME)} ({reason})") from None
     return found
 
 

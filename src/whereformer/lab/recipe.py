@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from ..errors import InputError, shown
+from ..errors import InputError, meant, shown
 from .options import MOST_COUNT, MOST_RUNS, MOST_SEED, MOST_SIZE
 
 if TYPE_CHECKING:
@@ -349,7 +349,8 @@ def _one(name: str, kind: Any, value: Any) -> Any:
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
-        raise InputError(name, f"expected {', '.join(get_args(kind))}, got {shown(value)}")
+        hint = meant(str(value), get_args(kind))
+        raise InputError(name, f"expected {', '.join(get_args(kind))}, got {shown(value)}{hint}")
     allowed = {int: (int, str), float: (float, int, str), str: (str, Path), Path: (str, Path)}.get(kind, (kind,))
     if isinstance(value, allowed) and isinstance(value, bool) == (kind is bool):
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from ..errors import InputError, shown
+from ..errors import InputError, meant, shown
 from ..kernels.choose import BACKENDS
 from ..positions import check_name
 
@@ -139,17 +138,15 @@ class StrictConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        known = _known(cls)
+        known = {name for name in _known(cls) if not name.endswith("_implementation")}
         return super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
             if name not in _known(type(self)):
                 names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]
-                close = get_close_matches(name, names, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise InputError(name, f"{type(self).__name__} has no such field{hint}")
-        check_labels(kwargs)
+                raise InputError(name, f"{type(self).__name__} has no such field{meant(name, names)}")
+        check_entries(kwargs)
         for field in fields(type(self)):
             name, value, usual = field.name, getattr(self, field.name), field.default
             if name in self.bounds and (value is not None or not (usual is None or name.endswith("_token_id"))):
@@ -194,13 +191,15 @@ def _check_number(name: str, value: object, least: float, most: float) -> None:
         raise InputError(name, f"expected at most {most}, got {shown(value)}")
 
 
-def check_labels(entries: Mapping[str, Any]) -> None:
-    """Raise an InputError unless the number of labels among a configuration's entries is one that a model can have.
-
-    transformers makes as many names before it looks at anything else.
-    """
+def check_entries(entries: Mapping[str, Any]) -> None:
+    """Raise an InputError for what transformers acts on first: it names all labels, and runs the Hub's kernels."""
     if entries.get("num_labels") is not None:
         _check_number("num_labels", entries["num_labels"], 0, MOST_LABELS)
+    for name, value in entries.items():
+        if name.endswith("_implementation") and "/" in str(value):
+            raise InputError(name, f"code from the Hub is not run, got {shown(value)}")
+        if name.endswith("_config") and isinstance(value, dict):
+            check_entries(value)
 
 
 class OneDeviceModel(PreTrainedModel):

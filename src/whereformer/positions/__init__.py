@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, meant, shown
 from .base import ModelShape, OffsetFunction, Position, PositionRangeError, check_value
 from .joined import Joined
 from .site import Site
@@ -211,10 +210,9 @@ def method_class(name: str) -> type[Position]:
         raise InputError("position", f"expected the name of a method, got {shown(name)}")
     name = ALIASES.get(name, name)
     if name not in METHODS:
-        close = get_close_matches(name.lower(), [*METHODS, *ALIASES], n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
         known = f"known: {', '.join(METHODS)}, a+b, and what a `plugin` registers"
-        raise InputError("position", f"unknown position method {shown(name)}{hint} {known}")
+        hint = meant(name, [*METHODS, *ALIASES])
+        raise InputError("position", f"unknown position method {shown(name)}{hint or ';'} {known}")
     entry = METHODS[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..data.read import Table, fetched
-from ..errors import LONGEST_NAME, InputError, shown, some_of
+from ..errors import LONGEST_NAME, InputError, meant, shown, some_of
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -121,7 +121,7 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
         names = tuple(GLUE)
     for name in names:
         if name not in GLUE:
-            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}")
+            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}{meant(name, GLUE)}")
     if folder is not None and not folder.is_dir():
         raise InputError("data", f"no such folder: {shown(str(folder), LONGEST_NAME)}")
     return [_glue(GLUE[name], folder, train_rows) for name in names]

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from ..errors import InputError, listed, shown
+from ..errors import InputError, listed, meant, shown
 from ..lab.options import MOST_COUNT, MOST_RUNS
 from ..lab.recipe import Free, ManyRuns, Names, Range, lazily
 from ..lab.sheet import Cell, Column, Sheet
@@ -290,7 +290,7 @@ class Probe(ManyRuns):
             raise InputError("length", f"expected an even number, because some rows have two halves, got {self.length}")
         for task in self.tasks:
             if task not in TASKS:
-                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {shown(task)}")
+                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {shown(task)}{meant(task, TASKS)}")
             if self.length < TASKS[task].shortest:
                 shortest = f"at least {TASKS[task].shortest} for the task {task}"
                 raise InputError("length", f"expected {shortest}, got {self.length}")

@@ -89,7 +89,10 @@ def load_encoder(path: str) -> SentenceEncoder:
     lacking = [name for name in ("cls", "sep") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
-    return SentenceEncoder(model, tokenizer, pooling, min(limit or tokenizer.model_max_length, most))
+    limit = min(limit or tokenizer.model_max_length, most)
+    if type(limit) is not int or limit < 3:
+        raise InputError("model", f"expected one that reads at least 3 tokens, got {shown(limit)}")
+    return SentenceEncoder(model, tokenizer, pooling, limit)
 
 
 def _settings(folder: Path) -> tuple[str, int | None]:

@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from ...errors import InputError, one_line, shown
 from ...files import check_regular_in, read_json
-from ..checks import check_labels
+from ..checks import check_entries
 
 
 def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
             f"got {str(path_or_id)!r}"
         ) from error
     found: dict[str, Any] = read_json("path_or_id", Path(file), dict)
-    check_labels(found)
+    check_entries(found)
     return found
 
 

@@ -100,7 +100,7 @@ def load_pretrained(
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             filled(build(config), header)
-    except (RuntimeError, ArithmeticError, TypeError) as error:
+    except (RuntimeError, ArithmeticError, TypeError, IndexError) as error:
         raise InputError("config", f"no model has these sizes ({one_line(str(error))})") from None
     weights = read_tensors(files)
     check_weights(weights)
