@@ -83,6 +83,12 @@ def test_packed_rows_have_a_prediction_for_each_document(position, labels):
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
+@every_model
+def test_without_biases_only_the_last_layer_of_a_head_may_have_one(model_class):
+    model = build(model_class, biases=False)
+    assert sum(name.endswith("bias") for name, _ in model.named_parameters() if not name.startswith("encoder.")) <= 1
+
+
 def test_documents_are_in_order_row_by_row_and_padding_is_none():
     model = build(EncoderForSequenceClassification)
     ids = torch.randint(1, 50, (2, 7))

@@ -54,6 +54,14 @@ def test_a_method_can_be_added(tmp_path):
     assert all("parts.1" in name for name in model.loading_report.initialised)
 
 
+def test_another_method_drops_the_copies_and_no_layer(tmp_path):
+    theirs().save_pretrained(tmp_path)
+    report = load_pretrained(tmp_path, "rope").loading_report
+    assert not report.initialised
+    assert "position.key_weight" in report.dropped
+    assert not any("proj" in name for name in report.dropped)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

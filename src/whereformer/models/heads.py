@@ -171,7 +171,7 @@ class EncoderForCausalLM(EncoderWithLMHead):
         if not config.causal:
             raise InputError("causal", "expected True for a model that predicts the next token, got False")
         super().__init__(config)
-        self.generation_config = GenerationConfig.from_model_config(config)  # trl gives it its tokens
+        self.generation_config = GenerationConfig()  # which trl gives its tokens
 
     def predict(
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None

@@ -231,8 +231,7 @@ class Compare(ManyRuns):
         seeds = range(self.seed, self.seed + self.seeds)
         tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
         run.expect(len(names) * (tried + len(seeds) * self.steps))
-        own = [(name,) for name in names]
-        trials = run.each(own, self.search, material, kind=Trials, steps=tried) if tried else {}
+        trials = run.each([(name,) for name in names], self.search, material, kind=Trials, steps=tried) if tried else {}
         best: dict[str, float | None] = dict.fromkeys(names, self.rates[0])
         for (name,), found in trials.items():
             best[name] = found.best(self.rates, self.learning_rate)

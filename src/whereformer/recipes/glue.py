@@ -26,7 +26,7 @@ class Task:
         name: the task's name.
         texts: its text columns, one or two.
         classes: names of the classes, in the order of the labels; None for a regression task.
-        metrics: the metrics that judge it, names in :data:`whereformer.lab.metrics.METRICS`.
+        metrics: the metrics that judge it, names in :data:`whereformer.analysis.metrics.METRICS`.
         label: its label column.
         judged: the splits that judge it, each with the name that result tables use for it.
     """

@@ -25,7 +25,6 @@ from ..models import EncoderForMaskedLM
 from ..positions import build_position
 from . import small_encoders as encoders
 from .compare import Compare, load
-from .small_encoders import BASELINE
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
@@ -111,11 +110,11 @@ def measured_table(folder: Path, pattern: str | None, track: Callable[[list[str]
         recipe, runs = load(folder)
     except InputError as error:
         raise InputError("measure", error.reason) from None
-    pooled = "-" in recipe.config(BASELINE, recipe.vocab_size).blocks
+    pooled = "-" in recipe.config(encoders.BASELINE, recipe.vocab_size).blocks
     if recipe.causal or pooled or 4 * recipe.length not in recipe.judged:
         expected = f"masked language models of one block, with losses at {4 * recipe.length} tokens"
         raise InputError("measure", f"expected {expected} in {folder}")
-    names = [name for name in runs if name != BASELINE and (pattern is None or fnmatchcase(name, pattern))]
+    names = [name for name in runs if name != encoders.BASELINE and (pattern is None or fnmatchcase(name, pattern))]
     if not names:
         raise InputError("measure", f"{folder} has no such method with positions; it has {', '.join(runs)}")
     held_out = _held_out(recipe)
@@ -161,7 +160,7 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
     own = trained.config.position  # a row may have sinks beside it
     counts = [measure.operations(build_position(own, **sizes, max_length=length), length) for length in measure.LENGTHS]
     ticks = (
-        inductive(runs[name], runs.get(BASELINE, {}), recipe.judged.index(4 * recipe.length)),
+        inductive(runs[name], runs.get(encoders.BASELINE, {}), recipe.judged.index(4 * recipe.length)),
         data_driven(*measure.reached_parameters(trained, inputs, labels)),
         parameter_efficient(*measure.parameter_growth(own, sinks=trained.config.sinks)),
         translation_invariant([measure.shift_change(model.encoder, short) for model in (fresh, trained)]),

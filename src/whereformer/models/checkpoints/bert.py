@@ -102,7 +102,9 @@ def from_bert(
     translated, called = {}, {}
     for ours, theirs in names.items():
         missing = [name for name in theirs if name not in state]
-        called[ours] = [*missing, family.stacked.get(ours.removeprefix(BODY)) or theirs[0]][0]
+        stacked = family.stacked.get(ours.removeprefix(BODY), theirs[0])
+        copied = stacked.rpartition(".")[0] in family.qkv  # the layers keep theirs
+        called[ours] = [*missing, ours.removeprefix(BODY) if copied else stacked][0]
         if not missing:
             translated[ours] = _made(ours, {name: state[name] for name in theirs}, family, own)
     used = set().union(*names.values())
