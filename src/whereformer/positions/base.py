@@ -204,6 +204,9 @@ class Position(nn.Module):
     """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
     ``rotate``, so that the method gets all of them."""
 
+    rotates_any_heads: bool = False
+    """Whether ``rotate`` accepts keys and values with fewer heads than the query. If not, they are repeated first."""
+
     one_sided: bool = False
     """Whether it knows nothing of keys to the right, because it was built for causal attention."""
 
@@ -341,7 +344,11 @@ class Position(nn.Module):
             )
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
-        if self.content and not any(method.reads_keys or method.changes_heads() for method in methods):
+        needs_all_heads = [
+            method.reads_keys or (type(method).rotate is not Position.rotate and not method.rotates_any_heads)
+            for method in methods
+        ]
+        if self.content and not any(needs_all_heads):
             return query, key, value
         groups = heads // value.shape[1]
         repeated = None if key is None else key.repeat_interleave(groups, 1)
@@ -356,10 +363,6 @@ class Position(nn.Module):
                 "hidden = position.embed(hidden, positions)",
                 stacklevel=3,
             )
-
-    def changes_heads(self) -> bool:
-        """Whether the method itself may change query, key or value."""
-        return type(self).rotate is not Position.rotate
 
     def methods(self, layer: int | None = None) -> tuple[Position, ...]:
         """The methods that this one is made of, or those that act in one layer: itself, unless it joins others."""

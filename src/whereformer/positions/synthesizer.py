@@ -51,6 +51,7 @@ class Synthesizer(Position):
     """
 
     paper, year = "Tay et al.", 2020
+    rotates_any_heads = True
     acts_on = frozenset({"scores"})
     extrapolates = False
     fractional = False
