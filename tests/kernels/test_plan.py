@@ -112,9 +112,20 @@ def test_a_profiler_that_watches_launches_sees_them(launches, monkeypatch):
     from triton import knobs
 
     tensors = torch.randn(8), torch.randn(5)
-    _, again = plan.record(lambda: compute(*tensors), tensors)
-    monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
-    assert again(*tensors) is None
+    for first in (None, knobs.HookChain()):
+        monkeypatch.setattr(knobs.runtime, "launch_enter_hook", first)
+        _, again = plan.record(lambda: compute(*tensors), tensors)
+        chain = knobs.HookChain()
+        chain.add(lambda metadata: None)
+        for hook, watches in ((None, False), (knobs.HookChain(), False), (chain, True), (lambda metadata: None, True)):
+            monkeypatch.setattr(knobs.runtime, "launch_enter_hook", hook)
+            assert (again(*tensors) is None) == watches
+
+
+def test_a_plan_may_have_no_results(launches):
+    tensors = torch.randn(8), torch.randn(5)
+    _, again = plan.record(lambda: compute(*tensors)[:0], tensors)
+    assert again(*tensors) == []
 
 
 def test_launches_go_to_the_tensors_device(launches, monkeypatch):
@@ -151,15 +162,15 @@ class Counting(Backend):
     name, usable, computed = "counting", True, 0
 
     def again(self, *tensors):
-        return [tensors] if self.usable else None
+        return tensors if self.usable else None
 
     def forward(self, call, tensors):
         self.computed += 1
-        return [tensors], self.again
+        return tensors, self.again
 
     def backward(self, call, given, needed, tensors):
         self.computed += 1
-        return [tensors], self.again
+        return tensors, self.again
 
 
 def test_what_must_not_be_used_is_computed_anew_and_few_plans_are_kept():
@@ -168,9 +179,8 @@ def test_what_must_not_be_used_is_computed_anew_and_few_plans_are_kept():
     given = Given(rows[0], None, rows[1], rows[2])
     for usable, computed in ((True, 2), (True, 2), (False, 4), (False, 6), (True, 6)):
         backend.usable = usable
-        (found,), (gradients,) = kind.forward(rows), kind.backward(rows, [True] * 3, given)
-        assert list(found) == list(rows)
-        assert list(gradients) == [*rows, *given[:1], *given[2:]]
+        assert list(kind.forward(rows)) == list(rows)
+        assert list(kind.backward(rows, [True] * 3, given)) == [*rows, *given[:1], *given[2:]]
         assert backend.computed == computed
     for stride in range(16, 40):
         d_output = torch.empty(8 * stride).as_strided((1, 2, 4, 16), (8 * stride, 4 * stride, stride, 1))

@@ -123,7 +123,8 @@ def attention(
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
             Fractional positions must be finite. This is checked on the CPU only; elsewhere a NaN comes neither before
-            nor after any position. Whole ones must lie between -(2 ** 62) and 2 ** 62, which is not checked.
+            nor after any position. Whole ones must lie between -(2 ** 62) and 2 ** 62, which is not checked. Positions
+            have no gradient (None, with every backend): here they only decide which pairs may attend.
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of its own document.

@@ -391,7 +391,10 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
 def _check_positions(
     name: str, positions: PositionsLike | None, default: Positions, batch: int, terms: tuple[Term, ...]
 ) -> PositionsLike:
-    """Check positions and return them, or the default if there are none."""
+    """Check positions and return them without their history, or the default if there are none.
+
+    They only decide which pairs may attend, and which offset a table is read at, so they have no gradient.
+    """
     if positions is None:
         return default
     if isinstance(positions, Positions):
@@ -405,4 +408,4 @@ def _check_positions(
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
-    return positions
+    return positions.detach()

@@ -212,6 +212,7 @@ class Call:
         output = self.new_output() if output is None else output
         if whole is None:
             whole = value.new_empty(numbers * apart + (rows * width + 1) // 2 * rounds, dtype=self.wide)
+        whole = whole.contiguous()  # a hook on saved tensors may have brought it back with other strides
         sums = whole.as_strided((numbers, *sizes), (apart, self.heads * self.n_q, self.n_q, 1))
         if not rounds:
             return Kept(output, whole, sums, None)

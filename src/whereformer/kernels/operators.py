@@ -105,6 +105,7 @@ class Plan:
         self.template, self.backend = replace(call, **nothing), backend
         self._forward: Again = None
         self._backwards = Memory(8)
+        self._saved: list[tuple[Any, ...]] = []  # of all tensors that a forward saves: the dtype, shape and device
 
     def call(self, tensors: Sequence[Tensor]) -> Call:
         """Return the call of the kind that has these tensors."""
@@ -123,26 +124,40 @@ class Plan:
         found: Results | None = None if self._forward is None else self._forward(*tensors)
         if found is None:
             found, self._forward = self.backend.forward(self.call(tensors), tensors)
+            self._saved = [_sort_of(tensor) for tensor in (*tensors, *found[:2])]
         return found
 
     def backward(self, tensors: Sequence[Tensor], needs: Sequence[bool], given: Given) -> list[Tensor]:
         """Return the gradients of tensors that need one."""
-        d_output, d_lse, output, kept = given
-        # The forward decides about the types of its results.
-        layouts = layouts_of([d_output] if d_lse is None else [d_output, d_lse])
+        whole = [*tensors, *(tensor for tensor in given if tensor is not None)]
+        # Hooks on saved tensors may bring them back with other strides, or elsewhere, and so may a new ``tensor.data``.
+        layouts = layouts_of(whole)
         if layouts is None:  # the dispatcher gives the operator tensors whose memory has their numbers
             return _Dispatched(self.call(tensors), _operators[self.backend.name]).backward(tensors, needs, given)
-        key = (*needs, layouts, output.stride(), kept.stride(), torch.are_deterministic_algorithms_enabled())
-        tensors = [*tensors, *(each for each in given if each is not None)]
+        key = (*needs, layouts, torch.are_deterministic_algorithms_enabled())
         again = self._backwards.values.get(key)
-        found: list[Tensor] | None = None if again is None else again(*tensors)
+        found: list[Tensor] | None = None if again is None else again(*whole)
         if found is None:
+            self._check_saved([*tensors, given.output, given.kept])
             needed = [name for name, need in zip(self.names, needs, strict=True) if need]
-            call = self.call(tensors[: len(needs)])
-            found, again = self.backend.backward(call, given, needed, tensors)
+            found, again = self.backend.backward(self.call(tensors), given, needed, whole)
             if again is not None:
                 self._backwards.put(key, again)
         return found
+
+    def _check_saved(self, tensors: Sequence[Tensor]) -> None:
+        """Raise if a saved tensor came back as another sort of tensor: kernels would read beyond its memory."""
+        for name, tensor, expected in zip((*self.names, "output", "state"), tensors, self._saved, strict=False):
+            if (sort := _sort_of(tensor)) != expected:
+                raise RuntimeError(f"attention: expected the saved {name} as {_text(expected)}, got {_text(sort)}")
+
+
+def _sort_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.device
+
+
+def _text(sort: tuple[Any, ...]) -> str:
+    return "{} of shape {} on {}".format(*sort)
 
 
 class _Dispatched(Plan):

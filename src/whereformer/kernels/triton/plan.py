@@ -153,7 +153,7 @@ class _Recorder(DispatchMode):
         results = ["None" if each is None else self._use(each) for each in outputs]
         if not self.works:
             return None
-        lines = [*self.lines, (f"return {', '.join(results)},", results, [])]
+        lines = [*self.lines, (f"return [{', '.join(results)}]", results, [])]
         last = {name: index for index, (_, *names) in enumerate(lines) for name in chain(*names)}
         places = {name: (name, 0) for name in last}  # of whose memory a tensor is a part, and where it begins there
         scratch = [name for name in self.allocations if name in last and name not in self.used]
@@ -189,14 +189,14 @@ class _Recorder(DispatchMode):
         inputs, device = ", ".join(self.inputs), self.values["device"]
         index = device.index or 0
         self.values |= {
-            "hooks": (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook),
+            "watched": lambda: _watches(knobs.runtime.launch_enter_hook) or _watches(knobs.runtime.launch_exit_hook),
             "current_device": driver.active.get_current_device,
             "current_stream": driver.active.get_current_stream,
             "on": torch.cuda.device,
         }
         head = [
             f"def plan({inputs}):",
-            "if hooks[0].calls or hooks[1].calls: return None",
+            "if watched(): return None",
             # Launches go to the current device.
             f"if current_device() != {index}:",
             f"    with on({index}): return plan({inputs})",
@@ -248,6 +248,11 @@ class _Recorder(DispatchMode):
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._text, value))}]"
         return repr(value) if value is None or type(value) in (bool, int) else self._value(value)
+
+
+def _watches(hook: Any) -> bool:
+    """Whether a launch hook of Triton does anything: it is None, a function, or a chain of functions."""
+    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 @lru_cache(1024)
