@@ -22,6 +22,7 @@ extensions = [
     "methods",
     "links",
     "excerpts",
+    "files",
 ]
 exclude_patterns = ["_build", "README.md"]
 
