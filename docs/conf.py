@@ -23,6 +23,7 @@ extensions = [
     "links",
     "excerpts",
     "files",
+    "attached",
 ]
 exclude_patterns = ["_build", "README.md"]
 
