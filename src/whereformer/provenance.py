@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from . import __version__
 from .files import write_atomically
 from .kernels.native.library import level
+from .version import __version__
 
 
 @cache

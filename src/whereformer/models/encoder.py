@@ -18,11 +18,11 @@ from ..kernels.varlen import packed_texts
 from ..positions import Position, Site
 from ..positions.counting import places_in, places_of
 from .blocks import parse_blocks
-from .checkpoints.loading import LoadingReport
 from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, whole_numbers
 from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
+from .loading_report import LoadingReport
 from .pooling import FunnelState, PackedDocuments
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class EncoderPreTrainedModel(OneDeviceModel):
     accepts_loss_kwargs = False
 
     loading_report: LoadingReport | None = None
-    """What :func:`whereformer.load_pretrained` kept, dropped and initialised, if it loaded this model."""
+    """What :func:`whereformer.load_pretrained` kept, dropped and initialized, if it loaded this model."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
