@@ -52,6 +52,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def this_version() -> str:
+    """Return the version of this package, which results are told apart by."""
+    return versions()["whereformer"]
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """Describe the machine: processor, instructions, threads, Python, torch, system and a CUDA device's GPU.
 
