@@ -89,11 +89,6 @@ def test_the_page_of_what_methods_can_do_has_each_of_them():
     assert re.findall(r"^\| \[?`(\w+)`", page, re.MULTILINE) == whereformer.position_names()
 
 
-def test_the_list_of_files_is_up_to_date():
-    page = (DOCS / "architecture" / "files.md").read_text(encoding="utf-8")
-    assert page == extension("files").page(PACKAGE), "run python docs/_ext/files.py"
-
-
 def anchors(page):
     """The anchors of a page's headings, as repository browsers and the site make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
