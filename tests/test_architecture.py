@@ -9,7 +9,7 @@ from pathlib import Path
 from .source import NAME, imports, modules
 
 LAYERS = (
-    {"errors", "files", "_extras"},
+    {"errors", "files", "version", "_extras"},
     {"kernels"},
     {"manifest", "provenance", "ranks"},
     {"positions"},
@@ -50,8 +50,6 @@ def package_of(module: str) -> str:
 def own_imports(module: str) -> set[str]:
     """The package's modules that a module imports."""
     targets = {(base, name) for base, name in imports(module) if base.split(".")[0] == NAME}
-    # The version number stands at the root, where the build reads it.
-    targets.discard((NAME, "__version__"))
     return {f"{base}.{name}" if f"{base}.{name}" in modules() else base for base, name in targets} - {module}
 
 

@@ -102,7 +102,7 @@ def fingerprint_of(model: str, *more: object) -> str:
 def sizes_of(model: EncoderForSequenceClassification) -> tuple[int, int, int]:
     """Return the number of parameters, of those of position, and of those of position that the checkpoint lacks."""
     assert model.loading_report is not None
-    new = position_parameters(model).keys() & model.loading_report.initialised
+    new = position_parameters(model).keys() & model.loading_report.initialized
     return (*parameters(model).values(), sum(model.get_parameter(name).numel() for name in new))
 
 

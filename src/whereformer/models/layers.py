@@ -17,7 +17,7 @@ from ..kernels import FactorPair, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Position, Site, build_position
 from .config import EncoderConfig
-from .seq2seq.config import Seq2SeqConfig
+from .seq2seq_config import Seq2SeqConfig
 
 
 def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNorm:

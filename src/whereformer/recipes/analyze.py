@@ -56,6 +56,8 @@ class Analyze(Recipe):
     out: Annotated[Path, Free] = Path("runs/analyze")
     """Folder for the results."""
 
+    outputs = (FINDINGS,)
+
     def check(self) -> None:
         if not self.model:
             raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")

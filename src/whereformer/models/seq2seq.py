@@ -11,14 +11,14 @@ from torch.nn import functional
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from ...errors import InputError
-from ...kernels import Positions
-from ...positions import Position, Site
-from ...positions.none import NoPosition
-from ..checks import OneDeviceModel, check_shape, embedded_tokens, whole_numbers
-from ..inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
-from ..layers import Attention, Layer, may_share, position_of
-from .config import Seq2SeqConfig
+from ..errors import InputError
+from ..kernels import Positions
+from ..positions import Position, Site
+from ..positions.none import NoPosition
+from .checks import OneDeviceModel, check_shape, embedded_tokens, whole_numbers
+from .inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
+from .layers import Attention, Layer, may_share, position_of
+from .seq2seq_config import Seq2SeqConfig
 
 
 class DecoderLayer(Layer):
