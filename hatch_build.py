@@ -1,4 +1,4 @@
-"""Compiles the kernel for the CPU when a wheel is built, and makes the links of README.md absolute, which PyPI needs."""
+"""Compiles the kernel for the CPU when a wheel is built, and makes the links of README.md absolute for PyPI."""
 
 import atexit
 import importlib.util
