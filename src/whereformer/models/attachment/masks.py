@@ -30,14 +30,17 @@ from ...positions import Site
 from ...positions.counting import places_in, places_of, previous_real
 from ..checks import real_tokens
 
-COMPUTES = "the model computes with its mask, which is no matrix in this attention"
 
-
-class NoTensorError(InputError, AttributeError, TypeError):
+class NoTensorError(InputError, AttributeError):
     """A model does with its mask what only a tensor can do. ``hasattr`` is False then."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__("attention_mask", reason)
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "attention_mask", f"the model computes with its mask ({what}), but this attention makes no matrix of it"
+        )
+
+    def __reduce__(self) -> Any:
+        return InputError, (self.field, self.reason)
 
 
 class RequestedMask(NamedTuple):
@@ -71,13 +74,14 @@ class RequestedMask(NamedTuple):
             raise AttributeError(name)
         if name in ("ndim", "contiguous"):
             # What transformers asks of a mask that was made before the forward, as for a static cache.
-            raise NoTensorError("whereformer's attention takes no mask made before, as for a static cache")
-        raise NoTensorError(f"{COMPUTES} ({name})")
+            told = "whereformer's attention takes no mask made before, as for a static cache"
+            raise InputError("attention_mask", told)
+        raise NoTensorError(f"it reads its {name}")
 
     def __getitem__(self, at: Any) -> Any:
         """Refuse what models do that choose keys themselves, as of a matrix."""
         if isinstance(at, tuple):
-            raise NoTensorError(COMPUTES)
+            raise NoTensorError("it reads parts of it")
         return tuple.__getitem__(self, at)
 
     @classmethod
@@ -87,12 +91,12 @@ class RequestedMask(NamedTuple):
         """Refuse functions of torch, except for scores + mask."""
         if function is Tensor.add and len(args) == 2 and isinstance(args[1], cls):
             return args[1].__radd__(args[0])
-        raise NoTensorError(f"{COMPUTES} ({getattr(function, '__name__', function)})")
+        raise NoTensorError(f"it calls {getattr(function, '__name__', function)}")
 
     def __radd__(self, scores: Tensor) -> Tensor:
         """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
         if self._replace(n_k=0, first=0, real=None) != RequestedMask(0):
-            raise NoTensorError("layers that add masks to scores themselves can have padding only")
+            raise InputError("attention_mask", "layers that add masks to scores themselves can have padding only")
         keys = self.key_mask(len(scores))
         return scores if keys is None else scores.masked_fill(~keys[:, None, None], torch.finfo(scores.dtype).min)
 
@@ -147,7 +151,7 @@ class RequestedMask(NamedTuple):
 
 
 def _refuse_operator(*_: Any) -> Any:
-    raise NoTensorError(COMPUTES)
+    raise NoTensorError("with an operator")
 
 
 for _name in (
