@@ -318,7 +318,7 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
 def sees_later(model: PreTrainedModel) -> dict[str, bool]:
     """Whether states depend on a later token, in calls with a mask and without one, as far as they run."""
     reacts: dict[str, bool] = {}
-    masks = ({}, {"attention_mask": 1}, {"attention_mask": 0})
+    masks: tuple[dict[str, int], ...] = ({}, {"attention_mask": 1}, {"attention_mask": 0})
     for mask, name in zip(masks, ("no mask", "a mask of ones", "a mask of padding"), strict=True):
         try:
             states = [states_of(model, mask, last) for last in (7, 9)]
