@@ -523,9 +523,9 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
         what, *key = json.loads(name)
         if what != "train":
             continue
-        if not (manifest.fits(tuple[int, str], key) and manifest.fits(Outcome, record["value"])):
+        if not (manifest.fits(tuple[int, str], key) and manifest.fits(drawing.Outcome, record["value"])):
             raise InputError("out", f"{path} has something else as {name}; run the same whereformer compare again")
-        outcome = Outcome(**record["value"])
+        outcome = drawing.Outcome(**record["value"])
         if not outcome.failed:
             runs.setdefault(key[1], {})[key[0]] = outcome
     return recipe, runs
