@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 
+import numpy
 import pyarrow as pa
 import pytest
 import torch
@@ -293,3 +294,13 @@ def test_a_text_of_special_tokens_has_nothing_to_predict():
             check_predictable(tokenizer, counts + ids.bincount(minlength=120), "it")
     ids = torch.tensor(tokenizer("the cat [MASK]", add_special_tokens=False)["input_ids"])
     check_predictable(tokenizer, ids.bincount(minlength=120), "it")
+
+
+def test_a_stream_is_opened_by_text(tmp_path, monkeypatch):
+    """C code that asks a path for its text takes Ctrl-C there for an error of its own, which would be a traceback."""
+    (tmp_path / "training.ids").write_bytes(packed([1, 2, 3]))
+    stream, real = TokenFile(tmp_path / "training.ids"), numpy.fromfile
+    monkeypatch.setattr(
+        numpy, "fromfile", lambda file, *more, **options: real({str: file}[type(file)], *more, **options)
+    )
+    assert stream[1:].tolist() == [2, 3]

@@ -174,6 +174,22 @@ def test_other_settings_and_texts_do_not_mix_with_results_already_there(text, tm
     assert "holds results with another text" in told
 
 
+def test_what_fails_at_a_longer_length_fails_before_a_training(text, tmp_path, monkeypatch):
+    """Such as a method of the user's own, or the memory."""
+    real = compare.scoring.lm_score
+
+    def score(model, batches):
+        batches = list(batches)
+        if batches[0]["input_ids"].shape[1] == 64:
+            raise RuntimeError("no such long text")
+        return real(model, batches)
+
+    monkeypatch.setattr("whereformer.analysis.held_out.lm_score", score)
+    monkeypatch.setattr(train, "train", lambda *_, **__: pytest.fail("it trains"))
+    with pytest.raises(RuntimeError, match="no such long text"):
+        run(text, tmp_path, positions="none")
+
+
 def broken(monkeypatch, position, rates=(0.008,)):
     """Let the loss of a method not be finite at these rates."""
     real = train.train
