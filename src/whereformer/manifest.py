@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import InputError
 from .files import check_regular, write_atomically
@@ -72,7 +72,9 @@ def fits(kind: Any, value: Any) -> bool:
         return isinstance(value, dict) and all(fits(inner[-1], each) for each in value.values())
     if found in (int, float):
         return isinstance(value, int | found) and not isinstance(value, bool) and abs(value) <= LARGEST
-    return found is Any or not isinstance(found, type) or isinstance(value, found)
+    if found is Literal:
+        return value in inner
+    return found is Any or isinstance(value, found)  # a TypeError for what is no type, which nothing could fit
 
 
 def fingerprint(texts: Iterable[str]) -> str:
