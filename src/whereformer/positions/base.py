@@ -189,7 +189,8 @@ class Position(nn.Module):
     """Whether positions may be fractional. If not, they raise a TypeError."""
 
     shift_invariant: bool = False
-    """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
+    """Whether the same number added to all positions changes nothing. It is False where an option gives [CLS], the
+    token at position 0, a meaning of its own."""
 
     axes: int | None = None
     """The axes of positions (batch, n, axes) that the method takes besides (n,) and (batch, n); None: it takes none."""
@@ -199,6 +200,9 @@ class Position(nn.Module):
 
     needs_content: bool = False
     """Whether the method acts on query or key. Such a method can't be joined with one that replaces their product."""
+
+    others_change_query: bool = False
+    """Whether a method that this one is joined with changes the query after ``content_terms``. ``Joined`` sets it."""
 
     reads_keys: bool = False
     """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
@@ -370,8 +374,7 @@ class Position(nn.Module):
 
     def offsets_suffice(self) -> bool:
         """Whether attention depends on offsets alone, so that packed texts may have their row's positions."""
-        acting = [method for method in self.methods() if method.acts_in_attention()]
-        return all(method.shift_invariant and not getattr(method, "reset_cls", False) for method in acting)
+        return self.shift_invariant or not self.acts_in_attention()
 
     def check_layer(self, layer: int, name: str = "layer") -> None:
         """Raise an InputError that names the argument for a layer that the method was not built for."""
@@ -494,6 +497,8 @@ class Position(nn.Module):
         """What each head adds to a score at each offset, (heads, \\*offsets); None if the method has no such curve.
 
         Offsets have any shape: those between explicit positions are a matrix.
+        The curve has the precision of the parameters, and at least that of float32: bfloat16 has no number for the
+        offset 1,001. Parameters that are read from a table stay as they are.
         """
         return None
 

@@ -114,8 +114,9 @@ class LayerInput:
         # Keys can be counted within documents, but not within those that a matrix may keep apart.
         from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
         # In compiled code, most masks are matrices, and texts are kept apart only where the caller gives positions.
-        if from_start and (looks or self.forward.placed) and asked.documents is None:
-            name = type(from_start[0]).__name__
+        counts = bool(from_start) or not self.forward.position.offsets_suffice()
+        if counts and (looks or self.forward.placed) and asked.documents is None:
+            name = type(from_start[0]).__name__ if from_start else "+".join(type(each).__name__ for each in methods)
             raise InputError(
                 "position",
                 f"{name} counts from the start of a row, and a mask matrix does not tell where texts begin; give each "
