@@ -1,8 +1,10 @@
 """Imports point one way, and each package needs no library that is not its own business. Lazy imports count too."""
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from .source import NAME, imports, modules
 
@@ -99,6 +101,12 @@ def found_violations() -> set[tuple[str, str]]:
 
 def test_every_package_has_a_layer():
     assert {package_of(module) for module in modules()} - {NAME} == set().union(*LAYERS)
+
+
+def test_the_drawing_shows_the_layers():
+    drawing = (Path(__file__).parents[1] / "docs/architecture/layers.svg").read_text(encoding="utf-8")
+    rows = re.findall(r'class="h" text-anchor="start">(.*?)<', drawing)
+    assert [set(row.split(", ")) for row in rows] == list(reversed(LAYERS))
 
 
 def test_imports_point_one_way_and_libraries_stay_where_they_belong():

@@ -123,6 +123,13 @@ def test_rows_of_tables_are_as_wide_as_their_headers(page):
         width = bars
 
 
+def test_the_page_of_debugging_lists_every_environment_variable():
+    files = [*ROOT.glob("Makefile"), *PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    used = {name for file in files for name in re.findall(r"\bWHEREFORMER_[A-Z_]+", file.read_text(encoding="utf-8"))}
+    page = (DOCS / "architecture" / "debugging.md").read_text(encoding="utf-8")
+    assert used <= set(re.findall(r"^\| `(\w+)=", page, re.MULTILINE))
+
+
 def test_the_reference_lists_every_public_name():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = {name.rpartition(".")[2] for name in re.findall(r"auto\w+:: ([\w.]+)", text)}
