@@ -431,13 +431,18 @@ def test_few_kinds_are_remembered(monkeypatch):
     assert sys.getrefcount(v) == before
 
 
-def test_threads_share_what_is_remembered():
-    given = rows(), rows(), rows()
-    wanted = attend(*given)
+@pytest.mark.parametrize("name", ["one tensor as query, key and value", "two biases"])
+def test_threads_share_what_is_remembered(name):
+    """Also first calls in several threads at once, while another thread switches memories off and on."""
+    given = [CALLS[name]() for _ in range(3)]
+    wanted = [attend(*each) for each in given]
 
-    def results(_):
-        return [attend(*given) for _ in range(20)]
+    def results(number):
+        for _ in range(20):
+            remember(number % 3 != 0)
+            for each, result in zip(given, wanted, strict=True):
+                assert torch.equal(attend(*each), result)
 
     with ThreadPoolExecutor(3) as pool:
-        for found in pool.map(results, range(6)):
-            assert all(torch.equal(each, wanted) for each in found)
+        list(pool.map(results, range(6)))
+    remember(True)

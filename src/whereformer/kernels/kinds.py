@@ -9,7 +9,8 @@ the same steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -39,22 +40,20 @@ class Kind(NamedTuple):
     Args:
         key: types, dtypes, sizes, strides, options, and which tensors are the same.
         tensors: in a fixed order.
+        autocasts: whether autocast is on.
     """
 
     key: tuple[Any, ...]
     tensors: list[Tensor]
+    autocasts: bool
 
 
 class _Place(int):
     """The place of a tensor among those of a call and the results of its steps."""
 
 
-class _Step(NamedTuple):
-    """A torch function with its arguments, where a ``_Place`` stands for a tensor."""
-
-    function: Callable[..., Tensor]
-    arguments: list[Any]
-    options: dict[str, Any]
+_Step: TypeAlias = Callable[[list[Tensor]], Tensor]
+"""A torch function of some of a call's tensors and the results of earlier steps."""
 
 
 class _Known(NamedTuple):
@@ -96,9 +95,11 @@ def kind_of(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> K
         return None  # it has no autocast
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     values = tuple([value for value in arguments if type(value) not in _TENSORS])
-    ids = list(map(id, tensors))
-    same = None if len(set(ids)) == len(ids) else tuple([ids.index(number) for number in ids])
-    return Kind((names, types, values, layouts, same, autocast), tensors)
+    same = None
+    if len({*map(id, tensors)}) < len(tensors):
+        ids = [id(tensor) for tensor in tensors]
+        same = tuple([ids.index(number) for number in ids])
+    return Kind((names, types, values, layouts, same, autocast), tensors, autocast is not None)
 
 
 def attend_again(kind: Kind) -> tuple[Tensor, LogSums | None] | None:
@@ -110,19 +111,30 @@ def attend_again(kind: Kind) -> tuple[Tensor, LogSums | None] | None:
     tensors = kind.tensors
     if steps:
         tensors = [*tensors]
-        with without_autocast(tensors[0].device):
-            for function, arguments, options in steps:
-                tensors.append(function(*[_filled(value, tensors) for value in arguments], **options))
+        with without_autocast(tensors[0].device) if kind.autocasts else nullcontext():
+            for step in steps:
+                tensors.append(step(tensors))
     return outline.attend([tensors[place] for place in places])
 
 
-def _filled(value: Any, tensors: list[Tensor]) -> Any:
-    """Return an argument of a step with tensors at its places."""
-    if type(value) is _Place:
-        return tensors[value]
-    if type(value) in (list, tuple):
-        return type(value)([_filled(part, tensors) for part in value])
-    return value
+def _step(function: Callable[..., Tensor], arguments: list[Any], options: dict[str, Any]) -> _Step:
+    """Return a function of tensors that stand at the places among these arguments."""
+    place, rest = next(iter(arguments), None), arguments[1:]
+    if type(place) is _Place and not any(type(value) in (_Place, list, tuple) for value in rest):
+        return lambda tensors: function(tensors[place], *rest, **options)  # the usual way, in less time
+    return lambda tensors: function(*_filled(arguments, tensors), **options)
+
+
+def _filled(values: Sequence[Any], tensors: list[Tensor]) -> list[Any]:
+    """Return arguments of a step with tensors at their places."""
+    return [
+        tensors[value]
+        if type(value) is _Place
+        else type(value)(_filled(value, tensors))
+        if type(value) in (list, tuple)
+        else value
+        for value in values
+    ]
 
 
 class FirstCall(TorchFunctionMode):
@@ -141,7 +153,7 @@ class FirstCall(TorchFunctionMode):
         options = kwargs or {}
         result = function(*args, **options)
         if isinstance(result, Tensor) and id(result) not in self._places:
-            self._steps.append(_Step(function, self._described(list(args)), options))
+            self._steps.append(_step(function, self._described(list(args)), options))
             self._works &= not any(isinstance(value, Tensor) for value in leaves(options))
             self._places[id(result)] = _Place(len(self._tensors))
             self._tensors.append(result)
