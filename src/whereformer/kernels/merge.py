@@ -115,6 +115,9 @@ def _on_same_offsets(
     """Give tables the same offsets, those of ``span`` that any has (None: all); return them with the first offset."""
     if span is not None:
         tables = [_trim(table, first, *span) for table, first in tables]
+    if len(tables) == 1:
+        table, first = tables[0]
+        return [table.to(dtype)], first
     first = min(first for _, first in tables)
     last = max(first + table.shape[1] - 1 for table, first in tables)
     parts = []
