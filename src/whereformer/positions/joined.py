@@ -65,7 +65,7 @@ class Joined(Position):
         for parts in map(self.methods, range(model.num_layers)):
             for part in parts:
                 others = [other for other in parts if other is not part and not other.scales_query]
-                part.others_change_query |= any(other.changes_heads() for other in others)
+                part.others_change_query |= any(type(other).rotate is not Position.rotate for other in others)
 
     def __iter__(self) -> Any:
         return iter(self.parts)
