@@ -40,7 +40,7 @@ def test_hooks_of_every_method_are_checked(name):
 def test_functions_with_shapes_are_found():
     found = {f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in shapes.functions_with_shapes()}
     assert {f"{Position.__name__}.{hook}" for hook in shapes.HOOKS} <= found
-    assert {"whereformer.kernels.attention", "Pooling.hidden"} <= found
+    assert {"whereformer.kernels.attention", "Pooling.pool_hidden"} <= found
 
 
 def test_shapes_need_jaxtyping_in_tests_alone():

@@ -1,7 +1,8 @@
 """Every configuration class of transformers, tiny and with random weights, through ``attach(model, "none")``.
 
 ``python docs/_ext/sweep.py --out FOLDER`` keeps what it finds in a folder, a file for each package of transformers,
-and goes on from there; with ``--write``, it then writes the page of the documentation.
+and goes on from there; with ``--write``, it then writes ``docs/guides/attached-models.json``, from which the site makes
+a table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import json
 import logging
 import os
 import pkgutil
-import re
 import signal
 import sys
 import time
@@ -470,60 +470,13 @@ def sweep(out: Path, names: list[str], processes: int) -> None:
             time.sleep(0.05)
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "attached-models.md"
-
-INTRODUCTION = """# Models that attach takes
-
-`python docs/_ext/sweep.py --out FOLDER --write` measured this page, with transformers {version}. For each
-configuration class it builds a base model and one with a head, tiny and with random weights, and calls
-`attach(model, "none")`, which [compares](attach.md#the-proof) each attention layer with transformers' own. Then it does
-so again with the scores of one layer multiplied by 1.01: {missed}.
-
-Of {total} configuration classes with models, {served} are served. None is served and computes something else: the
-others are refused, or could not be tried.
-
-Served models take `"none"`. Other methods need as many heads, of the same width, in every layer: in the text models of
-EmbeddingGemma 2, Gemma 4 and Gemma 4 Unified they differ, so `attach(model, "tisa")` is refused there.
-
-## Served
-
-{whole}.
-
-Of these, only some parts get a method:
-
-| Configuration | What gets a method |
-| --- | --- |
-{parts}
-
-## Refused
-
-| Configuration | Why |
-| --- | --- |
-{refused}
-
-These do not call their attention through transformers' `AttentionInterface`:
-{undispatched}.
-
-## Not tried
-
-No tiny model could be built of these:
-
-| Configuration | Why |
-| --- | --- |
-{untried}
-
-## No model of their own
-
-These describe parts of models, or models whose code needs a package that was not installed:
-{alone}.
-"""
+DATA = Path(__file__).parents[2] / "docs" / "guides" / "attached-models.json"
+"""The outcome for every configuration class, and the version of transformers."""
 
 
 def measured_with() -> str:
-    """The version of transformers that the page is of."""
-    found = re.search(r"with transformers (\S+)\. ", PAGE.read_text(encoding="utf-8"))
-    assert found is not None
-    return found.group(1)
+    """The version of transformers that the outcomes are of."""
+    return str(json.loads(DATA.read_text(encoding="utf-8"))["transformers"])
 
 
 def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -544,30 +497,35 @@ def outcome(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def page(found: dict[str, list[dict[str, Any]]]) -> str:
-    """The page of the documentation."""
-    lists: dict[str, list[str]] = {name: [] for name in ("whole", "parts", "refused", "undispatched", "untried")}
-    for config, rows in sorted(found.items(), key=lambda item: item[0].lower()):
-        kind = outcome(rows)
-        row = next(row for row in rows if row["outcome"] == kind)
+OUTCOMES = {"right": "served", "not built": "not tried"}
+"""Names of outcomes for readers, where the sweep has other names."""
+UNDISPATCHED = "does not call its attention through transformers' AttentionInterface"
+NO_MODEL = "describes a part of models, or its model needs a package that was not installed"
+
+
+def outcomes(swept: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The outcome for every configuration class, also for classes without models."""
+    rows: list[dict[str, Any]] = []
+    for config, class_rows in swept.items():
+        kind = outcome(class_rows)
+        row = next(row for row in class_rows if row["outcome"] == kind)
+        result = {"config": config, "outcome": OUTCOMES.get(kind, kind)}
         if kind == "right":
-            parts = ", ".join(f"`{part}`" for part in row["parts"] if part)
-            lists["parts" if parts else "whole"].append(f"| `{config}` | {parts} |" if parts else f"`{config}`")
-        elif "does not dispatch attention" in row["why"]:
-            lists["undispatched"].append(f"`{config}`")
+            rows.append({**result, "parts": [part for part in row["parts"] if part]})
         else:
-            why = row["why"].removeprefix("model: ").replace("`", "'").replace("|", ";")[:240]
-            lists["untried" if kind == "not built" else "refused"].append(f"| `{config}` | `{why}` |")
-    every = {name for package in packages() for name in config_classes(package)}
-    missed = sorted({row["class"] for rows in found.values() for row in rows if row.get("caught") is False})
-    return INTRODUCTION.format(
-        version=transformers.__version__,
-        total=len(found),
-        served=len(lists["whole"]) + len(lists["parts"]),
-        missed=f"all are refused but {', '.join(missed)}" if missed else "every model is then refused",
-        alone=",\n".join(sorted((f"`{name}`" for name in every - set(found)), key=str.lower)),
-        **{name: (",\n" if name in ("whole", "undispatched") else "\n").join(lines) for name, lines in lists.items()},
-    )
+            why = row["why"].removeprefix("model: ").replace("`", "'")[:240]
+            rows.append({**result, "why": UNDISPATCHED if "does not dispatch attention" in why else why})
+    names = {name for package in packages() for name in config_classes(package)}
+    rows += [{"config": name, "outcome": "no model", "why": NO_MODEL} for name in names - set(swept)]
+    return sorted(rows, key=lambda row: row["config"].lower())
+
+
+def write(swept: dict[str, list[dict[str, Any]]]) -> None:
+    """Write the data of the page, one configuration class a line."""
+    missed = sorted({row["class"] for rows in swept.values() for row in rows if row.get("caught") is False})
+    lines = ",\n".join(json.dumps(row) for row in outcomes(swept))
+    head = f'"transformers": {json.dumps(transformers.__version__)},\n"missed": {json.dumps(missed)}'
+    DATA.write_text(f'{{\n{head},\n"outcomes": [\n{lines}\n]\n}}\n', encoding="utf-8")
 
 
 def main() -> None:
@@ -576,7 +534,7 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", help="packages of transformers.models; all by default")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="write the page of the documentation")
+    parser.add_argument("--write", action="store_true", help="write the data of the page of the documentation")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
@@ -584,7 +542,7 @@ def main() -> None:
     torch.set_num_threads(1)
     sweep(options.out, options.packages or packages(), options.processes)
     if options.write:
-        PAGE.write_text(page(results(options.out)), encoding="utf-8")
+        write(results(options.out))
 
 
 if __name__ == "__main__":

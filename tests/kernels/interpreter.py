@@ -1,6 +1,7 @@
 """Fixes for Triton 3.6's interpreter, where it computes something else than a GPU."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import triton.language as tl
@@ -16,6 +17,8 @@ def mend() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1" or hasattr(builder, "mended"):
         return
     builder.mended = True
+    # Nothing reads the results of these checks, which take two fifths of the time.
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     cast, dot = builder.cast_impl, builder.create_dot
     patch_tensor, patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
 

@@ -5,6 +5,7 @@ They run on a GPU if there is one; else Triton's kernels run in its interpreter.
 
 import math
 import os
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -45,6 +46,9 @@ from whereformer import (
 from whereformer.kernels import blockwise
 
 WAYS = ("blockwise", "blockwise in small blocks", "native", "triton")
+
+
+on_cpu = pytest.mark.parametrize("fast", WAYS[:3], indirect=True)
 
 
 # Triton's interpreter is slow; what every day's tests ask of it is in test_triton.
@@ -91,6 +95,56 @@ def test_content_alone(fast, n_q, n_k):
 @pytest.mark.parametrize("term", TERMS)
 def test_each_term(fast, term):
     check(fast, content(33, 40), terms_of([term], 33, 40))
+
+
+ALONE = {
+    "all keys": {},
+    "causal": {"causal": True},
+    "a window that the first blocks of queries do not reach": {
+        "window": (2, 0),
+        "query_positions": Positions(-20, 1, 33),
+    },
+    "a window that reaches nothing": {"window": (3, 0), "query_positions": Positions(100, 1, 33)},
+    "a window that reaches nothing at explicit positions": {
+        "window": (3, 0),
+        "query_positions": torch.arange(33) + 100,
+    },
+    "all keys masked": {"key_mask": torch.zeros(BATCH, 40, dtype=torch.bool)},
+}
+
+
+@on_cpu
+@pytest.mark.parametrize("case", ALONE)
+@pytest.mark.parametrize("term", TERMS)
+def test_a_single_tensor_needs_a_gradient(fast, term, case):
+    """Any one of a call's tensors, also where a block of queries or the whole call reaches no key."""
+    inputs, terms = content(33, 40), terms_of([term], 33, 40)
+    options = {"return_lse": True, "sinks": random(HEADS), **ALONE[case]}
+    out, lse, *gradients = run("reference", torch.float64, inputs, terms, options)
+    for number, expected in enumerate(gradients):
+        found = run(fast, torch.float32, inputs, terms, options, only=number)
+        for ours, theirs in zip(found, (out, lse, expected), strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
+
+
+SHARED = (
+    "bias", "keys_with_a_gate", "queries", "queries_with_a_gate", "decay_of_all_rows", "values", "factors_of_all_rows",
+    "dense_of_all_rows",
+)  # fmt: skip
+"""Terms of each kind that the items of a batch share, so that a batch may be empty."""
+
+
+@on_cpu
+@pytest.mark.parametrize("positions", [False, True], ids=["affine", "explicit"])
+@pytest.mark.parametrize(
+    ("term", "batch", "n_k"), [*((term, BATCH, 0) for term in TERMS), *((term, 0, 40) for term in SHARED)]
+)
+def test_a_single_tensor_needs_a_gradient_of_nothing(fast, term, batch, n_k, positions):
+    inputs, terms = content(33, n_k, batch=batch), terms_of([term], 33, n_k)
+    options = {"query_positions": torch.zeros(batch, 33, dtype=torch.long) if positions else None}
+    for number in range(3 + len(terms[0][1])):
+        *_, gradient = run(fast, torch.float32, inputs, terms, options, only=number)
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize(
@@ -405,6 +459,63 @@ def test_gradients_only_where_needed(fast):
     needed.requires_grad_(False)
     with torch.no_grad():
         assert not attention(query, key, value, backend=fast).requires_grad
+
+
+def elsewhere(tensor):
+    """The same numbers, every other one in memory, beginning at another multiple of four bytes."""
+    return torch.zeros(*tensor.shape, 2, dtype=tensor.dtype, device=tensor.device)[..., 1].copy_(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["parts of a projection", "one head for all"])
+def test_saved_tensors_may_come_back_elsewhere(fast, layout, dtype):
+    """Hooks that offload or compress them give back other memory, with other strides."""
+    table, d_out = random(1, 9, DIM).float(), random(1, HEADS, 24, DIM).to(dtype)
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.05}
+    for hook in (None, torch.clone, None, elsewhere, torch.clone, elsewhere):
+        if layout == "one head for all":
+            whole = random(3, 1, 1, 24, DIM).to(dtype)
+            rows = [each.expand(-1, HEADS, -1, -1) for each in whole]
+        else:
+            whole = random(1, 24, 3, HEADS, DIM).to(dtype)
+            rows = list(whole.transpose(1, 3).unbind(2))
+        gradients = []
+        for name in (fast, "reference"):
+            wide = torch.float32 if name == "reference" else dtype
+            leaves = [each.detach().to(wide).requires_grad_() for each in rows]
+            leaves.append(table.clone().requires_grad_())
+            hooks = torch.autograd.graph.saved_tensors_hooks(hook, lambda tensor: tensor) if hook else nullcontext()
+            with hooks:
+                out = attention(*leaves[:3], [OffsetKeys(leaves[3], -4)], causal=True, backend=name)
+            gradients.append(torch.autograd.grad(out, leaves, d_out.to(wide)))
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours.to(theirs.dtype), theirs, **close)
+
+
+@pytest.mark.parametrize("hook", [torch.Tensor.bfloat16, lambda tensor: tensor[..., :7]], ids=["dtype", "shape"])
+def test_saved_tensors_that_come_back_as_others_are_refused(fast, hook):
+    inputs = [each.float().requires_grad_() for each in content(20, 20)]
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(hook, lambda tensor: tensor):
+            out = attention(*inputs, backend=fast)
+        with pytest.raises(RuntimeError, match=r"expected the saved query as torch.float32 of shape \(2, 2, 20, 16\)"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["reference", "fast"])
+def test_positions_have_no_gradient(fast, name):
+    name = fast if name == "fast" else name
+    for _ in range(2):
+        query, key, value = (each.float().requires_grad_() for each in content(20, 20))
+        at = torch.arange(20.0, device=DEVICE).requires_grad_()
+        # The compiled kernel leaves causality at fractional positions to others.
+        options = {"query_positions": at * 1.5, "key_positions": at + 0.25, "causal": name != "native", "backend": name}
+        out = attention(query, key, value, **options)
+        *gradients, none = torch.autograd.grad(out.sum(), [query, key, value, at], allow_unused=True)
+        options = {**options, "query_positions": at.detach() * 1.5, "key_positions": at.detach() + 0.25}
+        out = attention(query, key, value, **options)
+        assert none is None
+        assert all(map(torch.equal, gradients, torch.autograd.grad(out.sum(), [query, key, value])))
 
 
 # --- precision

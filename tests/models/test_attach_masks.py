@@ -237,7 +237,7 @@ def packed(way):
     return texts, {"input_ids": torch.cat(texts, 1), "position_ids": places, **WAYS[way]}
 
 
-@pytest.mark.parametrize("position", ["tisa", "shaw", "logn", "floater", "tupe+t5", "fire", "rope+fire"])
+@pytest.mark.parametrize("position", ["tisa", "shaw", "logn", "floater", "tupe+t5", "fire", "rope+fire", "rope+shaw"])
 @pytest.mark.parametrize(
     ("name", "way"),
     [(name, way) for name in ("bert", "Llama", "Mistral") for way in WAYS if name != "bert" or "seq" in way],
@@ -353,10 +353,12 @@ def test_the_positions_of_text_beside_those_of_images_tell_texts():
 def test_texts_that_a_matrix_keeps_apart():
     seen = (DOCUMENTS[0, :, None] == DOCUMENTS)[None, None].tril()
     ids, additive = torch.randint(3, 50, (1, 15)), torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
-    for position in ("logn", "fire"):
-        for model in (attach(make_decoder("Llama"), position), attach(make_bert(), position)):
+    for position in ("logn", "fire", "rope+shaw"):
+        for model in (attach(make_decoder("Llama"), position, keep_absolute=False), attach(make_bert(), position)):
             for mask in (seen, additive):
-                with pytest.raises(InputError, match=r"^position: \w+ counts from the start of a row"):
+                with pytest.raises(
+                    InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts from the start of a row"
+                ):
                     model(ids, attention_mask=mask)
     model = attach(make_decoder("Llama"), "tisa")
     close(model(ids, attention_mask=seen).last_hidden_state, model(ids, attention_mask=additive).last_hidden_state)

@@ -70,7 +70,19 @@ def compare(model, texts, row, types=None):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("position", [*METHODS, "learned+tisa", "tupe+t5", "fire+kerple", "rope+logn"])
+@pytest.mark.parametrize(
+    "position",
+    [
+        *METHODS,
+        "learned+tisa",
+        "tupe+t5",
+        "fire+kerple",
+        "rope+logn",
+        "rope+shaw",
+        "deberta+rope",
+        "rope+transformer_xl",
+    ],
+)
 def test_every_method_keeps_texts_apart(position):
     compare(randomized(Encoder, position=position), *texts_and_row())
 

@@ -187,7 +187,7 @@ def test_saved_and_loaded(tmp_path):
         torch.testing.assert_close(loaded.eval()(ids)[0], model(ids)[0], rtol=1e-5, atol=1e-5)
     other = load_pretrained(tmp_path, position="tisa")
     assert other.position.amplitude.shape == (4, 2, 2)
-    assert any("position." in name for name in other.loading_report.initialised)
+    assert any("position." in name for name in other.loading_report.initialized)
 
 
 def test_which_layers_use_position():

@@ -11,11 +11,13 @@ from tests.positions.stack import METHODS
 from whereformer import DenseBias, OffsetBias, position_names
 from whereformer.errors import InputError
 from whereformer.kernels.terms import offsets_between, position_values
-from whereformer.positions import ModelShape, Position, method_class
+from whereformer.positions import ModelShape, Position
 from whereformer.positions.alibi import Alibi
 from whereformer.positions.base import OffsetFunction
+from whereformer.positions.kerple import Kerple
 from whereformer.positions.learned import Learned
 from whereformer.positions.rope import Rope
+from whereformer.positions.t5 import T5
 from whereformer.positions.testing import check_position
 from whereformer.positions.tisa import Tisa
 
@@ -71,6 +73,7 @@ def test_a_class_need_not_be_registered_and_takes_options():
     check_position(Triangle)
     check_position(Triangle, width=2, causal=True, compiles=True)
     check_position(Learned, embedding_size=16)
+    check_position(FloatOffsets)
 
 
 def test_the_callers_random_numbers_stay():
@@ -193,6 +196,40 @@ class HalfPositions(Rope):
         return super()._turns(positions.to(self._like.dtype if self._like.dtype != torch.float64 else positions.dtype))
 
 
+class LogOfIntegers(Triangle):
+    """Logarithms of int64 are float32, whatever the parameters are."""
+
+    def curve(self, offsets, *, layer=0):
+        distances = torch.as_tensor(offsets, device=self.slope.device).abs().clamp(max=self.width)
+        dtype = torch.promote_types(self.slope.dtype, torch.float32)
+        return torch.einsum("h,...->h...", self.slope[layer].to(dtype), torch.log1p(distances).to(dtype))
+
+
+class SingleLogs(LogOfIntegers):
+    def curve(self, offsets, *, layer=0):
+        return super().curve(torch.as_tensor(offsets).float(), layer=layer)
+
+
+class FloatOffsets(Triangle):
+    """float32 has these whole numbers, so nothing is lost."""
+
+    def curve(self, offsets, *, layer=0):
+        return super().curve(torch.as_tensor(offsets).float(), layer=layer)
+
+
+class HalfOffsets(Kerple):
+    def curve(self, offsets, *, layer=0):
+        return super().curve(torch.as_tensor(offsets).to(self.r1.dtype), layer=layer)
+
+    def curves(self, offsets):
+        return super().curves(torch.as_tensor(offsets).to(self.r1.dtype))
+
+
+class Silent(Position):
+    def rotate(self, query, key, value, site):
+        return query * 2, key, value
+
+
 class Looks(Alibi):
     def terms(self, hidden, site):
         if hidden.sum().item() == math.inf:
@@ -217,9 +254,13 @@ class Looks(Alibi):
         (AffineOnly, "Explicit positions are the same", "AttributeError"),
         (MindsPadding, "Padding changes nothing", "with padding on the right"),
         (WrongRange, "Positions out of range", "IndexError"),
-        (Drifts, "The same number added to all positions", "positions from 3 instead of 1"),
+        (Drifts, "The same number added to all positions", "positions from -2 instead of 0"),
         (OtherCurve, "A curve is what the method adds", "weights of the terms and of the curve"),
+        (Silent, "Query and key may be left out, unless needs_content", "rotate changes the query"),
+        (LogOfIntegers, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
+        (SingleLogs, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (HalfPositions, "bfloat16 rounds the output", "positions from 513"),
+        (HalfOffsets, "bfloat16 rounds the output", "the curve of parameters in bfloat16"),
         (Looks, "On the meta device", "RuntimeError|NotImplementedError|item"),
     ],
 )
@@ -241,6 +282,14 @@ def test_a_claim_that_does_not_hold_is_found():
     with pytest.raises(AssertionError, match="Claims breaks the law 'The same number added"):
         check_position(Claims)
 
+    class ResetsCls(T5):
+        def __init__(self, model):
+            super().__init__(model, reset_cls=True)
+            self.shift_invariant = True
+
+    with pytest.raises(AssertionError, match="ResetsCls breaks the law 'The same number added"):
+        check_position(ResetsCls)
+
     class Learns(Learned):
         extrapolates = True
 
@@ -252,16 +301,6 @@ def test_a_claim_that_does_not_hold_is_found():
 
     with pytest.raises(AssertionError, match=r"Fractions breaks the law 'Fractional positions .* fractional"):
         check_position(Fractions)
-
-
-# Fire's threshold is beyond the lengths here, and what it does there is tested with its authors' formula.
-@pytest.mark.parametrize(
-    "name", [name for name in position_names() if not (method_class(name).shift_invariant or name == "fire")]
-)
-def test_what_is_not_claimed_is_not_so(name):
-    claims = type(name, (method_class(name),), {"shift_invariant": True})
-    with pytest.raises(AssertionError, match="The same number added"):
-        check_position(claims)
 
 
 @pytest.mark.slow

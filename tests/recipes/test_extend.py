@@ -324,13 +324,26 @@ def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_
     assert message in said
 
 
-@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "tokenizer.json"])
-def test_a_pipe_in_the_model_is_not_read(name, tmp_path, words, documents, capsys):
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "tokenizer.json", "2_Normalize/config.json"])
+def test_a_pipe_in_the_model_is_not_read_and_named_before_any_training(
+    name, tmp_path, words, documents, capsys, monkeypatch
+):
+    monkeypatch.setattr(extend.Extend, "train", lambda *_: pytest.fail("it trains"))
     path = save(tmp_path / "m", bert(), words)
-    (tmp_path / "m" / name).unlink()
+    (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "m" / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "m" / name)
     said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
     assert "expected a file, got a pipe, socket or device" in said
+
+
+def test_documents_of_unknown_words_are_refused_with_their_share(model, tmp_path, capsys):
+    rows = [json.dumps({"text": "Ж" + " Ж" * 80}) for _ in range(40)]
+    (tmp_path / "text.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    line = fails(
+        capsys, "extend", model, "--data", str(tmp_path / "text.jsonl"), "--length=48", "--out", str(tmp_path / "out")
+    )
+    assert line.startswith("whereformer: --data: too little to predict in the text: 100.0% of its tokens are [UNK]")
 
 
 def test_too_few_documents_to_hold_any_out(model, documents, capsys):

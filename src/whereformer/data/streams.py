@@ -40,7 +40,8 @@ class TokenFile:
         start, stop, step = places.indices(len(self))
         if step != 1:
             raise ValueError(f"expected a slice without a step, got {step}")
-        found = np.fromfile(self.path, np.int32, max(0, stop - start), offset=start * 4)
+        # A path would be turned into text while C code waits, which takes an interrupt there for an error of its own.
+        found = np.fromfile(str(self.path), np.int32, max(0, stop - start), offset=start * 4)
         return torch.from_numpy(found).long()
 
     def counts(self, size: int) -> Tensor:

@@ -283,7 +283,7 @@ class EncoderConfig(StrictConfig):
             raise InputError("length", f"expected at least 1, got {length}")
         lengths = [length]
         for _ in parse_blocks(self.blocks)[1:]:
-            lengths.append(self.make_pooling().length(lengths[-1]))
+            lengths.append(self.make_pooling().pooled_length(lengths[-1]))
         return tuple(lengths)
 
     def make_pooling(self) -> Pooling:

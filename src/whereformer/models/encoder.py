@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -18,12 +18,12 @@ from ..kernels.varlen import packed_texts
 from ..positions import Position, Site
 from ..positions.counting import places_in, places_of, previous_real
 from .blocks import parse_blocks
-from .checkpoints.loading import LoadingReport
 from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, real_tokens, whole_numbers
 from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
-from .pooling import Texts, unpool
+from .loading_report import LoadingReport
+from .pooling import FunnelState, PackedDocuments
 
 if TYPE_CHECKING:
     from jaxtyping import Integer, Shaped
@@ -76,7 +76,7 @@ class EncoderPreTrainedModel(OneDeviceModel):
     accepts_loss_kwargs = False
 
     loading_report: LoadingReport | None = None
-    """What :func:`whereformer.load_pretrained` kept, dropped and initialised, if it loaded this model."""
+    """What :func:`whereformer.load_pretrained` kept, dropped and initialized, if it loaded this model."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -190,41 +190,47 @@ class Encoder(EncoderPreTrainedModel):
         words = embedded_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
-        whole, texts = self._site(words, input_ids, attention_mask, inputs)
-        places = whole.queries
-        if whole.end is not None and texts is None and self.position.offsets_suffice():
+        site, documents = self._site(words, input_ids, attention_mask, inputs)
+        positions = site.queries
+        if site.end is not None and documents is None and self.position.offsets_suffice():
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
-            at = Positions(0, 1, words.shape[1])
-            whole = replace(whole, queries=at, keys=at, end=None)
+            row_positions = Positions(0, 1, words.shape[1])
+            site = replace(site, queries=row_positions, keys=row_positions, end=None)
         share = self.position.share if may_share(self.layers) else lambda site: site
-        site = whole = share(whole)
-        # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
-        hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, places)
+        funnel = FunnelState(self.pooling, site, documents, share, pool_query_only=self.config.pool_query_only)
         with_weights = asks_for("output_attentions", inputs, self.config)
-        states = [hidden] if asks_for("output_hidden_states", inputs, self.config) else None
-        attentions, first, now = [], None, texts
-        pooled_blocks = {block.start for block in self.blocks[1:]}
-        for number in chain(*self.blocks, self.decoder):
-            if number == self.decoder.start:
-                assert first is not None
-                hidden, site, first = self._unpooled(hidden, texts, now, words.shape[1]) + first, whole, None
-                if states is not None:
-                    states.append(hidden)
-            here, queries, memory = site, hidden, None
-            if number in pooled_blocks:
-                first = hidden if first is None and self.has_decoder else first
-                if now is not None or self.pooling.applies_to(hidden.shape[1]):
-                    queries, pooled = self.pooling.hidden(hidden, now), self.pooling.site(site, now)
-                    before, here = site, share(pooled)
-                    site, now = here, None if now is None else now.pooled
-                    if self.config.pool_query_only:
-                        # The first layer of a block attends to the tokens before pooling.
-                        here, memory = share(pooled.with_keys_of(before)), hidden
-            here = replace(here, layer=number, window=self.windows[number])
-            hidden, weights = self.layers[self.passes[number]](queries, self.position, here, memory, with_weights)
+        attentions: list[Tensor | None] = []
+        states: list[Tensor] | None = [] if asks_for("output_hidden_states", inputs, self.config) else None
+
+        def run_layer(number: int, queries: Tensor, layer_site: Site, memory: Tensor | None = None) -> Tensor:
+            layer_site = replace(layer_site, layer=number, window=self.windows[number])
+            layer = self.layers[self.passes[number]]
+            hidden, weights = layer(queries, self.position, layer_site, memory, with_weights)
             attentions.append(weights)
             if states is not None:
                 states.append(hidden)
+            return hidden
+
+        # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
+        hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, positions)
+        if states is not None:
+            states.append(hidden)
+        first_block_states = None
+        for index, block in enumerate(self.blocks):
+            if index == 1 and self.has_decoder:
+                first_block_states = hidden
+            for number in block:
+                if index > 0 and number == block.start:
+                    hidden = run_layer(number, *funnel.pool(hidden))
+                else:
+                    hidden = run_layer(number, hidden, funnel.site)
+        if first_block_states is not None:
+            hidden = funnel.unpool(hidden, 2 ** (len(self.blocks) - 1), words.shape[1]) + first_block_states
+            first_block_states = None
+            if states is not None:
+                states.append(hidden)
+        for number in self.decoder:
+            hidden = run_layer(number, hidden, funnel.site)
         if self.norm is not None:
             hidden = self.norm(hidden)
             if states is not None:
@@ -233,19 +239,12 @@ class Encoder(EncoderPreTrainedModel):
             last_hidden_state=hidden,
             hidden_states=None if states is None else tuple(states),
             attentions=tuple(attentions) if with_weights else None,
-            documents=site.query_documents,
+            documents=funnel.site.query_documents,
         )
-
-    def _unpooled(self, hidden: Tensor, texts: Texts | None, now: Texts | None, length: int) -> Tensor:
-        """Repeat pooled states to the length that the decoder works at."""
-        times = 2 ** (len(self.blocks) - 1)
-        if texts is None or now is None:
-            return unpool(hidden, times, length, self.config.separate_cls)
-        return texts.unpool(hidden, now, times)
 
     def _site(
         self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
-    ) -> tuple[Site, Texts | None]:
+    ) -> tuple[Site, PackedDocuments | None]:
         """Check what attention needs to know about the tokens; return where they attend to one another, and the texts
         that pooling has to keep apart."""
         shape = batch, length = tuple(words.shape[:2])
@@ -261,7 +260,7 @@ class Encoder(EncoderPreTrainedModel):
         documents = self._documents(words, real, inputs)
         texts = self._texts(documents, real)
         # Pooled documents are numbered, whatever their ids were.
-        documents = documents if texts is None else texts.documents
+        documents = documents if texts is None else texts.ids
         if self.config.segments != "attention":
             types = None
         elif types is not None:
@@ -300,14 +299,14 @@ class Encoder(EncoderPreTrainedModel):
             return None
         return begins.cumsum(1).expand(batch, -1)
 
-    def _texts(self, documents: Tensor | None, real: Tensor | None) -> Texts | None:
+    def _texts(self, documents: Tensor | None, real: Tensor | None) -> PackedDocuments | None:
         """Return the texts of a row that pooling has to keep apart, if there are several and it pools."""
         if documents is None or len(self.blocks) == 1:
             return None
         if real is not None or len(documents) != 1:
             name = "attention_mask" if len(documents) == 1 else "document_ids"
             raise InputError(name, "a model that pools takes packed texts in one row, without padding")
-        return Texts.of(documents, self.pooling)
+        return PackedDocuments.from_ids(documents, self.pooling)
 
     def _places(
         self, input_ids: Tensor | None, length: int, documents: Tensor | None, inputs: EncoderInputs

@@ -189,7 +189,8 @@ class Position(nn.Module):
     """Whether positions may be fractional. If not, they raise a TypeError."""
 
     shift_invariant: bool = False
-    """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
+    """Whether the same number added to all positions changes nothing. It is False where an option gives [CLS], the
+    token at position 0, a meaning of its own."""
 
     axes: int | None = None
     """The axes of positions (batch, n, axes) that the method takes besides (n,) and (batch, n); None: it takes none."""
@@ -200,9 +201,15 @@ class Position(nn.Module):
     needs_content: bool = False
     """Whether the method acts on query or key. Such a method can't be joined with one that replaces their product."""
 
+    others_change_query: bool = False
+    """Whether a method that this one is joined with changes the query after ``content_terms``. ``Joined`` sets it."""
+
     reads_keys: bool = False
     """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
     ``rotate``, so that the method gets all of them."""
+
+    rotates_any_heads: bool = False
+    """Whether ``rotate`` accepts keys and values with fewer heads than the query. If not, they are repeated first."""
 
     one_sided: bool = False
     """Whether it knows nothing of keys to the right, because it was built for causal attention."""
@@ -341,7 +348,11 @@ class Position(nn.Module):
             )
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
-        if self.content and not any(method.reads_keys or method.changes_heads() for method in methods):
+        needs_all_heads = [
+            method.reads_keys or (type(method).rotate is not Position.rotate and not method.rotates_any_heads)
+            for method in methods
+        ]
+        if self.content and not any(needs_all_heads):
             return query, key, value
         groups = heads // value.shape[1]
         repeated = None if key is None else key.repeat_interleave(groups, 1)
@@ -357,18 +368,13 @@ class Position(nn.Module):
                 stacklevel=3,
             )
 
-    def changes_heads(self) -> bool:
-        """Whether the method itself may change query, key or value."""
-        return type(self).rotate is not Position.rotate
-
     def methods(self, layer: int | None = None) -> tuple[Position, ...]:
         """The methods that this one is made of, or those that act in one layer: itself, unless it joins others."""
         return (self,)
 
     def offsets_suffice(self) -> bool:
         """Whether attention depends on offsets alone, so that packed texts may have their row's positions."""
-        acting = [method for method in self.methods() if method.acts_in_attention()]
-        return all(method.shift_invariant and not getattr(method, "reset_cls", False) for method in acting)
+        return self.shift_invariant or not self.acts_in_attention()
 
     def check_layer(self, layer: int, name: str = "layer") -> None:
         """Raise an InputError that names the argument for a layer that the method was not built for."""
@@ -491,6 +497,8 @@ class Position(nn.Module):
         """What each head adds to a score at each offset, (heads, \\*offsets); None if the method has no such curve.
 
         Offsets have any shape: those between explicit positions are a matrix.
+        The curve has the precision of the parameters, and at least that of float32: bfloat16 has no number for the
+        offset 1,001. Parameters that are read from a table stay as they are.
         """
         return None
 

@@ -72,6 +72,7 @@ class Deberta(Position):
     fractional = False
     shift_invariant = True
     needs_content = True
+    rotates_any_heads = True
 
     def __init__(
         self,

@@ -20,8 +20,9 @@ class Fire(Position):
 
     ``score_ij += mlp(log(|c offset| + 1) / (log(|c max(i, L)|  + 1) + eps))`` for the query at position i (eq. 19
     with the authors' absolute values). Up to the trained threshold L, the score depends on the distance alone. Beyond
-    it, distances are measured relative to i, so no input ever leaves the trained range. The formula was made for causal
-    models. In an encoder, distances to the left and to the right look alike.
+    it, distances are measured relative to i, so no input ever leaves the trained range, and a shift of all positions
+    changes the scores. The formula was made for causal models. In an encoder, distances to the left and to the right
+    look alike.
 
     Because of the division by a function of i, every pair of query and key has its own number: a DenseBias with O(n_q
     n_k) memory.

@@ -40,6 +40,7 @@ class Inkling(Position):
     acts_on = frozenset({"scores"})
     fractional = False
     shift_invariant = True
+    rotates_any_heads = True
 
     def __init__(
         self,
@@ -91,9 +92,6 @@ class Inkling(Position):
         if self.scales_query:
             query = (query * self.query_factor(query, site)).to(query.dtype)
         return query, key, value
-
-    def changes_heads(self) -> bool:
-        return self.scales_query
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         self.check_hidden(hidden)

@@ -60,8 +60,12 @@ class Joined(Position):
         self.acts_on = frozenset().union(*(part.acts_on for part in self))
         self.extrapolates = all(part.extrapolates for part in self)
         self.fractional = all(part.fractional for part in self)
-        self.shift_invariant = all(part.shift_invariant for part in self)
+        self.shift_invariant = all(part.shift_invariant for part in self) and self.offsets_suffice()
         self.embedding_scale = max(part.embedding_scale for part in self)
+        for parts in map(self.methods, range(model.num_layers)):
+            for part in parts:
+                others = [other for other in parts if other is not part and not other.scales_query]
+                part.others_change_query |= any(type(other).rotate is not Position.rotate for other in others)
 
     def __iter__(self) -> Any:
         return iter(self.parts)
@@ -69,6 +73,17 @@ class Joined(Position):
     def methods(self, layer: int | None = None) -> tuple[Position, ...]:
         every: tuple[Any, ...] = tuple(self.parts)
         return every if layer is None else tuple(every[number] for number, _ in self.places[layer])
+
+    def offsets_suffice(self) -> bool:
+        if not all(part.offsets_suffice() for part in self):
+            return False
+        # Where rope turns query and key by their positions, another method's products with them depend on these too.
+        # A method that reads keys reads them before they are turned.
+        for parts in map(self.methods, range(self.model.num_layers)):
+            on_products = [part for part in parts if part.needs_content and not part.reads_keys]
+            if len(on_products) > 1 and any("keys" in part.acts_on for part in on_products):
+                return False
+        return True
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)

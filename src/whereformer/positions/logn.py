@@ -52,6 +52,7 @@ class Logn(Position):
     acts_on = frozenset({"queries"})
     shift_invariant = True
     needs_content = True
+    rotates_any_heads = True
     scales_query = True
     # Not for their numbers: with a cache, ``rotate`` would otherwise be told of the new keys alone.
     reads_keys = True

@@ -67,6 +67,7 @@ class Rope(Position):
     paper, year = "Su et al.", 2021
     shift_invariant = True
     needs_content = True
+    rotates_any_heads = True
 
     def __init__(
         self,

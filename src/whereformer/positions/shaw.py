@@ -45,6 +45,7 @@ class Shaw(Position):
             raise InputError("keys", "expected keys or values to be True, got False for both")
         self.clip = clip
         self.needs_content = keys
+        self.acts_on = frozenset(name for name, has in (("scores", keys), ("values", values)) if has)
         heads = (model.num_heads,) if per_head else ()
         size = (model.num_layers, *heads, 2 * clip + 1, model.head_dim)
         self.keys = nn.Parameter(torch.empty(size)) if keys else None

@@ -68,6 +68,7 @@ class T5(OffsetFunction):
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.reset_cls = reset_cls
+        self.shift_invariant = not reset_cls
         self.buckets = buckets(num_buckets, max_distance, self.bidirectional)
         ends = self.buckets[0], self.buckets[-1]
         pairs = zip(self.buckets[max_distance::-1], self.buckets[max_distance:], strict=True)

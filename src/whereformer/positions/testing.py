@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import Positions, PositionsLike, Term, attention
 from ..kernels.call import check_term
@@ -28,6 +29,8 @@ WIDTH, HEADS, LAYERS, MAX_LENGTH = 16, 2, 4, 24
 
 _SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "num_layers": LAYERS, "max_length": MAX_LENGTH}
 _BFLOAT16_ERROR = 0.06
+_FAR_OFFSETS = (-1001, -517, -259, 0, 1, 259, 517, 1001)
+"""Offsets of which bfloat16 rounds the far ones."""
 
 _Build: TypeAlias = Callable[..., Position]
 """What builds the method, with parameters that all matter, in float64 or the dtype that it gets."""
@@ -346,14 +349,31 @@ def _is_shift_invariant(build: _Build) -> None:
     """The same number added to all positions changes nothing, where shift_invariant claims it."""
     position, words = build().eval(), _words(9)
     for stride in (1, 3) if position.shift_invariant else ():
-        # Position 0 may be [CLS]'s.
-        at = Positions(1, stride, 9)
+        # Position 0 may be that of [CLS].
+        at = Positions(0, stride, 9)
         expected = attend(position, words, at, at, layer=1)
-        for start in (3, 400):
+        for start in (-2, 3, 400):
             moved = Positions(start, stride, 9)
             for places in (moved, moved.values()):
                 found = attend(position, words, places, places, layer=1)
-                _demand_close(found, expected, f"positions from {start} instead of 1")
+                _demand_close(found, expected, f"positions from {start} instead of 0")
+
+
+def _says_whether_it_acts_on_content(build: _Build) -> None:
+    """Query and key may be left out, unless needs_content says that the method acts on them."""
+    position, words, (query, key, value), at = build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
+    if position.needs_content or not position.content:
+        return
+    words = position.embed(words, at)
+    for layer in range(LAYERS):
+        site = Site(at, at, layer)
+        found, expected = position.rotate(query, key, value, site), (query, key)
+        for name, ours, theirs in zip(("query", "key"), found, expected, strict=False):
+            _demand(torch.equal(ours, theirs), f"rotate changes the {name}")
+        _demand(position.content_terms(query, key, site) == (), "content_terms returned terms")
+        nothing = torch.zeros_like(query)
+        expected_out = position.attend(words, nothing, nothing, value, site)
+        _demand_close(position.attend(words, None, None, value, site), expected_out, "attention without query and key")
 
 
 def _has_the_curve_that_it_adds(build: _Build) -> None:
@@ -373,26 +393,65 @@ def _has_the_curve_that_it_adds(build: _Build) -> None:
         return
     # Scores read off values that name their keys.
     for places in (at, at.values()):
-        (term,) = position.terms(_words(9), Site(places, places, 2))
-        weights = attention(None, None, torch.eye(9).double().expand(1, HEADS, -1, -1), (term,))
+        terms = position.terms(_words(9), Site(places, places, 2))
+        weights = attention(None, None, torch.eye(9).double().expand(1, HEADS, -1, -1), terms)
         _demand_close(weights[0], curve.softmax(-1), "weights of the terms and of the curve")
+
+
+class _Widening(TorchDispatchMode):
+    """Computes in float64 what asks for float32 by name; torch's default type is up to the caller."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return function(*args, **wide)
+
+
+def _is_exact_in_float64(build: _Build) -> None:
+    """In float64, curves, terms and features have the precision of float64."""
+    position, words, heads, at = build().eval(), _words(9), _heads(9), Positions(4, 1, 9)
+
+    def compute() -> list[Tensor]:
+        results = [
+            each for places in (at, at.values()) for each in _hooks(position, words, heads, Site(places, places, 1))
+        ]
+        curve = position.curve(_FAR_OFFSETS, layer=1)
+        return results if curve is None else [*results, curve]
+
+    results, default = compute(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widening():  # type: ignore[no-untyped-call]
+            exact = compute()
+    finally:
+        torch.set_default_dtype(default)
+    for ours, theirs in zip(results, exact, strict=True):
+        _demand_close(ours, theirs, "a tensor, beside the same with all operations in float64,", 1e-13)
 
 
 def _is_exact_in_bfloat16(build: _Build) -> None:
     """bfloat16 rounds the output, never the positions."""
     position, words, heads = build(torch.bfloat16).eval(), _words(50).bfloat16(), _heads(50).bfloat16()
-    out, at = attend(position, words[:, :8]), Positions(513, 1, 50)  # there bfloat16 has every fourth whole number
-    try:
-        found = _hooks(position, words, heads, Site(at, at, 1))
-    except PositionRangeError:
-        found = []
+    out, near, far = attend(position, words[:, :8]), Positions(513, 1, 50), Positions(1001, 1, 50)
+    # From 512 on, bfloat16 has every fourth whole number.
+    sites = {"positions from 513": Site(near, near, 1), "offsets near 1001": Site(far, Positions(0, 1, 50), 1)}
+    results = {}
+    for name, site in sites.items():
+        try:
+            results[name] = _hooks(position, words, heads, site)
+        except PositionRangeError:
+            continue
+    curve = position.curve(_FAR_OFFSETS, layer=1)
     position, words, heads = position.double(), words.double(), heads.double()
     _demand_close(out, attend(position, words[:, :8]), "attention in bfloat16", _BFLOAT16_ERROR)
-    exact = _hooks(position, words, heads, Site(at, at, 1)) if found else []
-    for ours, theirs in zip(found, exact, strict=True):
-        # A table may end where the precision does, and numbers that overflow can't be compared.
-        if ours.shape == theirs.shape and theirs.isfinite().all():
-            _demand_close(ours, theirs, f"positions from {at.start} in bfloat16", 20 * torch.finfo(torch.bfloat16).eps)
+    for name, tensors in results.items():
+        for ours, theirs in zip(tensors, _hooks(position, words, heads, sites[name]), strict=True):
+            # A table may end where the precision does, and numbers that overflow can't be compared.
+            if ours.shape == theirs.shape and theirs.isfinite().all():
+                _demand_close(ours, theirs, f"{name} in bfloat16", 20 * torch.finfo(torch.bfloat16).eps)
+    if curve is not None:
+        exact = position.curve(_FAR_OFFSETS, layer=1)
+        assert exact is not None
+        _demand_close(curve, exact, "the curve of parameters in bfloat16, which is at least float32,", 1e-5)
 
 
 def _has_shapes_without_data(build: _Build) -> None:
@@ -433,7 +492,9 @@ LAWS: tuple[Callable[[_Build], None], ...] = (
     _knows_its_range,
     _takes_or_refuses_fractions,
     _is_shift_invariant,
+    _says_whether_it_acts_on_content,
     _has_the_curve_that_it_adds,
+    _is_exact_in_float64,
     _is_exact_in_bfloat16,
     _has_shapes_without_data,
 )

@@ -41,12 +41,13 @@ class TransformerXL(Position):
 
     The second product is a table over offsets (``OffsetKeys``): "shifted", because Transformer-XL's relative shift
     reads such a table. By the addition theorem it is also a product of features of rank hidden_size, "factorized" in
-    Funnel's code. That form gives the same numbers at a higher cost; fractional and explicit positions need it.
+    Funnel's code. That form gives the same numbers at a higher cost; fractional and explicit positions need it. If a
+    joined method changes the query (rope), the second product has the query as it is before.
 
     Args:
         form: "shifted" or "factorized".
         reset_cls: remove position from [CLS]'s row and column (positions at or below 0), as Funnel-Transformer does; by
-            default True if [CLS] is kept apart from pooling.
+            default True if [CLS] is kept apart from pooling. Then a shift of all positions changes the scores.
         dropout: dropout probability of the sinusoids in training; all layers share one mask.
     Shape (with L distinct layers):
         content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, hidden_size, num_heads * head_dim),
@@ -57,7 +58,6 @@ class TransformerXL(Position):
 
     paper, year = "Dai et al.", 2019
     acts_on = frozenset({"scores"})
-    shift_invariant = True
     needs_content = True
 
     def __init__(
@@ -71,6 +71,7 @@ class TransformerXL(Position):
             raise InputError("dropout", f"expected a number in [0, 1), got {dropout}")
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
+        self.shift_invariant = not self.reset_cls
         self.dropout = nn.Dropout(dropout)
         layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
         self.content_bias = nn.Parameter(torch.empty(layers, *heads))
@@ -105,10 +106,15 @@ class TransformerXL(Position):
             return (self._factorized(query, site),)
         kernel = self.kernel[self.model.passes[site.layer]]
         vectors = functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
-        # The query has u added already.
-        more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
-        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
-        terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
+        terms: tuple[Term, ...]
+        if self.others_change_query:
+            factors = (query + self._bias(self.position_bias, site.layer, query)) * self.content_scale(site)
+            terms = (OffsetKeys(vectors, window.first, window.step, factors),)
+        else:
+            # The query has u added already.
+            more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
+            table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
+            terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
         return (*terms, *self._without_cls(query, site, vectors, window)) if self.reset_cls else terms
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:

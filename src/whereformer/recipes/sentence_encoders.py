@@ -111,6 +111,7 @@ def load_encoder(path: str) -> SentenceEncoder:
         download = "`hf download NAME --local-dir FOLDER` gets one from the Hugging Face Hub"
         raise InputError("model", f"expected a folder with a model, got {path!r}; {download}")
     check_has_config("model", folder)
+    _sentence_files(folder)
     pooling, limit, lowercase = _settings(folder)
     model = load(path)
     most = len(learned(model).weight)
@@ -268,6 +269,21 @@ def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None
     keep_sentence_settings(original, folder, limit=encoder.limit)
 
 
+def _sentence_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that only sentence-transformers needs; other folders have none.
+
+    Raises:
+        InputError: for ``model``, if one is a device, a pipe or a socket.
+    """
+    if not (folder / LIST).exists():
+        return []
+    # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
+    names = [LIST, PROMPTS, _reader(folder), "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors"]
+    files = [file for name in names for file in sorted(folder.glob(name))]
+    check_regular("model", *files)
+    return files
+
+
 def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | None = None) -> None:
     """Copy what sentence-transformers needs beside a model from its folder to that of another model.
 
@@ -283,17 +299,10 @@ def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | Non
         InputError: for ``model``, if a file to copy is a device, a pipe or a socket.
     """
     source = Path(source)
-    if not (source / LIST).exists():
-        return
-    # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
-    reader = _reader(source)
-    names = [LIST, PROMPTS, reader, "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors"]
-    files = [file for name in names for file in sorted(source.glob(name))]
-    check_regular("model", *files)
-    for file in files:
+    for file in _sentence_files(source):
         copy = target / file.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
-    if limit is not None and (file := target / reader).exists():
+    if limit is not None and (file := target / _reader(source)).exists():
         told = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps({**told, "max_seq_length": limit}, indent=2) + "\n", encoding="utf-8")

@@ -32,8 +32,8 @@ _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_stri
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Launch a kernel."""
-    compiled = kernel[(programs,)](*arguments, **options)
+    """Launch a kernel, compiled with sums of products fused, whatever a version of Triton does by default."""
+    compiled = kernel[(programs,)](*arguments, enable_fp_fusion=True, **options)
     if (recorder := _recorder.get()) is not None:
         recorder.add_launch(compiled, programs, dict(zip(kernel.arg_names, arguments, strict=False)))
 
@@ -43,15 +43,17 @@ def record(
 ) -> tuple[Any, Callable[..., Any] | None]:
     """Return what ``compute`` returns, and a function of the inputs that does the same; None if there is no such.
 
-    There is none if what is computed depends on numbers in tensors, or if two inputs are one tensor, as query and key
-    may be: other calls of the kind may tell them apart. The function returns None where it must not be used: where a
-    profiler has hooks in Triton's launches.
+    There is none if what is computed depends on numbers in tensors. The function returns None where it must not be
+    used: where a profiler has hooks in Triton's launches.
+
+    Args:
+        inputs: an object for each, also where two are one tensor, so that others may be two.
     """
     device = inputs[0].device
     # Triton launches on the current device.
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with torch.no_grad(), without_autocast(device), on_device:
-        if interpreted() or len({id(tensor) for tensor in inputs}) < len(inputs):
+        if interpreted():
             return compute(), None
         recorder = _Recorder(inputs)
         token = _recorder.set(recorder)
@@ -153,7 +155,7 @@ class _Recorder(DispatchMode):
         results = ["None" if each is None else self._use(each) for each in outputs]
         if not self.works:
             return None
-        lines = [*self.lines, (f"return {', '.join(results)},", results, [])]
+        lines = [*self.lines, (f"return [{', '.join(results)}]", results, [])]
         last = {name: index for index, (_, *names) in enumerate(lines) for name in chain(*names)}
         places = {name: (name, 0) for name in last}  # of whose memory a tensor is a part, and where it begins there
         scratch = [name for name in self.allocations if name in last and name not in self.used]
@@ -189,14 +191,14 @@ class _Recorder(DispatchMode):
         inputs, device = ", ".join(self.inputs), self.values["device"]
         index = device.index or 0
         self.values |= {
-            "hooks": (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook),
+            "watched": lambda: _watches(knobs.runtime.launch_enter_hook) or _watches(knobs.runtime.launch_exit_hook),
             "current_device": driver.active.get_current_device,
             "current_stream": driver.active.get_current_stream,
             "on": torch.cuda.device,
         }
         head = [
             f"def plan({inputs}):",
-            "if hooks[0].calls or hooks[1].calls: return None",
+            "if watched(): return None",
             # Launches go to the current device.
             f"if current_device() != {index}:",
             f"    with on({index}): return plan({inputs})",
@@ -248,6 +250,11 @@ class _Recorder(DispatchMode):
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._text, value))}]"
         return repr(value) if value is None or type(value) in (bool, int) else self._value(value)
+
+
+def _watches(hook: Any) -> bool:
+    """Whether a launch hook of Triton does anything: it is None, a function, or a chain of functions."""
+    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 @lru_cache(1024)

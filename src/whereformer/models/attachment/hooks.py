@@ -12,14 +12,17 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
-from ...kernels import PositionsLike
+from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...kernels.varlen import PACKED, packed_texts
 from ...positions import Position, Site
 from ...positions.none import NoPosition
+from ..inputs import CACHE
+from .caches import RotatingCache, can_cache_rotated_keys
 from .masks import RequestedMask, texts_by_positions
 
 NAME = "whereformer"
@@ -49,8 +52,9 @@ class StackForward:
     placed: bool = False
     documents: Tensor | None = None
     calls: int = 0
-    kept: tuple[tuple[bool, PositionsLike, PositionsLike], Tensor | None, Tensor | None, Any] | None = None
+    kept: tuple[tuple[Any, ...], Tensor | None, Tensor | None, Any] | None = None
     texts: tuple[Tensor | None, Tensor | None] = None, None
+    new_site: Site | None = None
 
     def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
         """Return what :func:`.packed_texts` does, or else the texts by positions.
@@ -65,13 +69,20 @@ class StackForward:
             return documents
         return self.texts[1]
 
+    def site_of_new(self, new: Positions) -> Site:
+        """Return the site of tokens at these positions, with what layers share; they usually get the same one."""
+        if self.new_site is None or self.new_site.queries != new:
+            site = Site(new, new)
+            self.new_site = replace(site, shared=self.position.prepare_for(site)) if self.share else site
+        return self.new_site
+
     def prepare_for(self, asked: RequestedMask, site: Site) -> Site:
         """Return the site with what the method computes once for all layers; the first layer that asks computes it.
 
         A method that counts from the start of a row counts the real tokens, as ``position_ids`` do in generation, and
         from 0 in each packed text.
         """
-        key = torch.is_grad_enabled(), site.queries, site.keys
+        key = torch.is_grad_enabled(), site.queries, site.keys, site.new_keys
         if not self.position.offsets_suffice():
             site = asked.counted(site)
         if not self.share:
@@ -91,12 +102,14 @@ class LayerInput:
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
         with_weights: whether its weights are wanted; None: not said.
+        cache: where the layer stores rotated keys; None if it has no cache or ``rotate`` needs all keys.
     """
 
     forward: StackForward
     layer: int
     hidden: Tensor
     with_weights: bool | None
+    cache: RotatingCache | None = None
 
     def check(self, asked: RequestedMask, n_q: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
@@ -113,8 +126,9 @@ class LayerInput:
         # Keys can be counted within documents, but not within those that a matrix may keep apart.
         from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
         # In compiled code, most masks are matrices, and texts are kept apart only where the caller gives positions.
-        if from_start and (looks or self.forward.placed) and asked.documents is None:
-            name = type(from_start[0]).__name__
+        counts = bool(from_start) or not self.forward.position.offsets_suffice()
+        if counts and (looks or self.forward.placed) and asked.documents is None:
+            name = type(from_start[0]).__name__ if from_start else "+".join(type(each).__name__ for each in methods)
             raise InputError(
                 "position",
                 f"{name} counts from the start of a row, and a mask matrix does not tell where texts begin; give each "
@@ -234,4 +248,7 @@ class Enter:
         hidden = args[0] if args else kwargs["hidden_states"]
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)
-        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights)}
+        cache, rotating = kwargs.get(CACHE), None
+        if isinstance(cache, DynamicCache) and can_cache_rotated_keys(forward.position):
+            kwargs = {**kwargs, CACHE: (rotating := RotatingCache(cache, forward.position, forward.site_of_new, layer))}
+        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights, rotating)}

@@ -43,7 +43,7 @@ def load_pretrained(
     This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
     (version 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
     method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and
-    freshly initialised; a warning is logged if any were dropped or initialised.
+    freshly initialized; a warning is logged if any were dropped or initialized.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
@@ -106,7 +106,7 @@ def load_pretrained(
     check_weights(weights)
     model = filled(build(config).to(dtype), weights)
     assert model.loading_report is not None
-    if model.loading_report.dropped or model.loading_report.initialised:
+    if model.loading_report.dropped or model.loading_report.initialized:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()
 

@@ -11,14 +11,14 @@ from torch.nn import functional
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from ...errors import InputError
-from ...kernels import Positions
-from ...positions import Position, Site
-from ...positions.none import NoPosition
-from ..checks import OneDeviceModel, check_shape, embedded_tokens, real_tokens, whole_numbers
-from ..inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
-from ..layers import Attention, Layer, may_share, position_of
-from .config import Seq2SeqConfig
+from ..errors import InputError
+from ..kernels import Positions
+from ..positions import Position, Site
+from ..positions.none import NoPosition
+from .checks import OneDeviceModel, check_shape, embedded_tokens, real_tokens, whole_numbers
+from .inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
+from .layers import Attention, Layer, may_share, position_of
+from .seq2seq_config import Seq2SeqConfig
 
 
 class DecoderLayer(Layer):
@@ -34,7 +34,7 @@ class DecoderLayer(Layer):
         hidden: Tensor,
         position: Position,
         site: Site,
-        source: Tensor,
+        source: Tensor | None,
         no_position: NoPosition,
         cross: Site,
         caches: tuple[Cache, Cache] | tuple[None, None],
@@ -42,8 +42,8 @@ class DecoderLayer(Layer):
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        The target attends to itself in ``site``, and without positions to the source in ``cross``. Caches and the
-        weights that are returned are those of both, in this order.
+        The target attends to itself in ``site``, and without positions to the source in ``cross``. The source is None
+        if the cache already has all its keys and values. ``caches`` and the returned weights are in this order, too.
         """
         hidden, weights = self._attend(hidden, position, site, cache=caches[0], with_weights=with_weights)
         before = self.cross_norm(hidden) if self.pre else hidden
@@ -146,16 +146,13 @@ class Seq2SeqDecoder(_Stack):
         """
         past = 0 if cache is None else cache.get_seq_length()
         new, every = Positions(past, 1, words.shape[1]), Positions(0, 1, past + words.shape[1])
-        whole_source = Positions(0, 1, source.shape[1])
+        cross = Site(new, Positions(0, 1, source.shape[1]), key_mask=source_mask)
         caches = (None, None) if cache is None else (cache.self_attention_cache, cache.cross_attention_cache)
-        if caches[1] is not None and caches[1].get_seq_length() > 0:
-            # The cache holds all keys and values of the source.
-            source = source[:, :0]
+        is_cached = caches[1] is not None and caches[1].get_seq_length() > 0
         # A method that reads keys needs those in the cache as they are, and rotates them all.
         of_new = None if cache is None or self.position.reads_keys else new
         site = Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new)
-        cross = Site(new, whole_source, key_mask=source_mask)
-        return self.run(words, site, source, self.no_position, cross, caches, with_weights)
+        return self.run(words, site, None if is_cached else source, self.no_position, cross, caches, with_weights)
 
 
 class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
