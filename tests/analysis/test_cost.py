@@ -123,7 +123,7 @@ class Projected(Position):
         self.table = torch.nn.Parameter(torch.randn(model.max_length, model.hidden_size))
         self.square = torch.nn.Parameter(torch.randn(model.hidden_size, model.num_heads * model.head_dim))
 
-    def prepare_for(self, site):
+    def compute_shared(self, site):
         prepared = self.table @ self.square
         heads = (self.model.num_heads, self.model.head_dim)
         rows = [prepared[at.values(prepared.device).clamp(min=0)] @ self.square for at in (site.queries, site.keys)]

@@ -52,7 +52,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     position = build_position(name, **SIZES)
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
-    shared = position.prepare_for(Site(at, at))
+    shared = position.compute_shared(Site(at, at))
     found = shared[0][10_000.0][0] if name == "rope" else shared[1][0].table
     assert found.device.type == "meta"
 

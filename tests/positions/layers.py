@@ -27,7 +27,7 @@ def prepare(position, query, key, value, *, hidden=None, layer=0, shared=None, p
     n_k = value.shape[2]
     n_q = n_k if query is None else query.shape[2]
     places = positions or (Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
-    shared = position.prepare_for(Site(*places)) if shared is None else shared
+    shared = position.compute_shared(Site(*places)) if shared is None else shared
     site = Site(*places, layer, shared)
     if query is not None:
         query, key, value = position.rotate(query, key, value, site)

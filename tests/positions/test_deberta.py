@@ -124,7 +124,7 @@ def test_the_formula_with_queries_and_keys_anywhere():
 
 def test_only_the_rows_that_occur_are_projected():
     position = build("deberta")
-    rows = position.prepare_for(Site(Positions(0, 1, 10), Positions(0, 1, 10)))
+    rows = position.compute_shared(Site(Positions(0, 1, 10), Positions(0, 1, 10)))
     assert (rows.first, rows.low, rows.high) == (-9, 256 - 9, 256 + 9)
 
 

@@ -41,7 +41,7 @@ def test_angles_are_those_of_the_sinusoid(case):
     sinusoid = build_position("sinusoidal", hidden_size=width, num_heads=1, max_timescale=case.config["base"])
     check(sinusoid.embed(torch.zeros(1, n, width, dtype=torch.float64), positions), golden["table"], 1e-11)
 
-    turns, _ = rope(case.config, layout="interleaved").prepare_for(Site(positions, positions))
+    turns, _ = rope(case.config, layout="interleaved").compute_shared(Site(positions, positions))
     cos, sin, *_ = turns[case.config["base"]]
     check(torch.stack((sin[:, 1::2], cos[:, ::2]), -1).flatten(-2), golden["table"][0], 1e-11)
 
@@ -89,7 +89,7 @@ def test_attention_equals_gpt_neox(case):
     positions = Positions(config["first_position"], 1, config["n"])
     position = rope(config, layout="half", rotary_dim=config["rotary_dim"])
 
-    turns, _ = position.prepare_for(Site(positions, positions))
+    turns, _ = position.compute_shared(Site(positions, positions))
     cos, sin, *_ = turns[config["base"]]
     check(cos, golden["cos"], 1e-5)
     check(sin.abs(), golden["sin"].abs(), 1e-5)

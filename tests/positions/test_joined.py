@@ -7,7 +7,7 @@ from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Mode
 from tests.positions.stack import HEADS, WIDTH, embeddings
 from whereformer import Encoder, EncoderConfig, Positions, Site, attach, build_position, detach, load_pretrained
 from whereformer.analysis.reading import layers_with_position, position_scores
-from whereformer.positions import Joined, Position, layer_pattern, method_class, method_names, own_name, register
+from whereformer.positions import Joined, Position, layer_pattern, method_class, component_names, canonical_name, register
 from whereformer.positions.testing import attend, check_position, spread
 
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
@@ -68,10 +68,10 @@ def test_a_shared_layer_is_counted_among_the_passes_of_its_method():
 
 def test_one_pattern_of_one_method_is_that_method():
     assert type(build_position("tisa", **SIZES)) is type(build("tisa/tisa", 2))
-    assert own_name(" rope / rope") == "rope"
-    assert own_name("nope/rope+nope") == "none/rope+none"
+    assert canonical_name(" rope / rope") == "rope"
+    assert canonical_name("nope/rope+nope") == "none/rope+none"
     assert layer_pattern("a + b/c") == [["a", "b"], ["c"]]
-    assert method_names("rope+logn/rope/none") == ["rope", "logn", "none"]
+    assert component_names("rope+logn/rope/none") == ["rope", "logn", "none"]
 
 
 def test_a_method_of_the_embeddings_is_below_all_layers():

@@ -100,7 +100,7 @@ class Inplace(Position):
 
 
 class OtherAlone(Position):
-    def prepare_for(self, site):
+    def compute_shared(self, site):
         return 2.0
 
     def rotate(self, query, key, value, site):
@@ -256,7 +256,7 @@ class Looks(Alibi):
         (WrongRange, "Positions out of range", "IndexError"),
         (Drifts, "The same number added to all positions", "positions from -2 instead of 0"),
         (OtherCurve, "A curve is what the method adds", "weights of the terms and of the curve"),
-        (Silent, "Query and key may be left out, unless needs_content", "rotate changes the query"),
+        (Silent, "Query and key may be left out, unless needs_query_key", "rotate changes the query"),
         (LogOfIntegers, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (SingleLogs, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (HalfPositions, "bfloat16 rounds the output", "positions from 513"),

@@ -59,6 +59,6 @@ def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
 
 def test_a_window_holds_only_the_offsets_that_occur():
     position = build("transformer_xl")
-    window = position.prepare_for(Site(Positions(-3, 4, 5), Positions(-1, 2, 10)))
+    window = position.compute_shared(Site(Positions(-3, 4, 5), Positions(-1, 2, 10)))
     assert (window.first, window.step) == (-14, 2)
     assert window.waves.shape == (18, WIDTH)

@@ -192,7 +192,7 @@ class Encoder(EncoderPreTrainedModel):
         )
         site, documents = self._site(words, input_ids, attention_mask, inputs)
         positions = site.queries
-        if site.end is not None and documents is None and self.position.offsets_suffice():
+        if site.end is not None and documents is None and self.position.depends_on_offsets_only():
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
             row_positions = Positions(0, 1, words.shape[1])
             site = replace(site, queries=row_positions, keys=row_positions, end=None)

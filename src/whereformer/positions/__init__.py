@@ -27,8 +27,8 @@ __all__ = [
     "describe",
     "layer_pattern",
     "method_class",
-    "method_names",
-    "own_name",
+    "component_names",
+    "canonical_name",
     "position_names",
     "register",
 ]
@@ -74,7 +74,7 @@ def position_names(pattern: str | None = None) -> list[str]:
     return [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in names[name])]
 
 
-def own_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return the name of a method, or of several joined by "+" and "/", with the registry's names in place of aliases.
 
     A pattern whose places are all the same is that method in all layers.
@@ -93,7 +93,7 @@ def layer_pattern(name: str) -> list[list[str]]:
     return [[ALIASES.get(part, part) for part in parts] for parts in places]
 
 
-def method_names(name: str) -> list[str]:
+def component_names(name: str) -> list[str]:
     """Return the distinct methods that a name joins by "+" and "/", in order, by the registry's names."""
     return list(dict.fromkeys(part for parts in layer_pattern(name) for part in parts))
 
@@ -159,7 +159,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
         places = layer_pattern(name)
         named = {part: method_class(part) for parts in places for part in parts}
     given = _sort_options(name if isinstance(name, str) else name.__name__, named, options)
-    asked = {option: value for method in named.values() for option, value in method.asks_of_others.items()}
+    asked = {option: value for method in named.values() for option, value in method.options_for_others.items()}
 
     def build(part: str, model: ModelShape) -> Position:
         method = named[part]
@@ -186,12 +186,12 @@ def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
     for parts in places:
         if len({method_class(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
-    for part in filter(_embeds, method_names(name)):
+    for part in filter(_embeds, component_names(name)):
         if not all(part in parts for parts in places):
             reason = "acts on the embeddings, below all layers, so it must stand at every place of"
             raise InputError("position", f"{part} {reason} {name!r}")
     if options:
-        named = {part: method_class(part) for part in method_names(name)}
+        named = {part: method_class(part) for part in component_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
 

@@ -198,7 +198,7 @@ class Position(nn.Module):
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
 
-    needs_content: bool = False
+    needs_query_key: bool = False
     """Whether the method acts on query or key. Such a method can't be joined with one that replaces their product."""
 
     others_change_query: bool = False
@@ -220,7 +220,7 @@ class Position(nn.Module):
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
 
-    asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    options_for_others: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Options for the methods that this one is joined with, where they have them."""
 
     _like: Tensor
@@ -322,7 +322,7 @@ class Position(nn.Module):
         self.check_axes("site.queries", site.queries, (batch, n_q))
         self.check_axes("site.keys", site.keys, (batch, value.shape[2]) if site.new_keys is None else None)
         self.check_layer(site.layer, "site.layer")
-        if query is None and self.content and self.needs_content:
+        if query is None and self.content and self.needs_query_key:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
         if site.new_keys is not None and self.reads_keys:
             name = type(self).__name__
@@ -372,7 +372,7 @@ class Position(nn.Module):
         """The methods that this one is made of, or those that act in one layer: itself, unless it joins others."""
         return (self,)
 
-    def offsets_suffice(self) -> bool:
+    def depends_on_offsets_only(self) -> bool:
         """Whether attention depends on offsets alone, so that packed texts may have their row's positions."""
         return self.shift_invariant or not self.acts_in_attention()
 
@@ -432,7 +432,7 @@ class Position(nn.Module):
         """
         return None
 
-    def prepare_for(self, site: Site) -> Any:
+    def compute_shared(self, site: Site) -> Any:
         """Compute what all layers with a site's positions have in common; the hooks below find it in ``site.shared``.
 
         A model calls this for every pair of sequences in a forward (a funnel has several). The site has no layer.
@@ -444,11 +444,11 @@ class Position(nn.Module):
 
         It is computed once there, the tables of all layers at once, and otherwise by each layer for itself.
         """
-        return replace(site, shared=self.prepare_for(site))
+        return replace(site, shared=self.compute_shared(site))
 
-    def shared_at(self, site: Site) -> Any:
-        """Return what :meth:`prepare_for` computes for a site: ``site.shared`` if it is there."""
-        return self.prepare_for(site) if site.shared is None else site.shared
+    def get_shared(self, site: Site) -> Any:
+        """Return what :meth:`compute_shared` computes for a site: ``site.shared`` if it is there."""
+        return self.compute_shared(site) if site.shared is None else site.shared
 
     def rotate(
         self,
@@ -525,7 +525,7 @@ class OffsetFunction(Position):
 
     shift_invariant = True
 
-    one_curve: bool = False
+    shares_curve: bool = False
     """Whether all layers have the same curve. They then share its terms."""
 
     def reach(self, *, layer: int = 0) -> int | None:
@@ -543,9 +543,9 @@ class OffsetFunction(Position):
         """The curve of every layer, (heads, offsets) each. A method that can computes all of them at once."""
         return [self.curve(offsets, layer=layer) for layer in range(self.model.num_layers)]
 
-    def prepare_for(self, site: Site) -> Sequence[tuple[Term, ...]] | None:
+    def compute_shared(self, site: Site) -> Sequence[tuple[Term, ...]] | None:
         """The terms of every layer; None if each pair of tokens has a number of its own, which takes much memory."""
-        if self.one_curve:
+        if self.shares_curve:
             return [self.terms_at(replace(site, layer=0))] * self.model.num_layers
         spans = [site_span(site, reach) for reach in self.reaches()]
         known = [span for span in spans if span is not None]

@@ -71,7 +71,7 @@ class Deberta(Position):
     acts_on = frozenset({"scores"})
     fractional = False
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     rotates_any_heads = True
 
     def __init__(
@@ -110,7 +110,7 @@ class Deberta(Position):
         if self.query_bias is not None:
             nn.init.zeros_(self.query_bias)
 
-    def prepare_for(self, site: Site) -> Rows:
+    def compute_shared(self, site: Site) -> Rows:
         """Return the rows that these positions read.
 
         Raises:
@@ -127,7 +127,7 @@ class Deberta(Position):
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        rows: Rows = self.shared_at(site)
+        rows: Rows = self.get_shared(site)
         found: tuple[Term, ...] = ()
         if self.key_weight is not None:
             vectors = self._project(rows, site.layer, self.key_weight)

@@ -143,7 +143,7 @@ class Floater(Position):
     paper, year = "Liu et al.", 2020
     acts_on = frozenset({"queries", "keys", "values"})
     fractional = False
-    needs_content = True
+    needs_query_key = True
 
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
@@ -172,12 +172,12 @@ class Floater(Position):
         run = _trajectory if torch.compiler.is_compiling() else integrate
         return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
-    def prepare_for(self, site: Site) -> Tensor:
+    def compute_shared(self, site: Site) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
         return self.trajectory(site.end or max(self._length(site.queries), self._length(site.rotated_keys)))
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        vectors = self.shared_at(site)
+        vectors = self.get_shared(site)
         vectors = vectors[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
         query_rows = table_rows(site.queries, vectors.shape[0], "floater", query.device, least=site.least)

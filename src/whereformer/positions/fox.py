@@ -34,7 +34,7 @@ class Fox(Position):
 
     paper, year = "Lin et al.", 2025
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     reads_keys = True
 
     def __init__(self, model: ModelShape) -> None:

@@ -56,7 +56,7 @@ class Inkling(Position):
         check_least(0, alpha=alpha)
         self.rank, self.extent, self.log_scaling, self.alpha = rank, extent, log_scaling, alpha
         # Only a factor on the query needs one, and all keys to count.
-        self.needs_content = self.reads_keys = self.scales_query = log_scaling is not None
+        self.needs_query_key = self.reads_keys = self.scales_query = log_scaling is not None
         layers = max(model.passes) + 1
         distances = extent if model.causal else 2 * extent - 1
         self.one_sided = model.causal
@@ -68,7 +68,7 @@ class Inkling(Position):
         for parameter in (self.mix, self.profiles):
             nn.init.normal_(parameter, 0.0, self.model.initializer_range)
 
-    def prepare_for(self, site: Site) -> tuple[int, int]:
+    def compute_shared(self, site: Site) -> tuple[int, int]:
         """Return the first and the last offset of the tables.
 
         Raises:
@@ -95,7 +95,7 @@ class Inkling(Position):
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         self.check_hidden(hidden)
-        first, last = self.shared_at(site)
+        first, last = self.get_shared(site)
         own = self.model.passes[site.layer]
         factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:

@@ -51,16 +51,16 @@ class Joined(Position):
             reason = "a Synthesizer with content='none' replaces query . key in all layers or in none"
             raise InputError("position", reason)
         self.content = contents == {True}
-        self.needs_content = any(part.needs_content for part in self)
-        if self.needs_content and not self.content:
-            names = " and ".join(type(part).__name__ for part in self if part.needs_content)
+        self.needs_query_key = any(part.needs_query_key for part in self)
+        if self.needs_query_key and not self.content:
+            names = " and ".join(type(part).__name__ for part in self if part.needs_query_key)
             reason = "acts on query and key, which a Synthesizer with content='none' does without"
             raise InputError("position", f"{names} {reason}; use content='add' or 'mix'")
         self.reads_keys = any(part.reads_keys for part in self)
         self.acts_on = frozenset().union(*(part.acts_on for part in self))
         self.extrapolates = all(part.extrapolates for part in self)
         self.fractional = all(part.fractional for part in self)
-        self.shift_invariant = all(part.shift_invariant for part in self) and self.offsets_suffice()
+        self.shift_invariant = all(part.shift_invariant for part in self) and self.depends_on_offsets_only()
         self.embedding_scale = max(part.embedding_scale for part in self)
         for parts in map(self.methods, range(model.num_layers)):
             for part in parts:
@@ -74,13 +74,13 @@ class Joined(Position):
         every: tuple[Any, ...] = tuple(self.parts)
         return every if layer is None else tuple(every[number] for number, _ in self.places[layer])
 
-    def offsets_suffice(self) -> bool:
-        if not all(part.offsets_suffice() for part in self):
+    def depends_on_offsets_only(self) -> bool:
+        if not all(part.depends_on_offsets_only() for part in self):
             return False
         # Where rope turns query and key by their positions, another method's products with them depend on these too.
         # A method that reads keys reads them before they are turned.
         for parts in map(self.methods, range(self.model.num_layers)):
-            on_products = [part for part in parts if part.needs_content and not part.reads_keys]
+            on_products = [part for part in parts if part.needs_query_key and not part.reads_keys]
             if len(on_products) > 1 and any("keys" in part.acts_on for part in on_products):
                 return False
         return True
@@ -88,8 +88,8 @@ class Joined(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
-    def prepare_for(self, site: Site) -> tuple[Any, ...]:
-        return tuple(part.prepare_for(site) for part in self)
+    def compute_shared(self, site: Site) -> tuple[Any, ...]:
+        return tuple(part.compute_shared(site) for part in self)
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
         for part in self:

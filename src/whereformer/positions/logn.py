@@ -51,7 +51,7 @@ class Logn(Position):
     paper, year = "Su 2021; Nakanishi", 2025
     acts_on = frozenset({"queries"})
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     rotates_any_heads = True
     scales_query = True
     # Not for their numbers: with a cache, ``rotate`` would otherwise be told of the new keys alone.

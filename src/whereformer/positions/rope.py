@@ -66,7 +66,7 @@ class Rope(Position):
 
     paper, year = "Su et al.", 2021
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     rotates_any_heads = True
 
     def __init__(
@@ -103,13 +103,13 @@ class Rope(Position):
         if self.scaling.type == "yarn" and min(self.bases) <= 1:
             raise InputError("base", f"expected more than 1 with yarn, got {min(self.bases)}")
 
-    def prepare_for(self, site: Site) -> tuple[Turns, Turns]:
+    def compute_shared(self, site: Site) -> tuple[Turns, Turns]:
         """Return the turns of queries and of keys."""
         turns = self._turns(site.queries)
         return turns, turns if site.rotated_keys is site.queries else self._turns(site.rotated_keys)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.shared_at(site)
+        query_turns, key_turns = self.get_shared(site)
         base = self.bases[site.layer % len(self.bases)]
         return rotated(query, query_turns[base], self.layout), rotated(key, key_turns[base], self.layout), value
 

@@ -20,7 +20,7 @@ class Site:
             (batch, n, axes), beside which causality and windows count the tokens in their rows.
         keys: positions of the tokens that they attend to.
         layer: the attention layer's number, from 0; a shared layer counts once per pass.
-        shared: what :meth:`Position.prepare_for` returned for this site; None if the hooks have to compute it.
+        shared: what :meth:`Position.compute_shared` returned for this site; None if the hooks have to compute it.
         key_mask: (batch, n_k) bool, True = may be attended; None: all may.
         causal: whether keys at positions after the query's are masked; None: if the method was built so.
         window: how far before and after itself a query attends, as for :func:`whereformer.attention`.

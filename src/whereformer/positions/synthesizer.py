@@ -81,7 +81,7 @@ class Synthesizer(Position):
         self.far_size = next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
         self.near_size = n // self.far_size
         self.mode, self.tiling, self.rank = content, tiling, rank
-        self.content, self.needs_content = content != "none", content == "mix"
+        self.content, self.needs_query_key = content != "none", content == "mix"
         self.weighted = len(self.variants) > 1 and mixture == "softmax"
         sizes = {name: size for part in self.variants for name, (size, _) in self._drawn(part).items()}
         self.tables = nn.ParameterDict({name: torch.empty(model.num_layers, *size) for name, size in sizes.items()})

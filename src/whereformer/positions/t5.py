@@ -52,7 +52,7 @@ class T5(OffsetFunction):
 
     paper, year = "Raffel et al.", 2020
     fractional = False
-    one_curve = True
+    shares_curve = True
 
     def __init__(
         self, model: ModelShape, *, num_buckets: int = 32, max_distance: int = 128, reset_cls: bool = False

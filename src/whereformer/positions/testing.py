@@ -360,9 +360,9 @@ def _is_shift_invariant(build: _Build) -> None:
 
 
 def _says_whether_it_acts_on_content(build: _Build) -> None:
-    """Query and key may be left out, unless needs_content says that the method acts on them."""
+    """Query and key may be left out, unless needs_query_key says that the method acts on them."""
     position, words, (query, key, value), at = build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
-    if position.needs_content or not position.content:
+    if position.needs_query_key or not position.content:
         return
     words = position.embed(words, at)
     for layer in range(LAYERS):

@@ -36,7 +36,7 @@ class Tisa(OffsetFunction):
         super().__init__(model)
         check_least(0, num_kernels=num_kernels)
         self.num_kernels = num_kernels
-        self.one_curve = share_layers
+        self.shares_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
         self.amplitude = nn.Parameter(torch.empty(size))
         self.sharpness = nn.Parameter(torch.empty(size))
@@ -73,10 +73,10 @@ class Tisa(OffsetFunction):
         return reaches
 
     def reach(self, *, layer: int = 0) -> int | None:
-        return self.reaches()[0 if self.one_curve else layer]
+        return self.reaches()[0 if self.shares_curve else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        row = 0 if self.one_curve else layer
+        row = 0 if self.shares_curve else layer
         return self._curves(as_offsets(offsets, self.center), *(kernels[row] for kernels in self.kernel_parameters()))
 
     def curves(self, offsets: Tensor) -> Sequence[Tensor]:

@@ -58,7 +58,7 @@ class TransformerXL(Position):
 
     paper, year = "Dai et al.", 2019
     acts_on = frozenset({"scores"})
-    needs_content = True
+    needs_query_key = True
 
     def __init__(
         self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0
@@ -84,7 +84,7 @@ class TransformerXL(Position):
         for parameter in (self.content_bias, self.position_bias, self.kernel):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
-    def prepare_for(self, site: Site) -> Window | None:
+    def compute_shared(self, site: Site) -> Window | None:
         if self.form == "factorized":
             return None
         queries, keys = site.queries, site.keys
@@ -101,7 +101,7 @@ class TransformerXL(Position):
         return query + self._bias(self.content_bias, site.layer, query), key, value
 
     def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
-        window = self.shared_at(site)
+        window = self.get_shared(site)
         if window is None:
             return (self._factorized(query, site),)
         kernel = self.kernel[self.model.passes[site.layer]]

@@ -38,8 +38,8 @@ class Tupe(Position):
     acts_on = frozenset({"scores"})
     extrapolates = False
     fractional = False
-    needs_content = True
-    asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
+    needs_query_key = True
+    options_for_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__(model)
@@ -59,7 +59,7 @@ class Tupe(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
         return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
 
-    def prepare_for(self, site: Site) -> FactorPair:
+    def compute_shared(self, site: Site) -> FactorPair:
         """Return the one term of all layers: a row of both tables for each token."""
         # Look the rows up first, so that positions without one are refused before anything is projected.
         rows, device = len(self.table) - 1, self.table.device
@@ -88,4 +88,4 @@ class Tupe(Position):
         return query * 2**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        return (self.shared_at(site),)
+        return (self.get_shared(site),)

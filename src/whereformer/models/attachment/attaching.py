@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError, shown
-from ...positions import Position, build_position, method_names
+from ...positions import Position, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..checks import check_devices
@@ -135,7 +135,7 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
     if not (keep_absolute or switch_off(model, undo)):
         kind = f"{type(model).__name__} has no positions of a kind that can be switched off"
         raise InputError("keep_absolute", f"{kind}; {beside}")
-    if "rope" in method_names(position) and rotates(model):
+    if "rope" in component_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
     for (stack, own), method in zip(stacks, methods, strict=True):

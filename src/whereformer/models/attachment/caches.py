@@ -19,7 +19,7 @@ def can_cache_rotated_keys(position: Position) -> bool:
     The method must change keys in a way that depends on offsets alone, and must neither read keys nor change values.
     """
     acts_on = frozenset().union(*(method.acts_on for method in position.methods()))
-    return "keys" in acts_on and "values" not in acts_on and position.offsets_suffice() and not position.reads_keys
+    return "keys" in acts_on and "values" not in acts_on and position.depends_on_offsets_only() and not position.reads_keys
 
 
 class RotatingCache(DynamicCache):

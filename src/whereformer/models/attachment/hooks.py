@@ -61,7 +61,7 @@ class StackForward:
         """Return the site of tokens at these positions, with what layers share; they usually get the same one."""
         if self.new_site is None or self.new_site.queries != new:
             site = Site(new, new)
-            self.new_site = replace(site, shared=self.position.prepare_for(site)) if self.share else site
+            self.new_site = replace(site, shared=self.position.compute_shared(site)) if self.share else site
         return self.new_site
 
     def prepare_for(self, asked: RequestedMask, site: Site) -> Site:
@@ -71,13 +71,13 @@ class StackForward:
         from 0 in each packed text.
         """
         key = torch.is_grad_enabled(), site.queries, site.keys, site.new_keys
-        if not self.position.offsets_suffice():
+        if not self.position.depends_on_offsets_only():
             site = asked.counted(site)
         if not self.share:
             return site
         kept = self.kept
         if kept is None or kept[0] != key or kept[1] is not asked.real or kept[2] is not asked.documents:
-            self.kept = kept = key, asked.real, asked.documents, self.position.prepare_for(site)
+            self.kept = kept = key, asked.real, asked.documents, self.position.compute_shared(site)
         return replace(site, shared=kept[-1])
 
 
@@ -114,7 +114,7 @@ class LayerInput:
         # Keys can be counted within documents, but not within those that a matrix may keep apart.
         from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
         # In compiled code, most masks are matrices, and texts are kept apart only where the caller gives positions.
-        counts = bool(from_start) or not self.forward.position.offsets_suffice()
+        counts = bool(from_start) or not self.forward.position.depends_on_offsets_only()
         if counts and (looks or self.forward.placed) and asked.documents is None:
             name = type(from_start[0]).__name__ if from_start else "+".join(type(each).__name__ for each in methods)
             raise InputError(
