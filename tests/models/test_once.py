@@ -32,8 +32,8 @@ def count(monkeypatch, owner, name):
     ("position", "decoder", "owner", "name", "times"),
     [
         # among three sequences, and from each pooled one to the one before
-        *((position, "2", Tisa, "reaches", 5) for position in ("tisa", "tisa+rope")),
-        ("tisa", "2", Tisa, "curves", 5),
+        *((position, "2", Tisa, "reach_per_layer", 5) for position in ("tisa", "tisa+rope")),
+        ("tisa", "2", Tisa, "curve_per_layer", 5),
         ("rope", "2", Rope, "_turns", 7),
         ("floater", "2", Floater, "trajectory", 5),
         ("t5", "2", T5, "curve", 5),

@@ -7,7 +7,7 @@ import torch
 
 from tests.positions.stack import HEADS, LAYERS, MAX_LENGTH, METHODS, QUICK, WIDTH, build, embeddings, make
 from whereformer import PositionRangeError, Positions, Site, attention, position_names
-from whereformer.positions import Position
+from whereformer.positions import PositionMethod
 from whereformer.positions.base import OffsetFunction
 from whereformer.positions.testing import attend
 
@@ -54,7 +54,7 @@ def attend_alone(position, words, queries, keys, layer):
     return position.attend(words, *random_heads(3), Site(queries, keys, layer))
 
 
-def has_content(position):
+def multiplies_query_and_key(position):
     """Scores depend on query and key."""
     words, (query, key, *others, value) = embeddings(9), random_heads(5)
     return not in_every_layer(
@@ -81,7 +81,7 @@ def needs_query_key(position):
             position.attend(words, query, key, value, site), attention(query, key, changed, terms, causal=causal)
         )
 
-    return position.content and not in_every_layer(check)
+    return position.uses_query_key and not in_every_layer(check)
 
 
 def extrapolates(position):
@@ -92,7 +92,7 @@ def extrapolates(position):
     return True
 
 
-def is_fractional(position):
+def accepts_fractional(position):
     at = torch.tensor([0.0, 0.5, 1.75, 4.0])
     try:
         in_every_layer(lambda layer: attend(position, embeddings(4), at, at, layer=layer).any())
@@ -104,13 +104,13 @@ def is_fractional(position):
 def scales_query(position):
     query, key, value = random_heads(3)
     if (
-        type(position).query_factor is Position.query_factor
-        or position.rotate(query, key, value, Site(FIRST, FIRST))[0] is query
+        type(position).query_factor is PositionMethod.query_factor
+        or position.transform_qkv(query, key, value, Site(FIRST, FIRST))[0] is query
     ):
         return False
     return in_every_layer(
         lambda layer: are_close(
-            position.rotate(query, key, value, Site(FIRST, FIRST, layer))[0],
+            position.transform_qkv(query, key, value, Site(FIRST, FIRST, layer))[0],
             query * position.query_factor(query, Site(FIRST, FIRST, layer)),
         )
     )
@@ -119,7 +119,7 @@ def scales_query(position):
 def reads_keys_before_they_are_rotated(position):
     """Terms depend on the keys, or a factor counts all of them."""
     query, key = random_heads(2)
-    counts = any(method.scales_query for method in position.methods())
+    counts = any(method.scales_query for method in position.components())
 
     def terms(keys, layer):
         built = position.content_terms(query, keys, Site(FIRST, FIRST, layer))
@@ -129,7 +129,7 @@ def reads_keys_before_they_are_rotated(position):
         pairs = zip(terms(key, layer), terms(key.flip(2), layer), strict=True)
         return all(torch.equal(*pair) for pair in pairs)
 
-    return position.content and (counts or not in_every_layer(check))
+    return position.uses_query_key and (counts or not in_every_layer(check))
 
 
 def is_one_sided(position):
@@ -180,11 +180,11 @@ def acts_on_scores(position):
 FACTS = {
     "shift_invariant": is_shift_invariant,
     "depends_on_offsets_only": lambda position: is_shift_invariant(position, attend_alone),
-    "content": has_content,
+    "uses_query_key": multiplies_query_and_key,
     "needs_query_key": needs_query_key,
     "reads_keys": reads_keys_before_they_are_rotated,
     "extrapolates": extrapolates,
-    "fractional": is_fractional,
+    "accepts_fractional": accepts_fractional,
     "scales_query": scales_query,
     "one_sided": is_one_sided,
     "shares_curve": has_shared_curve,
@@ -255,7 +255,9 @@ def test_a_curve_is_constant_beyond_its_reach(method):
     position, offsets = make(method), torch.arange(-5, 6)
     # Layers that share their curve are one row, or as many.
     layers = range(1 if position.shares_curve else LAYERS)
-    for layer, curve, reach in zip(layers, position.curves(offsets), position.reaches(), strict=not position.shares_curve):
+    for layer, curve, reach in zip(
+        layers, position.curve_per_layer(offsets), position.reach_per_layer(), strict=not position.shares_curve
+    ):
         assert torch.equal(curve, position.curve(offsets, layer=layer))
         assert reach == position.reach(layer=layer)
         if reach is not None:

@@ -26,7 +26,7 @@ def test_interleaved_rotation_equals_roformer(case):
     # Their layout is (batch, n, heads, d).
     query, key = golden["q"].transpose(1, 2), golden["k"].transpose(1, 2)
 
-    query, key, _ = rope(case.config, layout="interleaved").rotate(query, key, key, Site(positions, positions))
+    query, key, _ = rope(case.config, layout="interleaved").transform_qkv(query, key, key, Site(positions, positions))
 
     check(query.transpose(1, 2), golden["q_rot"], 1e-11)
     check(key.transpose(1, 2), golden["k_rot"], 1e-11)
@@ -110,8 +110,8 @@ def test_a_base_per_layer_is_repeated_over_the_layers_in_turn():
     positions = Positions(0, 1, 6)
     for layer, base in enumerate((160_000, 10.0, 160_000, 10.0, 160_000)):
         site = Site(positions, positions, layer)
-        expected = build_position("rope", base=base, **options).rotate(query, query, query, site)
-        torch.testing.assert_close(of_layers.rotate(query, query, query, site), expected, rtol=0, atol=0)
+        expected = build_position("rope", base=base, **options).transform_qkv(query, query, query, site)
+        torch.testing.assert_close(of_layers.transform_qkv(query, query, query, site), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("base", [[], "10", [1.0, "x"], [1.0, -1.0], [True], {}])

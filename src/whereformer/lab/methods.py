@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import InputError
 from ..files import check_regular
 from ..manifest import fingerprint_of_code
-from ..positions import METHODS, build_position, method_class, component_names, canonical_name, position_names
+from ..positions import METHODS, build_position, canonical_name, component_names, method_class, position_names
 from ..positions.base import position_parameters
 
 PLUGIN = "whereformer_plugin_"

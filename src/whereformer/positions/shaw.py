@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
-from .base import ModelShape, Position, check_least
+from .base import ModelShape, PositionMethod, check_least
 from .site import Site
 
 
-class Shaw(Position):
+class Shaw(PositionMethod):
     """A trained vector per clipped offset, added to the keys and to the values that a query sees.
 
     ``score_ij = scale * <query_i, key_j + keys[r]>`` and ``out_i = sum_j weight_ij (value_j + values[r])`` with
@@ -33,7 +33,7 @@ class Shaw(Position):
 
     paper, year = "Shaw et al.", 2018
     acts_on = frozenset({"scores", "values"})
-    fractional = False
+    accepts_fractional = False
     shift_invariant = True
 
     def __init__(

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError, shown
-from ...positions import Position, build_position, component_names
+from ...positions import PositionMethod, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..checks import check_devices
@@ -197,7 +197,7 @@ def _of_tokens(calls: list[AttentionCall]) -> list[AttentionCall]:
     return own
 
 
-def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None) -> Position:
+def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None) -> PositionMethod:
     """Build the method of an encoder or decoder: the innermost PreTrainedModel around the layers with these calls."""
     name, options, config = wanted.position, wanted.options, stack.config
     if not isinstance(getattr(config, "hidden_size", None), int):
@@ -211,7 +211,7 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
         "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
         "causal": all(call.causal for call in calls),
         "initializer_range": getattr(config, "initializer_range", None) or 0.02,
-        "passes": [modules.index(call.module) for call in calls],
+        "layer_of_pass": [modules.index(call.module) for call in calls],
     }
     for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
         if option != "causal" or options[option] is not False:
@@ -226,20 +226,20 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
         if count > most:
             raise InputError("path_or_id", f"the checkpoint has {most:,} numbers of {name!r}, expected {count:,}")
     position = build()
-    methods = position.methods()
+    methods = position.components()
     if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
         isinstance(method, NoPosition) for method in methods
     ):
         told = f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
         raise InputError("position", told)
     for method in methods:
-        if type(method).embed is not Position.embed:
+        if type(method).embed is not PositionMethod.embed:
             raise InputError(
                 "position",
                 f"{type(method).__name__} acts on the embeddings, which attach leaves as they are; "
                 "choose a method that acts in attention, as t5, tisa, shaw, rope or alibi",
             )
-    if not position.content:
+    if not position.uses_query_key:
         raise InputError("position", "it replaces query . key, whose weights would be left without use")
     return position
 
@@ -253,7 +253,7 @@ def _beginning(stack: PreTrainedModel, layers: Collection[nn.Module]) -> nn.Modu
     return children[0] if children else stack
 
 
-def _hook(stack: PreTrainedModel, calls: list[AttentionCall], position: Position, undo: Undo) -> None:
+def _hook(stack: PreTrainedModel, calls: list[AttentionCall], position: PositionMethod, undo: Undo) -> None:
     """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers."""
     setattr(stack, NAME, position.to(stack.device, stack.dtype).train(stack.training))
     undo.append(partial(delattr, stack, NAME))

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.varlen import packed_texts
-from ...positions import Position, Site
+from ...positions import PositionMethod, Site
 from ..inputs import CACHE
 from .caches import RotatingCache, can_cache_rotated_keys
 from .masks import RequestedMask
@@ -41,7 +41,7 @@ class StackForward:
         placed: whether the caller gives positions, which may begin anew with each text of a row.
     """
 
-    position: Position
+    position: PositionMethod
     share: bool
     with_weights: bool | None = None
     placed: bool = False
@@ -59,7 +59,7 @@ class StackForward:
 
     def site_of_new(self, new: Positions) -> Site:
         """Return the site of tokens at these positions, with what layers share; they usually get the same one."""
-        if self.new_site is None or self.new_site.queries != new:
+        if self.new_site is None or self.new_site.query_positions != new:
             site = Site(new, new)
             self.new_site = replace(site, shared=self.position.compute_shared(site)) if self.share else site
         return self.new_site
@@ -70,7 +70,7 @@ class StackForward:
         A method that counts from the start of a row counts the real tokens, as ``position_ids`` do in generation, and
         from 0 in each packed text.
         """
-        key = torch.is_grad_enabled(), site.queries, site.keys, site.new_keys
+        key = torch.is_grad_enabled(), site.query_positions, site.key_positions, site.new_key_positions
         if not self.position.depends_on_offsets_only():
             site = asked.counted(site)
         if not self.share:
@@ -90,7 +90,7 @@ class LayerInput:
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
         with_weights: whether its weights are wanted; None: not said.
-        cache: where the layer stores rotated keys; None if it has no cache or ``rotate`` needs all keys.
+        cache: where the layer stores rotated keys; None if it has no cache or ``transform_qkv`` needs all keys.
     """
 
     forward: StackForward
@@ -101,7 +101,7 @@ class LayerInput:
 
     def check(self, asked: RequestedMask, n_q: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
-        causal, methods = self.forward.position.model.causal, self.forward.position.methods()
+        causal, methods = self.forward.position.model.causal, self.forward.position.components()
         if asked.matrix is None:
             if n_q > 1 and asked.causal != causal and (causal or any(method.scales_query for method in methods)):
                 raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")

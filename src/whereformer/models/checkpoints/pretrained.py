@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ...errors import InputError, one_line, shown
-from ...positions import describe, layer_pattern, component_names, canonical_name
+from ...positions import canonical_name, component_names, describe, layer_pattern
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
@@ -119,7 +119,9 @@ def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[s
     changed = {name: value for name, value in fields.items() if name not in gone} | own
     kept = fields.get("position_options") or {}
     if position is not None:
-        stay = [part for part in component_names(fields.get("position", "learned")) if part in component_names(position)]
+        stay = [
+            part for part in component_names(fields.get("position", "learned")) if part in component_names(position)
+        ]
         known = {option for part in stay for option in describe(part)[1]}
         changed["position"] = position
         kept = {name: value for name, value in kept.items() if name in known or name in stay}
