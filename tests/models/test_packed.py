@@ -253,6 +253,12 @@ def test_electra():
 IDS = torch.ones_like(SEQ)
 
 
+def test_a_mask_of_ones_is_no_padding():
+    model = randomized(Encoder, position="tisa", **FUNNEL)
+    found, expected = (model(IDS, seq_idx=SEQ, **more).last_hidden_state for more in ({"attention_mask": IDS}, {}))
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -266,7 +272,7 @@ IDS = torch.ones_like(SEQ)
         ({"seq_idx": SEQ[:, 1:]}, "seq_idx: it needs (batch, n) and no cache, got 1 rows"),
         ({"seq_idx": SEQ, "document_ids": SEQ}, "document_ids: expected None beside cu_seq_lens_q"),
         ({"seq_idx": SEQ, "position_ids": SEQ}, "position_ids: expected 0, 1, ... in each text, got others"),
-        ({"seq_idx": SEQ, "attention_mask": IDS}, "attention_mask: a model that pools takes packed texts in one row"),
+        ({"seq_idx": SEQ, "attention_mask": SEQ}, "attention_mask: a model that pools takes packed texts in one row"),
         ({"seq_idx": SEQ.repeat(2, 1), "input_ids": IDS.repeat(2, 1)}, "document_ids: a model that pools takes packed"),
     ],
 )

@@ -137,6 +137,8 @@ def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
         check_regular_in(field, place)
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         found("text")  # some entries of its files are first looked at here
+        for name in ("is_local", "local_files_only"):  # how it was read, which save_pretrained would write
+            found.init_kwargs.pop(name, None)
     except InputError:
         raise
     except Exception as error:

@@ -320,7 +320,7 @@ _WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 _IS: dict[str, Callable[[Tensor], bool]] = {
     FLOATING: torch.is_floating_point,
     NUMBERS: lambda tensor: tensor.is_floating_point() or tensor.dtype in _WHOLE,
-    WHOLE: lambda tensor: tensor.dtype in _WHOLE or tensor.dtype == torch.bool,
+    WHOLE: lambda tensor: tensor.dtype in _WHOLE,
     BOOL: lambda tensor: tensor.dtype == torch.bool,
 }
 

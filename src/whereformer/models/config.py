@@ -69,6 +69,7 @@ class EncoderConfig(StrictConfig):
         hidden_size: width of the hidden states.
         embedding_size: width of the token embeddings; if below hidden_size, they are projected up (ALBERT). None:
             equal.
+        embedding_projection: whether embeddings as wide as hidden_size are projected, too (ALBERT).
         num_attention_heads: heads; they must divide hidden_size.
         intermediate_size: hidden width of the feed-forward layers. None: 4 * hidden_size; if they are gated, two thirds
             of that, rounded up to a multiple of 8, so that they have about as many weights.
@@ -163,6 +164,7 @@ class EncoderConfig(StrictConfig):
     activations = ("hidden_act", "classifier_act")
 
     embedding_size: int = None  # type: ignore[assignment]  # filled in below
+    embedding_projection: bool = False
     blocks: str = "12"
     decoder_layers: str = "0"
     with_decoder: bool = True

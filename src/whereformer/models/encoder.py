@@ -16,9 +16,9 @@ from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..kernels.varlen import packed_texts
 from ..positions import PositionMethod, Site
-from ..positions.visible_keys import positions_from_mask, positions_in_documents
+from ..positions.visible_keys import positions_from_mask, positions_in_documents, previous_token
 from .blocks import parse_blocks
-from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, whole_numbers
+from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, real_tokens, whole_numbers
 from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
@@ -40,8 +40,8 @@ class Embeddings(nn.Module):
         self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
         self.norm = layer_norm(config, width)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        narrow = width != config.hidden_size
-        self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if narrow else None
+        projects = config.embedding_projection or width != config.hidden_size
+        self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if projects else None
 
     def forward(
         self, words: Tensor, token_type_ids: Tensor | None, position: PositionMethod, positions: PositionsLike
@@ -169,8 +169,8 @@ class Encoder(EncoderPreTrainedModel):
                 with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document, whose ids stand side
                 by side. Positions start again with each run of equal ids by default. In a causal model, position_ids
-                that do so are enough, if there is no attention_mask. A model that pools takes one row without padding,
-                and pools each apart.
+                that do so at a real token are enough, with or without an attention_mask. A model that pools takes one
+                row without padding, and pools each apart.
             cu_seq_lens_q, seq_idx: in place of document_ids, what transformers' collators say of packed rows: where the
                 texts of one row begin and the last one ends, (texts + 1,), and a number for each text, (batch, n).
                 position_ids then have to start at 0 in each, which is checked on the CPU. ``cu_seq_lens_k`` equals
@@ -260,15 +260,15 @@ class Encoder(EncoderPreTrainedModel):
         if positions is not None:
             check_positions("position_ids", positions, batch, length)
             self.position.check_axes("position_ids", positions)
-        documents = self._documents(words, attention_mask, inputs)
-        texts = self._texts(documents, attention_mask)
+        real = real_tokens(attention_mask)
+        documents = self._documents(words, real, inputs)
+        texts = self._texts(documents, real)
         # Pooled documents are numbered, whatever their ids were.
         documents = documents if texts is None else texts.ids
         if self.config.segments != "attention":
             types = None
         elif types is not None:
             check_types(types, number_of_types(self.config))
-        real = None if attention_mask is None else attention_mask.bool()
         starts = None
         if documents is not None and types is not None:
             # Padding is no part of a document, whatever its id.
@@ -278,10 +278,11 @@ class Encoder(EncoderPreTrainedModel):
         more = {"key_mask": real, "causal": self.config.causal, "position_stop": end}
         return Site.self_attention(at, documents=documents, segments=types, starts=starts, **more), texts
 
-    def _documents(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
+    def _documents(self, words: Tensor, real: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
 
-        As in transformers, positions tell documents apart only without a mask, which says where positions may repeat.
+        A document begins at a real token whose position is not behind that of the real token before. Positions of
+        padding may repeat.
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
         batch, length = words.shape[:2]
@@ -290,19 +291,23 @@ class Encoder(EncoderPreTrainedModel):
             raise InputError("document_ids", "expected None beside cu_seq_lens_q or seq_idx, which say the same")
         if documents is not None or texts is not None:
             return texts if documents is None else whole_numbers("document_ids", documents)
-        if positions is None or positions.dim() == 3 or attention_mask is not None or not self.config.causal:
+        if positions is None or positions.dim() == 3 or not self.config.causal:
             return None
-        at = positions if positions.is_floating_point() else positions.long()
-        begins = at[..., 1:] <= at[..., :-1]
+        at = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
+        if real is None:
+            begins = functional.pad(at[:, 1:] <= at[:, :-1], (1, 0))
+        else:
+            before, at = previous_token(real), at.expand(batch, -1)
+            begins = real & (before >= 0) & (at <= at.gather(1, before.clamp(min=0)))
         if can_look(begins) and not begins.any():
             return None
-        return functional.pad(begins, (1, 0)).cumsum(-1).expand(batch, -1)
+        return begins.cumsum(1).expand(batch, -1)
 
-    def _texts(self, documents: Tensor | None, attention_mask: Tensor | None) -> PackedDocuments | None:
+    def _texts(self, documents: Tensor | None, real: Tensor | None) -> PackedDocuments | None:
         """Return the texts of a row that pooling has to keep apart, if there are several and it pools."""
         if documents is None or len(self.blocks) == 1:
             return None
-        if attention_mask is not None or len(documents) != 1:
+        if real is not None or len(documents) != 1:
             name = "attention_mask" if len(documents) == 1 else "document_ids"
             raise InputError(name, "a model that pools takes packed texts in one row, without padding")
         return PackedDocuments.from_ids(documents, self.pooling)

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..kernels import Positions
 from ..positions import PositionMethod, Site
 from ..positions.none import NoPosition
-from .checks import OneDeviceModel, check_shape, embedded_tokens, whole_numbers
+from .checks import OneDeviceModel, check_shape, embedded_tokens, real_tokens, whole_numbers
 from .inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
 from .layers import Attention, Layer, may_share, position_of
 from .seq2seq_config import Seq2SeqConfig
@@ -109,8 +109,8 @@ class Seq2SeqEncoder(_Stack):
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
-        real = None if attention_mask is None else attention_mask.bool()
-        states, attentions = self.run(words, Site(positions, positions, key_mask=real), None, with_weights)
+        site = Site(positions, positions, key_mask=real_tokens(attention_mask))
+        states, attentions = self.run(words, site, None, with_weights)
         return BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
@@ -267,9 +267,9 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         with_weights = asks_for("output_attentions", inputs, self.config)
         states, attentions = self.decoder(
             words,
-            None if decoder_attention_mask is None else decoder_attention_mask.bool(),
+            real_tokens(decoder_attention_mask),
             source,
-            None if attention_mask is None else attention_mask.bool(),
+            real_tokens(attention_mask),
             cache,
             with_weights,
         )

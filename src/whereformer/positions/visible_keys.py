@@ -25,6 +25,12 @@ def positions_from_mask(token_mask: Tensor) -> Tensor | None:
     return (token_mask.cumsum(1) - 1).clamp(min=0)
 
 
+def previous_token(token_mask: Tensor) -> Tensor:
+    """Return the index of the last token before each one that is not padding, (batch, n); -1 where there is none."""
+    index = torch.arange(token_mask.shape[1], device=token_mask.device).where(token_mask, -1)
+    return functional.pad(index.cummax(1).values[:, :-1], (1, 0), value=-1)
+
+
 def _run_starts(ids: Tensor) -> Tensor:
     """Return which tokens begin a run of equal ids; argument and result are (batch, n)."""
     return functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)

@@ -17,7 +17,8 @@ from ...positions import PositionMethod, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..checks import check_devices
-from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
+from .configs import separate_configs
+from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation, tell_texts
 from .hooks import NAME, Enter, Start, Undo
 from .kinds import serve
 from .own import rotates, serve_tables, switch_off
@@ -57,7 +58,8 @@ def attach(
             masks that show later tokens.
 
     Returns:
-        The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
+        The model. Its configuration is now a copy, since other models may share the object, and its ``whereformer``
+        records what was attached. The parameters are freshly drawn in the model's
         dtype and on its device. They are part of its state dict, and ``save_pretrained`` writes them;
         :func:`load_attached` loads such a checkpoint.
 
@@ -110,6 +112,7 @@ def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool, most: int
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
     undo: Undo = []
     try:
+        separate_configs(model, undo)
         serve(model, undo, parts_with(model, calls))
         _attach(model, calls, wanted, most, undo)
     except Exception:
@@ -138,8 +141,9 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
     if "rope" in component_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
+    tellers = tell_texts(model, calls)
     for (stack, own), method in zip(stacks, methods, strict=True):
-        _hook(stack, own, method, undo)
+        _hook(stack, own, method, tellers, undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
         arrived = [call for call in record_calls(model, calls) if call.received is not None]
@@ -154,6 +158,8 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo :func:`attach` and remove the method's parameters; the model is then bit for bit what it was.
+
+    It gets its old configuration back. What you changed in the copy since is then changed there.
 
     Raises:
         ValueError: if nothing is attached to it.
@@ -232,7 +238,11 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
     ):
         told = f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
         raise InputError("position", told)
+    mixed = any(call.mixed for call in calls)
     for method in methods:
+        if mixed and method.scales_query:
+            told = f"{type(stack).__name__} is causal only with an attention_mask, and {type(method).__name__} is built"
+            raise InputError("position", f"{told} for one of both; choose another method")
         if type(method).embed is not PositionMethod.embed:
             raise InputError(
                 "position",
@@ -253,17 +263,24 @@ def _beginning(stack: PreTrainedModel, layers: Collection[nn.Module]) -> nn.Modu
     return children[0] if children else stack
 
 
-def _hook(stack: PreTrainedModel, calls: list[AttentionCall], position: PositionMethod, undo: Undo) -> None:
-    """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers."""
+def _hook(
+    stack: PreTrainedModel, calls: list[AttentionCall], position: PositionMethod, tellers: set[nn.Module], undo: Undo
+) -> None:
+    """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers.
+
+    ``tellers`` are the layers that keep texts apart by positions.
+    """
     setattr(stack, NAME, position.to(stack.device, stack.dtype).train(stack.training))
     undo.append(partial(delattr, stack, NAME))
     layers: dict[nn.Module, list[int]] = {}
     for layer, call in enumerate(calls):
         layers.setdefault(call.module, []).append(layer)
     begins = _beginning(stack, layers)
-    if _takes_keywords(begins):
-        start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
-        undo.append(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
+    checkpointed = [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)]
+    for module in filter(_takes_keywords, dict.fromkeys((stack, begins))):
+        names = tuple(inspect.signature(module.forward).parameters)
+        start = Start(stack, checkpointed, names, not tellers.isdisjoint(layers), around=module is not begins)
+        undo.append(module.register_forward_pre_hook(start, with_kwargs=True).remove)
     for module, own in layers.items():
         enter = Enter(stack, tuple(own), counted=len(layers) < len(calls))
         undo.append(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
