@@ -34,6 +34,7 @@ from whereformer import attach, detach
 from whereformer.errors import InputError, one_line
 from whereformer.models.attachment import found, proof
 from whereformer.models.attachment.hooks import NAME
+from whereformer.models.attachment.trial import trial
 
 SECONDS = 30
 """What one model class may take of a processor, in all its sizes."""
@@ -288,6 +289,7 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
     logger, logged = logging.getLogger(proof.__name__), Logged()
     logger.addHandler(logged)
     try:
+        own = sees_later(model)
         begun = time.perf_counter()
         attach(model, "none")
         row: dict[str, Any] = {"outcome": "right", "seconds": round(time.perf_counter() - begun, 3)}
@@ -296,6 +298,8 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         detach(model)
         if logged.lines:
             return {**row, "outcome": "not proven", "why": logged.lines[0]}
+        if (served := sees_later_with_a_method(model)) is not None and served != own:
+            return {**row, "outcome": "wrong", "why": f"sees later tokens: {own}, with a method: {served}"}
         # In a decoder of objects the first layer sees zeros only, whose scores do not matter.
         layers = [call.module for call in found.find_calls(model)]
         return {**row, "caught": is_caught(model, layers[0]) or is_caught(model, layers[-1])}
@@ -309,6 +313,47 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         }
     finally:
         logger.removeHandler(logged)
+
+
+def sees_later(model: PreTrainedModel) -> dict[str, bool]:
+    """Whether states depend on a later token, in calls with a mask and without one, as far as they run."""
+    reacts: dict[str, bool] = {}
+    masks: tuple[dict[str, int], ...] = ({}, {"attention_mask": 1}, {"attention_mask": 0})
+    for mask, name in zip(masks, ("no mask", "a mask of ones", "a mask of padding"), strict=True):
+        try:
+            states = [states_of(model, mask, last) for last in (7, 9)]
+        except Exception:  # the model may take no text, no mask, or need one
+            continue
+        reacts[name] = bool((states[0] != states[1])[:, :-1].any())
+    return reacts
+
+
+def states_of(model: PreTrainedModel, mask: dict[str, int], last: int) -> torch.Tensor:
+    """The first of a model's outputs with a state for each of eight tokens; ``mask`` is that of the first."""
+    ids = torch.tensor([[11, 6, 12, 8, 13, 10, 14, last]])
+    inputs = {"input_ids": ids, **{name: torch.ones_like(ids) for name in mask}}
+    for name, first in mask.items():
+        inputs[name][:, 0] = first
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs.pop("input_ids")
+        inputs = {name.replace("attention_mask", "decoder_attention_mask"): each for name, each in inputs.items()}
+        inputs["input_ids"] = ids[:, :5]
+    with trial(model) as copied:
+        outputs = copied(**inputs)
+    first = 0 if mask.get("attention_mask", 1) else 1
+    return next(each for each in outputs.to_tuple() if torch.is_tensor(each) and each.shape[:2] == (1, 8))[:, first:]
+
+
+def sees_later_with_a_method(model: PreTrainedModel) -> dict[str, bool] | None:
+    """What :func:`sees_later` says with a method attached; None if the model's heads take none."""
+    try:
+        attach(model, "tisa")
+    except InputError:
+        return None
+    try:
+        return sees_later(model)
+    finally:
+        detach(model)
 
 
 def is_caught(model: PreTrainedModel, layer: Any) -> bool:
@@ -447,7 +492,9 @@ def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def outcome(rows: list[dict[str, Any]]) -> str:
     """What becomes of a configuration's models: the worst, but that one model that is right is enough."""
     outcomes = {row["outcome"] for row in rows}
-    return next(each for each in ("crashed", "not proven", "right", "refused", "not built") if each in outcomes)
+    return next(
+        each for each in ("crashed", "wrong", "not proven", "right", "refused", "not built") if each in outcomes
+    )
 
 
 OUTCOMES = {"right": "served", "not built": "not tried"}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -354,6 +354,7 @@ class Compare(ManyRuns):
         kept = training.Checkpoints(checkpoints, SAVE_EVERY, [facts, rate], run.say, keeps=run.keeps)
         plan = training.Training(steps=self.steps, rate=rate)
         about = f"{position}, seed {seed}"
+        self.try_lengths(model.to(run.device), held_out)
         try:
             trained = self.fit(run, material, model, seed, plan, run.step, checkpoints=kept)
         except training.NotFiniteError as error:
@@ -384,6 +385,12 @@ class Compare(ManyRuns):
             flops=self.flops(config),
         )
 
+    def try_lengths(self, model: Any, held_out: scoring.HeldOut) -> None:
+        """Let an untrained model read a batch of each length, so that whatever goes wrong there costs no training."""
+        encoders.at_lengths(
+            self.judged, lambda length: scoring.lm_score(model, islice(held_out.windows(length, TOKENS), 1))
+        )
+
     def flops(self, config: models.EncoderConfig) -> int | None:
         """Return the operations of a training step; None for a method that torch can't run without memory."""
         predicted = self.length if self.causal else max(1, round(self.mask_rate * (self.length - 1)))
@@ -405,7 +412,7 @@ class Compare(ManyRuns):
 
         Args:
             key: its seed and method.
-            outcome: what is recorded of it.
+            outcome: its record.
             labels: how many held-out tokens models are judged by, if that is known.
         """
         seed, position = key
@@ -523,9 +530,9 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
         what, *key = json.loads(name)
         if what != "train":
             continue
-        if not (manifest.fits(tuple[int, str], key) and manifest.fits(Outcome, record["value"])):
+        if not (manifest.fits(tuple[int, str], key) and manifest.fits(drawing.Outcome, record["value"])):
             raise InputError("out", f"{path} has something else as {name}; run the same whereformer compare again")
-        outcome = Outcome(**record["value"])
+        outcome = drawing.Outcome(**record["value"])
         if not outcome.failed:
             runs.setdefault(key[1], {})[key[0]] = outcome
     return recipe, runs

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from threading import get_ident
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 
 from ...errors import InputError
@@ -95,10 +98,22 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
         header: the checkpoint's tensors on the meta device, by name.
 
     Raises:
-        InputError: if one has another shape.
+        InputError: if one has another shape, or the model has far more parameters, before all of them are built.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = build()
+    # A head that the checkpoint lacks has a few. Some modules replace parameters while they are built.
+    limit, thread, count = 1000 + 10 * len(header), get_ident(), itertools.count(1)
+
+    def count_one(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if get_ident() == thread and next(count) > limit:
+            told = f"it has {len(header):,} tensors, and its config.json describes a model of more than {limit:,}"
+            raise InputError("checkpoint", told)
+
+    handle = register_module_parameter_registration_hook(count_one)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = build()
+    finally:
+        handle.remove()
     prefix = f"{model.base_model_prefix}."
     bare = {name.removeprefix(prefix): tensor for name, tensor in header.items()}
     for name, own in model.state_dict().items():
