@@ -1,0 +1,380 @@
+"""What may differ between a call that was recorded and later calls of its kind, on the card."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tests.kernels import test_backends
+from tests.kernels.card import card
+from tests.kernels.card.conftest import forget
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention, attention_varlen
+from whereformer.kernels.call import make_call
+from whereformer.kernels.fields import GRADIENTS
+from whereformer.kernels.triton import launch, plan
+
+BATCH, HEADS, N, DIM = 2, 2, 20, 16
+
+
+def random(*size, dtype=torch.float32):
+    return torch.randn(size).to(dtype)
+
+
+def rows(n_q=N, n_k=N, batch=BATCH, dtype=torch.float32):
+    return [random(batch, HEADS, n, DIM, dtype=dtype) for n in (n_q, n_k, n_k)]
+
+
+def bias():
+    return [OffsetBias(random(HEADS, 9), -4)]
+
+
+def vectors():
+    return [OffsetKeys(random(1, 9, DIM), -4), OffsetValues(random(1, 9, DIM), -4)]
+
+
+def differentiate(backend, leaves, terms, d_out=None, around=contextlib.nullcontext, **options):
+    """Return the output and its gradients by the ``leaves``: query, key, value, and the tables of the ``terms``."""
+    built = [type(term)(table, term.first) for term, table in zip(terms, leaves[3:], strict=True)]
+    out = attention(*leaves[:3], built, backend=backend, **options)
+    needed = [leaf for leaf in leaves if leaf.requires_grad]
+    if not (needed and torch.is_grad_enabled()):
+        return [out]
+    with around():
+        return [out.detach(), *torch.autograd.grad(out, needed, d_out.to(out.dtype))]
+
+
+def check(inputs, terms, d_out=None, needs=None, around=contextlib.nullcontext, **options):
+    """Compare a call and its gradients with float64. The layouts of what it gets are those of the arguments."""
+    tensors = [*inputs, *(term.table for term in terms)]
+    needs = [True] * len(tensors) if needs is None else needs
+    d_out = random(*inputs[0].shape) if d_out is None else d_out
+    leaves = [tensor.detach().requires_grad_(bool(need)) for tensor, need in zip(tensors, needs, strict=True)]
+    found = differentiate("triton", leaves, terms, d_out, around, **options)
+    with torch.autocast("cpu", enabled=False):
+        leaves = [leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in leaves]
+        expected = differentiate("reference", leaves, terms, d_out, **options)
+    close = 1e-4 if inputs[0].dtype == torch.float32 and not torch.is_autocast_enabled("cpu") else 5e-2
+    for ours, theirs in zip(found, expected, strict=True):
+        largest = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
+        torch.testing.assert_close(ours.double(), theirs, rtol=close, atol=close * largest)
+
+
+# --- layouts
+
+
+def shifted(tensor, numbers):
+    """The same numbers at an address that lies so many of them behind a multiple of 512 bytes."""
+    memory = torch.empty(tensor.numel() + numbers, dtype=tensor.dtype)[numbers:]
+    return memory.view(tensor.shape).copy_(tensor)
+
+
+LAYOUTS = {
+    "heads inside": lambda tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2),
+    "part of a projection": lambda tensor: (
+        torch.zeros(BATCH, N, 3, HEADS, DIM, dtype=tensor.dtype)[:, :, 1].transpose(1, 2).copy_(tensor)
+    ),
+    "one head for all": lambda tensor: tensor[:, :1].contiguous().expand(tensor.shape),
+    "one item for all": lambda tensor: tensor[:1].contiguous().expand(tensor.shape),
+    "columns": lambda tensor: tensor.mT.contiguous().mT,
+    "in one piece": lambda tensor: tensor,
+}
+
+
+@pytest.mark.parametrize("place", [0, 2, 3, "d_out"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alignment(place, dtype):
+    terms = bias if dtype == torch.float32 else vectors
+    for numbers in (0, 1, 0, 4, 3):
+        inputs, built, d_out = rows(dtype=dtype), terms(), random(BATCH, HEADS, N, DIM, dtype=dtype)
+        if place == "d_out":
+            d_out = shifted(d_out, numbers)
+        elif place < 3:
+            inputs[place] = shifted(inputs[place], numbers)
+        else:
+            built[0] = type(built[0])(shifted(built[0].table, numbers), -4)
+        check(inputs, built, d_out)
+
+
+def test_strides():
+    for layout in ("in one piece", *LAYOUTS):
+        check([LAYOUTS[layout](each) for each in rows()], bias())
+        query, *others = rows()
+        check([LAYOUTS[layout](query), *others], bias())
+
+
+def test_strides_of_the_outputs_gradient():
+    for layout in ("in one piece", *LAYOUTS):
+        check(rows(), vectors(), LAYOUTS[layout](random(BATCH, HEADS, N, DIM)))
+    check(rows(), vectors(), torch.ones(()).expand(BATCH, HEADS, N, DIM))
+
+
+def test_lengths():
+    for n_q, n_k in ((33, 33), (34, 33), (33, 34), (16, 16), (1, 1), (1, 40), (33, 33)):
+        check(rows(n_q, n_k, batch=1), bias())
+
+
+def test_inputs_share_memory(records):
+    for _ in range(3):
+        whole, table = random(1, HEADS, 60, DIM), random(HEADS, 300)
+        check([whole[:, :, :20], whole[:, :, 10:30], whole[:, :, 20:40]], [OffsetBias(table[:, 7:200], -100)])
+    assert records == [True, True]
+
+
+@pytest.mark.parametrize("first", [(0, 0, 2), (0, 1, 2)])
+def test_one_tensor_as_two(first):
+    for order in (first, (0, 1, 2), (0, 1, 1), first):
+        inputs = [each.requires_grad_() for each in rows(batch=1)]
+        inputs, (d_out,) = [inputs[index] for index in order], rows(batch=1)[:1]
+        gradients = []
+        for backend in ("triton", "reference"):
+            out = attention(*inputs, backend=backend)
+            gradients.append(torch.autograd.grad(out, list(dict.fromkeys(inputs)), d_out))
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_outputs_gradient_is_an_input():
+    for given in (False, True, False):
+        inputs = rows(batch=1)
+        check(inputs, bias(), inputs[2] if given else None)
+
+
+# --- what is needed
+
+
+def test_needs_that_differ():
+    for needs in ((1, 1, 1, 1), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 1, 1, 0), (1, 1, 1, 1)):
+        check(rows(batch=1), bias(), needs=needs)
+    for needs in ((1, 1, 1, 1, 1), (0, 0, 0, 1, 0), (0, 0, 0, 0, 1), (1, 0, 0, 1, 0), (1, 1, 1, 1, 1)):
+        check(rows(batch=1), vectors(), needs=needs)
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_calls_without_gradients_share_a_plan_with_others(without, records):
+    for gradients in (False, True, False, True):
+        with contextlib.nullcontext() if gradients else without():
+            check(rows(), vectors(), needs=[gradients] * 5)
+    assert records == [True, True]
+
+
+def test_nothing_is_needed():
+    """As the dispatcher may ask."""
+    call = make_call(*rows(), bias())
+    for names in (("query", "bias"), (), ("query", "bias"), ()):
+        output, kept, _ = launch.operators.forward(*call.arguments())
+        needed = [name in names for name in GRADIENTS]
+        found = launch.operators.backward(torch.ones_like(output), None, output, kept, needed, *call.arguments())
+        leaves = [call.query.clone().requires_grad_(), call.bias.clone().requires_grad_()]
+        out = attention(leaves[0], call.key, call.value, [OffsetBias(leaves[1], -4)], backend="reference")
+        expected = torch.autograd.grad(out.sum(), leaves)
+        for ours, theirs in zip(found, expected if names else (), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_log_sums():
+    for turn in range(4):
+        leaves = [*rows(batch=1), random(HEADS, 9), random(HEADS)]
+        d_outs, gradients = (random(1, HEADS, N, DIM), random(1, HEADS, N)), []
+        used = slice(turn // 2, 2)  # both, and then the log-sum-exps alone
+        for backend in ("triton", "reference"):
+            *inputs, table, sinks = parts = [leaf.clone().requires_grad_() for leaf in leaves]
+            options = {"sinks": sinks if turn % 2 else None, "return_lse": True, "backend": backend}
+            outs = attention(*inputs, [OffsetBias(table, -4)], **options)[used]
+            gradients.append([*outs, *torch.autograd.grad(outs, parts, d_outs[used], materialize_grads=True)])
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("n_q", "n_k", "batch"), [(0, 5, 2), (5, 0, 2), (0, 0, 2), (5, 5, 0)])
+def test_nothing_to_compute(n_q, n_k, batch):
+    for _ in range(3):
+        check(rows(n_q, n_k, batch), bias())
+
+
+# --- what is around the call
+
+
+def test_autocast():
+    for on in (False, True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            check(rows(dtype=torch.bfloat16), vectors())
+            check(rows(), bias())
+
+
+def test_autocast_around_the_backward_alone(records):
+    """Its plan has operations of torch, such as products, that autocast would cast."""
+    for on in (False, True, False, True):
+        leaves = [*rows(), random(1, 9, DIM), random(1, HEADS, N, DIM)]
+        d_out, results = random(BATCH, HEADS, N, DIM), []
+        for backend in ("triton", "reference"):
+            *inputs, table, factors = parts = [leaf.clone().requires_grad_() for leaf in leaves]
+            out = attention(*inputs, [OffsetKeys(table, -4, 1, factors)], backend=backend)
+            with torch.autocast("cpu", torch.bfloat16, enabled=on and backend == "triton"):
+                results.append(torch.autograd.grad(out, parts, d_out))
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert records == [True, True]
+
+
+def test_threads():
+    errors = []
+
+    def work(terms):
+        try:
+            for _ in range(3):
+                check(rows(batch=1), terms())
+        except BaseException as error:  # otherwise it would end with the thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(terms,)) for terms in (bias, vectors, bias, vectors)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_streams_and_devices(records, monkeypatch):
+    @contextlib.contextmanager
+    def device(index):
+        before, card.Card.device = card.Card.device, index
+        try:
+            yield
+        finally:
+            card.Card.device = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    check(rows(), bias())
+    for stream in (7, 8, 9):
+        for current in (0, 1):
+            monkeypatch.setattr(card.Card, "stream", stream)
+            monkeypatch.setattr(card.Card, "device", current)
+            del card.launches[:]
+            check(rows(), bias())
+            assert {each.stream for each in card.launches} == {stream}
+            assert card.Card.device == current
+    assert records == [True, True]
+
+
+def test_launch_hooks(records, monkeypatch):
+    """None, a function, or a chain of functions. Those that watch launches see all of them, so no plan is used."""
+    from triton import knobs
+
+    seen = []
+
+    def watch(metadata):
+        seen.append(metadata.get())
+
+    chain = knobs.HookChain()
+    chain.add(watch)
+    for first in (None, watch, knobs.HookChain()):
+        forget()
+        monkeypatch.setattr(knobs.runtime, "launch_enter_hook", first)
+        check(rows(), bias())
+        for hook, watches in ((knobs.HookChain(), False), (chain, True), (None, False), (watch, True)):
+            monkeypatch.setattr(knobs.runtime, "launch_enter_hook", hook)
+            del seen[:], records[:], card.launches[:]
+            check(rows(), bias())
+            assert (len(seen), len(card.launches), len(records)) == ((6, 6, 2) if watches else (0, 6, 0))
+
+
+def test_deterministic_algorithms():
+    for on in (False, True, False, True):
+        torch.use_deterministic_algorithms(on)
+        try:
+            check(rows(), [*bias(), *vectors()])
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def test_checkpoints_and_graphs_that_are_used_twice():
+    def attend(query, key, value, table):
+        return attention(query, key, value, [OffsetBias(table, -4)], dropout_p=0.1, backend="triton")
+
+    for reentrant in (False, True, False):
+        leaves, d_out = [each.requires_grad_() for each in (*rows(), random(HEADS, 9))], random(BATCH, HEADS, N, DIM)
+        torch.manual_seed(1)
+        checkpoint(attend, *leaves, use_reentrant=reentrant).backward(d_out)
+        torch.manual_seed(1)
+        out = attend(*leaves)
+        first, second = (torch.autograd.grad(out, leaves, d_out, retain_graph=True) for _ in range(2))
+        for leaf, *gradients in zip(leaves, first, second, strict=True):
+            assert all(torch.equal(leaf.grad, each) for each in gradients)
+
+
+@torch.no_grad()
+def test_a_graph_of_launches():
+    """As in a CUDA graph: the launches of a replay again, with the same addresses, after inputs have changed."""
+    inputs, mask = rows(), torch.ones(BATCH, N, dtype=torch.bool)
+    terms = [OffsetBias(random(HEADS, 79), -39)]
+    for _ in range(2):
+        attention(*inputs, terms, backend="triton", key_mask=mask)
+    del card.launches[:]
+    with card.keeping_memory():
+        out = attention(*inputs, terms, backend="triton", key_mask=mask)
+    captured = list(card.launches)
+    for _ in range(2):
+        for each in inputs:
+            each.normal_()
+        mask.bernoulli_(0.6)
+        for each in captured:
+            each.run()
+        expected = attention(*inputs, terms, backend="reference", key_mask=mask)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_without_padding(records):
+    for lengths in ([7, 20, 13], [13, 20, 7], [40], [1, 39]):
+        ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+        leaves = [*(random(40, HEADS, DIM) for _ in range(3)), random(HEADS, 9)]
+        d_out, results = random(40, HEADS, DIM), []
+        for backend in ("triton", "reference"):
+            *inputs, table = parts = [leaf.clone().requires_grad_() for leaf in leaves]
+            out = attention_varlen(*inputs, [OffsetBias(table, -4)], cu_seqlens_q=ends, causal=True, backend=backend)
+            results.append([out, *torch.autograd.grad(out, parts, d_out)])
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert all(records)
+
+
+# --- what every backend is asked
+
+
+@pytest.mark.parametrize("layout", ["parts of a projection", "one head for all"])
+def test_saved_tensors_come_back_elsewhere(layout):
+    test_backends.test_saved_tensors_may_come_back_elsewhere("triton", layout, torch.bfloat16)
+
+
+def test_saved_tensors_come_back_as_others():
+    test_backends.test_saved_tensors_that_come_back_as_others_are_refused("triton", torch.Tensor.bfloat16)
+
+
+def test_positions_have_no_gradient():
+    test_backends.test_positions_have_no_gradient("triton", "triton")
+
+
+# --- what becomes a plan
+
+
+def test_plans_keep_no_tensors():
+    check(rows(), vectors())
+    (known,) = launch.operators.plans.values.values()
+    plans = [known._forward, *known._backwards.values.values()]
+    cells = [cell.cell_contents for each in plans for cell in each.__closure__ or ()]
+    functions = [each for each in (*plans, *cells) if hasattr(each, "__globals__")]
+    values = [*cells, *(value for each in functions for value in each.__globals__.values())]
+    assert not any(isinstance(value, torch.Tensor) for value in values)
+
+
+@pytest.mark.parametrize("reads", ["a number", "a tensor from elsewhere"])
+def test_what_depends_on_more_than_the_inputs_is_not_recorded(reads):
+    inputs, elsewhere = [random(5)], torch.ones(5)
+
+    def compute():
+        return [inputs[0] * inputs[0].sum().item() if reads == "a number" else inputs[0] + elsewhere]
+
+    found, again = plan.record(compute, inputs)
+    assert torch.equal(found[0], compute()[0])
+    assert again is None
