@@ -32,9 +32,8 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from tests.kernels import interpreter  # it imports Triton
 
 interpreter.mend()
-arguments, available, launch, blocks = (
-    importlib.import_module(f"whereformer.kernels.triton.{name}")
-    for name in ("arguments", "available", "launch", "blocks")
+arguments, available, launch = (
+    importlib.import_module(f"whereformer.kernels.triton.{name}") for name in ("arguments", "available", "launch")
 )
 
 
@@ -165,41 +164,6 @@ def test_gradients_of_a_bias_at_any_magnitude():
         d_out = torch.ones_like(found)
         d_out[0, :, 3] = number
         assert not gradients(d_out)[0].isfinite().any(), "finite by mistake"
-
-
-REAL_TILES = {
-    "bias": (["bias_for_all_offsets"], {}),
-    "T5 by rows of 64": (["bias"], {"causal": True}),
-    "window": (["bias"], {"window": (40, 7)}),
-    "ids": (["bias"], {"query_positions": torch.arange(140, device=DEVICE) * 7 % 11}),
-    "strides": (["bias"], {"query_positions": Positions(3, 2, 140)}),
-    "vectors": (["keys", "values"], {}),
-}
-QUICK_TILES = [("bias", 9)]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs always have real tiles")
-@pytest.mark.parametrize(
-    ("case", "capability"),
-    [
-        pytest.param(case, capability, marks=() if (case, capability) in QUICK_TILES else pytest.mark.slow)
-        for case in REAL_TILES
-        for capability in (8, 9)
-    ],
-)
-def test_tiles_of_real_sizes(case, capability, monkeypatch):
-    """The interpreter's own tiles are small."""
-    small = blocks.blocks_of
-
-    def real(kernel, call):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(available, "interpreted", lambda: False)
-            patched.setattr(available, "capability", lambda device: (capability, 0))
-            return small(kernel, call)
-
-    monkeypatch.setattr(launch, "blocks_of", real)
-    names, options = REAL_TILES[case]
-    check("triton", content(140, 150, batch=1), terms_of(names, 140, 150), **options)
 
 
 # --- what it cannot take

@@ -8,7 +8,7 @@ be compared with others.
 
 All of torch's memory comes from ``memory.cpp``: it begins as NaN and is NaN again once freed. A kernel that reads or
 writes where nothing is allocated, or that gets a number that 16 does not divide although it was compiled for one that
-16 divides, raises a :class:`Fault`.
+16 divides, raises a :class:`GpuError`.
 
 Programs run one after another, so races are not seen, nor what tensor cores round, nor times. Triton reads variables of
 the environment when it is first imported, so that a process of its own, without TRITON_INTERPRET, imports this first.
@@ -92,7 +92,7 @@ _AS_PASSED |= {f"{kind}{bits}": f"{kind}{bits // 8}" for kind in "iu" for bits i
 """How the launcher passes numbers, in NumPy's words."""
 
 
-class Fault(Exception):
+class GpuError(Exception):
     """An error that a GPU would not report, but compute wrong numbers with."""
 
 
@@ -104,7 +104,7 @@ class Kernel(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch as the driver got it; ``numbers`` are its parameters, addresses too, by their places in the arguments."""
+    """A launch as the driver got it; ``numbers`` are its parameters and addresses, by their places in the arguments."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -126,7 +126,7 @@ class Launch(NamedTuple):
         for place, attributes in source.attrs.items():
             for attribute, value in attributes:
                 if attribute == "tt.divisibility" and self.numbers.get(place, 0) % value:
-                    raise Fault(f"{self.name}: {value} does not divide parameter {place}, {self.numbers[place]}")
+                    raise GpuError(f"{self.name}: {value} does not divide parameter {place}, {self.numbers[place]}")
         triton_private.interpret(source.fn, self.grid, triton_private.arguments_of(source, self.numbers))
 
 
@@ -198,11 +198,11 @@ def _launched(function: int, grid: Any, stream: int, parameters: Any) -> int:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the fault behind an error of the interpreter, if there is one."""
-    fault: BaseException | None = error
-    while fault is not None and not isinstance(fault, Fault):
-        fault = fault.__cause__
-    return fault or error
+    """Return the error that the interpreter has wrapped, if it is ours."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, GpuError):
+        cause = cause.__cause__
+    return cause or error
 
 
 def _number(kind: str, address: int) -> Any:
@@ -228,7 +228,7 @@ def _check_access(access: str, addresses: np.ndarray, mask: np.ndarray, size: in
     addresses, mask = np.ascontiguousarray(addresses), np.ascontiguousarray(mask, dtype=np.uint8)
     wrong = _memory.card_first_wrong(addresses.ctypes.data, mask.ctypes.data, addresses.size, size)
     if wrong >= 0:
-        raise Fault(f"a {access} of {size} bytes at {addresses.flat[wrong]:#x}, where nothing is allocated")
+        raise GpuError(f"a {access} of {size} bytes at {addresses.flat[wrong]:#x}, where nothing is allocated")
 
 
 def set_capability(capability: int) -> None:

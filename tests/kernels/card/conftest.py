@@ -1,13 +1,12 @@
 """Each test begins without plans, and sees which ones are recorded."""
 
 import importlib
-from collections.abc import Iterator
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def records(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call that was recorded in the test, whether it became a plan."""
     launch = importlib.import_module("whereformer.kernels.triton.launch")
     record, found = launch.record, []
@@ -19,7 +18,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     monkeypatch.setattr(launch, "record", record_and_note)
     forget()
-    yield found
+    return found
 
 
 def forget() -> None:

@@ -14,7 +14,6 @@ from tests.kernels.cases import (
     HEADS,
     JOINED,
     MIRRORED,
-    TABLES,
     check,
     content,
     random,
@@ -120,13 +119,24 @@ def test_plans_compute_what_was_recorded(case, records):
     run_twice(records, run)
 
 
-@pytest.mark.parametrize("capability", [80, 100])
-@pytest.mark.parametrize("terms", [TABLES, ("queries", "dense")], ids=str)
-def test_other_gpus(capability, terms, records):
-    """Their tiles have other sizes."""
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(
+    ("terms", "dtype", "options"),
+    [
+        (["bias_for_all_offsets"], torch.bfloat16, {"causal": True}),
+        (["bias"], torch.float32, {"window": (40, 7)}),
+        (["keys", "values"], torch.bfloat16, {}),
+        (["queries", "dense"], torch.bfloat16, {}),
+    ],
+    ids=str,
+)
+def test_tiles_of_every_gpu(capability, terms, dtype, options, records):
+    """Several of them, each GPU's of other sizes."""
     card.set_capability(capability)
     try:
-        run_twice(records, lambda: check("triton", content(N_Q, N_K), terms_of(terms, N_Q, N_K), torch.bfloat16))
+        run_twice(
+            records, lambda: check("triton", content(140, 150, batch=1), terms_of(terms, 140, 150), dtype, **options)
+        )
         assert {each.kernel.metadata.target.arch for each in card.launches} == {capability}
     finally:
         card.set_capability(90)
