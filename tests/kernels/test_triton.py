@@ -22,7 +22,7 @@ from tests.kernels.cases import (
     terms_of,
     with_log_sums,
 )
-from whereformer import OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, attention, explain
+from whereformer import OffsetBias, OffsetQueries, OffsetValues, Positions, attention, explain
 from whereformer.kernels.call import make_call
 
 pytest.importorskip("triton")
@@ -65,26 +65,6 @@ def test_a_table_for_all_offsets_has_no_outside():
 def test_a_table_for_all_offsets_beside_one_with_few():
     few, for_all = (OffsetBias, [random(HEADS, 3)], -1), (OffsetValues, [random(1, 95, DIM)], -47)
     check("triton", content(48, 48), [few, for_all])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("explicit", [False, True])
-def test_long_tables_go_in_parts(explicit, monkeypatch):
-    monkeypatch.setattr(arguments, "ROW_TABLE_NUMBERS", 8)
-    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 16)
-    terms = [
-        (OffsetBias, [random(HEADS, 70)], -40),
-        (OffsetKeys, [random(1, 70, DIM)], -40),
-        (OffsetQueries, [random(HEADS, 70, DIM)], -35),
-        (OffsetValues, [random(HEADS, 70, DIM)], -30),
-        *terms_of(["factors", "dense_of_all_rows", "decay", "decay_of_all_rows"], 37, 30),
-    ]
-    options = {"query_positions": torch.arange(37), "query_documents": torch.arange(74).view(2, 37) // 24}
-    if explicit:
-        options["key_documents"] = torch.arange(60).view(2, 30) // 20
-    else:
-        options = {"key_mask": torch.rand(BATCH, 30) > 0.2}
-    check("triton", content(37, 30), terms, causal=True, dropout_p=0.2, **options)
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,13 @@ CASES = {
 
 def run_twice(records, run):
     """Run a call with other numbers; the second time by plans, with the parameters that Triton passes by itself."""
-    found = []
+    launches = []
     for _ in range(2):
         del card.launches[:]
         run()
-        found.append(list(card.launches))
+        launches.append(list(card.launches))
     assert records == [True, True], "a forward and a backward, recorded once"
-    compare(*found)
+    compare(*launches)
 
 
 def compare(recorded, replayed):
@@ -126,7 +126,7 @@ def test_plans_compute_what_was_recorded(case, records):
         (["bias_for_all_offsets"], torch.bfloat16, {"causal": True}),
         (["bias"], torch.float32, {"window": (40, 7)}),
         (["keys", "values"], torch.bfloat16, {}),
-        (["queries", "dense"], torch.bfloat16, {}),
+        (["queries", "dense_of_all_rows"], torch.bfloat16, {}),
     ],
     ids=str,
 )
@@ -137,7 +137,7 @@ def test_tiles_of_every_gpu(capability, terms, dtype, options, records):
         run_twice(
             records, lambda: check("triton", content(140, 150, batch=1), terms_of(terms, 140, 150), dtype, **options)
         )
-        assert {each.kernel.metadata.target.arch for each in card.launches} == {capability}
+        assert {launch.kernel.metadata.target.arch for launch in card.launches} == {capability}
     finally:
         card.set_capability(90)
 
@@ -146,11 +146,11 @@ def test_tiles_of_every_gpu(capability, terms, dtype, options, records):
 def test_sinks_and_log_sums(terms, records):
     def run():
         call, options = (content(N_Q, N_K), terms_of(terms, N_Q, N_K), random(HEADS)), {"window": (9, 3)}
-        found, expected = (
+        results, expected = (
             with_log_sums(name, dtype, *call, **options)
             for name, dtype in (("triton", torch.float32), ("reference", torch.float64))
         )
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(results, expected, strict=True):
             torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
 
     run_twice(records, run)
@@ -162,13 +162,22 @@ def test_memory_of_large_calls(records, monkeypatch):
     run_twice(records, lambda: check("triton", content(20, 20), terms_of((*EVERY_KIND, "queries"), 20, 20)))
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
-def test_long_tables_go_in_parts(dropout_p, records, monkeypatch):
+@pytest.mark.parametrize("explicit", [False, True])
+def test_long_tables_go_in_parts(explicit, records, monkeypatch):
     monkeypatch.setattr(arguments, "ROW_TABLE_NUMBERS", 64)
-    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 32)
-    terms = [(kind, [random(1, 140, DIM)], -70) for kind in (OffsetKeys, OffsetValues)]
-    terms += [(OffsetBias, [random(HEADS, 140)], -70), (OffsetQueries, [random(1, 140, DIM)], -70)]
-    run_twice(records, lambda: check("triton", content(N_Q, N_K), terms, dropout_p=dropout_p, causal=True))
+    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 16)
+
+    def run():
+        terms = [(OffsetKeys, [random(1, 140, DIM)], -40), (OffsetQueries, [random(HEADS, 140, DIM)], -35)]
+        terms += [(OffsetBias, [random(HEADS, 140)], -70), (OffsetValues, [random(1, 140, DIM)], -30)]
+        terms += terms_of(["factors", "dense_of_all_rows", "decay", "decay_of_all_rows"], 37, 30)
+        options = {"key_mask": bools(BATCH, 30)}
+        if explicit:
+            options = {"query_documents": ids(BATCH, 37), "key_documents": ids(BATCH, 30)}
+            options["query_positions"] = torch.randint(0, 37, (37,))
+        check("triton", content(37, 30), terms, causal=True, dropout_p=0.2, **options)
+
+    run_twice(records, run)
 
 
 @pytest.mark.parametrize("seed", range(20))

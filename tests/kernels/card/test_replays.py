@@ -34,36 +34,35 @@ def vectors():
     return [OffsetKeys(random(1, 9, DIM), -4), OffsetValues(random(1, 9, DIM), -4)]
 
 
-def differentiate(backend, leaves, terms, d_out=None, around=contextlib.nullcontext, **options):
+def differentiate(backend, leaves, terms, d_out=None, **options):
     """Return the output and its gradients by the ``leaves``: query, key, value, and the tables of the ``terms``."""
     built = [type(term)(table, term.first) for term, table in zip(terms, leaves[3:], strict=True)]
     out = attention(*leaves[:3], built, backend=backend, **options)
     needed = [leaf for leaf in leaves if leaf.requires_grad]
     if not (needed and torch.is_grad_enabled()):
         return [out]
-    with around():
-        return [out.detach(), *torch.autograd.grad(out, needed, d_out.to(out.dtype))]
+    return [out.detach(), *torch.autograd.grad(out, needed, d_out.to(out.dtype))]
 
 
-def check(inputs, terms, d_out=None, needs=None, around=contextlib.nullcontext, **options):
+def check(inputs, terms, d_out=None, needs=None, **options):
     """Compare a call and its gradients with float64. The layouts of what it gets are those of the arguments."""
     tensors = [*inputs, *(term.table for term in terms)]
     needs = [True] * len(tensors) if needs is None else needs
     d_out = random(*inputs[0].shape) if d_out is None else d_out
     leaves = [tensor.detach().requires_grad_(bool(need)) for tensor, need in zip(tensors, needs, strict=True)]
-    found = differentiate("triton", leaves, terms, d_out, around, **options)
+    results = differentiate("triton", leaves, terms, d_out, **options)
     with torch.autocast("cpu", enabled=False):
         leaves = [leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in leaves]
         expected = differentiate("reference", leaves, terms, d_out, **options)
     close = 1e-4 if inputs[0].dtype == torch.float32 and not torch.is_autocast_enabled("cpu") else 5e-2
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(results, expected, strict=True):
         largest = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
         torch.testing.assert_close(ours.double(), theirs, rtol=close, atol=close * largest)
 
 
-def compare(compute):
-    """Compare the tensors that a function returns for "triton" with those that it returns for "reference"."""
-    for ours, theirs in zip(compute("triton"), compute("reference"), strict=True):
+def compare(compute, *arguments):
+    """Compare the tensors that a function returns for "triton" and for "reference"."""
+    for ours, theirs in zip(compute("triton", *arguments), compute("reference", *arguments), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -71,7 +70,7 @@ def compare(compute):
 
 
 def shifted(tensor, numbers):
-    """The same numbers at an address that lies so many of them behind a multiple of 512 bytes."""
+    """The same numbers at an address that is so many numbers behind a multiple of 512 bytes."""
     memory = torch.empty(tensor.numel() + numbers, dtype=tensor.dtype)[numbers:]
     return memory.view(tensor.shape).copy_(tensor)
 
@@ -105,7 +104,7 @@ def test_alignment(place, dtype):
 
 def test_strides():
     for layout in ("in one piece", *LAYOUTS):
-        check([LAYOUTS[layout](each) for each in rows()], bias())
+        check([LAYOUTS[layout](tensor) for tensor in rows()], bias())
         query, *others = rows()
         check([LAYOUTS[layout](query), *others], bias())
 
@@ -125,16 +124,18 @@ def test_inputs_share_memory(records):
 
 @pytest.mark.parametrize("first", [(0, 0, 2), (0, 1, 2)])
 def test_one_tensor_as_two(first):
+    def compute(backend, inputs, d_out):
+        return torch.autograd.grad(attention(*inputs, backend=backend), list(dict.fromkeys(inputs)), d_out)
+
     for order in (first, (0, 1, 2), (0, 1, 1), first):
-        inputs = [each.requires_grad_() for each in rows(batch=1)]
-        inputs, d_out = [inputs[index] for index in order], random(1, HEADS, N, DIM)
-        compare(lambda name: torch.autograd.grad(attention(*inputs, backend=name), [*{*inputs}], d_out))
+        inputs = [tensor.requires_grad_() for tensor in rows(batch=1)]
+        compare(compute, [inputs[index] for index in order], random(1, HEADS, N, DIM))
 
 
 def test_the_outputs_gradient_is_an_input():
-    for given in (False, True, False):
+    for is_input in (False, True, False):
         inputs = rows(batch=1)
-        check(inputs, bias(), inputs[2] if given else None)
+        check(inputs, bias(), inputs[2] if is_input else None)
 
 
 # --- what is needed
@@ -162,24 +163,26 @@ def test_nothing_is_needed():
     out = attention(leaf, call.key, call.value, [OffsetBias(call.bias, -4)], backend="reference")
     (expected,) = torch.autograd.grad(out.sum(), leaf)
     for names in (("query",), (), ("query",), ()):
-        output, kept, _ = launch.operators.forward(*call.arguments())
+        output, state, _ = launch.operators.forward(*call.arguments())
         needed = [name in names for name in GRADIENTS]
-        found = launch.operators.backward(torch.ones_like(output), None, output, kept, needed, *call.arguments())
-        torch.testing.assert_close(found, [expected] if names else [], rtol=1e-4, atol=1e-4)
+        gradients = launch.operators.backward(torch.ones_like(output), None, output, state, needed, *call.arguments())
+        torch.testing.assert_close(gradients, [expected] if names else [], rtol=1e-4, atol=1e-4)
 
 
 def test_log_sums():
-    for turn in range(4):
-        leaves, used = [*rows(batch=1), random(HEADS, 9), random(HEADS)], slice(turn // 2, 2)
-        d_outs = [random(1, HEADS, N, DIM), random(1, HEADS, N)][used]
+    def compute(backend, leaves, has_sinks, used, d_outs):
+        query, key, value, table, sinks = parts = [leaf.clone().requires_grad_() for leaf in leaves]
+        options = {"sinks": sinks if has_sinks else None, "return_lse": True, "backend": backend}
+        outs = attention(query, key, value, [OffsetBias(table, -4)], **options)[used]
+        return [*outs, *torch.autograd.grad(outs, parts, d_outs[used], materialize_grads=True)]
 
-        def compute(backend, leaves=leaves, used=used, d_outs=d_outs, sinks=turn % 2):
-            query, key, value, table, logits = parts = [leaf.clone().requires_grad_() for leaf in leaves]
-            options = {"sinks": logits if sinks else None, "return_lse": True, "backend": backend}
-            outs = attention(query, key, value, [OffsetBias(table, -4)], **options)[used]
-            return [*outs, *torch.autograd.grad(outs, parts, d_outs, materialize_grads=True)]
-
-        compare(compute)
+    for has_sinks in (False, True):
+        for used in (slice(0, 2), slice(1, 2)):
+            leaves, d_outs = (
+                [*rows(batch=1), random(HEADS, 9), random(HEADS)],
+                (random(1, HEADS, N, DIM), random(1, HEADS, N)),
+            )
+            compare(compute, leaves, has_sinks, used, d_outs)
 
 
 @pytest.mark.parametrize(("n_q", "n_k", "batch"), [(0, 5, 2), (5, 0, 2), (0, 0, 2), (5, 5, 0)])
@@ -200,16 +203,16 @@ def test_autocast():
 
 def test_autocast_around_the_backward_alone(records):
     """Its plan has operations of torch, such as products, that autocast would cast."""
+
+    def compute(backend, leaves, d_out, on):
+        query, key, value, table, factors = parts = [leaf.clone().requires_grad_() for leaf in leaves]
+        out = attention(query, key, value, [OffsetKeys(table, -4, 1, factors)], backend=backend)
+        with torch.autocast("cpu", torch.bfloat16, enabled=on and backend == "triton"):
+            return torch.autograd.grad(out, parts, d_out)
+
     for on in (False, True, False, True):
-        leaves, d_out = [*rows(), random(1, 9, DIM), random(1, HEADS, N, DIM)], random(BATCH, HEADS, N, DIM)
-
-        def compute(backend, leaves=leaves, d_out=d_out, on=on):
-            query, key, value, table, factors = parts = [leaf.clone().requires_grad_() for leaf in leaves]
-            out = attention(query, key, value, [OffsetKeys(table, -4, 1, factors)], backend=backend)
-            with torch.autocast("cpu", torch.bfloat16, enabled=on and backend == "triton"):
-                return torch.autograd.grad(out, parts, d_out)
-
-        compare(compute)
+        leaves = [*rows(), random(1, 9, DIM), random(1, HEADS, N, DIM)]
+        compare(compute, leaves, random(BATCH, HEADS, N, DIM), on)
     assert records == [True, True]
 
 
@@ -248,7 +251,7 @@ def test_streams_and_devices(records, monkeypatch):
             monkeypatch.setattr(card.Card, "device", current)
             del card.launches[:]
             check(rows(), bias())
-            assert {each.stream for each in card.launches} == {stream}
+            assert {launch.stream for launch in card.launches} == {stream}
             assert card.Card.device == current
     assert records == [True, True]
 
@@ -289,14 +292,15 @@ def test_checkpoints_and_graphs_that_are_used_twice():
         return attention(query, key, value, [OffsetBias(table, -4)], dropout_p=0.1, backend="triton")
 
     for reentrant in (False, True, False):
-        leaves, d_out = [each.requires_grad_() for each in (*rows(), random(HEADS, 9))], random(BATCH, HEADS, N, DIM)
+        leaves = [leaf.requires_grad_() for leaf in (*rows(), random(HEADS, 9))]
+        d_out = random(BATCH, HEADS, N, DIM)
         torch.manual_seed(1)
         checkpoint(attend, *leaves, use_reentrant=reentrant).backward(d_out)
         torch.manual_seed(1)
         out = attend(*leaves)
         first, second = (torch.autograd.grad(out, leaves, d_out, retain_graph=True) for _ in range(2))
         for leaf, *gradients in zip(leaves, first, second, strict=True):
-            assert all(torch.equal(leaf.grad, each) for each in gradients)
+            assert all(torch.equal(leaf.grad, gradient) for gradient in gradients)
 
 
 @torch.no_grad()
@@ -309,29 +313,27 @@ def test_a_graph_of_launches():
     del card.launches[:]
     with card.keeping_memory():
         out = attention(*inputs, terms, backend="triton", key_mask=mask)
-    captured = list(card.launches)
+    launches = list(card.launches)
     for _ in range(2):
-        for each in inputs:
-            each.normal_()
+        for tensor in inputs:
+            tensor.normal_()
         mask.bernoulli_(0.6)
-        for each in captured:
-            each.run()
+        for captured in launches:
+            captured.run()
         expected = attention(*inputs, terms, backend="reference", key_mask=mask)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_sequences_without_padding(records):
-    for lengths in ([7, 20, 13], [13, 20, 7], [40], [1, 39]):
-        ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-        leaves, d_out = [*(random(40, HEADS, DIM) for _ in range(3)), random(HEADS, 9)], random(40, HEADS, DIM)
+    def compute(backend, leaves, ends, d_out):
+        *inputs, table = parts = [leaf.clone().requires_grad_() for leaf in leaves]
+        options = {"cu_seqlens_q": ends, "causal": True, "backend": backend}
+        out = attention_varlen(*inputs, [OffsetBias(table, -4)], **options)
+        return [out, *torch.autograd.grad(out, parts, d_out)]
 
-        def compute(backend, leaves=leaves, d_out=d_out, ends=ends):
-            *inputs, table = parts = [leaf.clone().requires_grad_() for leaf in leaves]
-            options = {"cu_seqlens_q": ends, "causal": True, "backend": backend}
-            out = attention_varlen(*inputs, [OffsetBias(table, -4)], **options)
-            return [out, *torch.autograd.grad(out, parts, d_out)]
-
-        compare(compute)
+    for lengths in ([0, 7, 27, 40], [0, 13, 33, 40], [0, 40], [0, 1, 40]):
+        leaves = [*(random(40, HEADS, DIM) for _ in range(3)), random(HEADS, 9)]
+        compare(compute, leaves, torch.tensor(lengths, dtype=torch.int32), random(40, HEADS, DIM))
     assert all(records)
 
 
@@ -356,11 +358,11 @@ def test_positions_have_no_gradient():
 
 def test_plans_keep_no_tensors():
     check(rows(), vectors())
-    (known,) = launch.operators.plans.values.values()
-    plans = [known._forward, *known._backwards.values.values()]
-    cells = [cell.cell_contents for each in plans for cell in each.__closure__ or ()]
-    functions = [each for each in (*plans, *cells) if hasattr(each, "__globals__")]
-    values = [*cells, *(value for each in functions for value in each.__globals__.values())]
+    (kind,) = launch.operators.plans.values.values()
+    plans = [kind._forward, *kind._backwards.values.values()]
+    cells = [cell.cell_contents for plan in plans for cell in plan.__closure__ or ()]
+    functions = [function for function in (*plans, *cells) if hasattr(function, "__globals__")]
+    values = [*cells, *(value for function in functions for value in function.__globals__.values())]
     assert not any(isinstance(value, torch.Tensor) for value in values)
 
 
@@ -371,6 +373,6 @@ def test_what_depends_on_more_than_the_inputs_is_not_recorded(reads):
     def compute():
         return [inputs[0] * inputs[0].sum().item() if reads == "a number" else inputs[0] + elsewhere]
 
-    found, again = plan.record(compute, inputs)
-    assert torch.equal(found[0], compute()[0])
-    assert again is None
+    results, replay = plan.record(compute, inputs)
+    assert torch.equal(results[0], compute()[0])
+    assert replay is None
