@@ -37,24 +37,11 @@ arguments, available, launch = (
 )
 
 
-IN_SHORT = {
-    "by strides": {"causal": True, "scale": -0.3, "query_positions": Positions(-1, 2, 20)},
-    "by ids": {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0},
-    "by documents in any order": {
-        "query_documents": torch.arange(40).view(BATCH, 20) // 6 * 5 % 4,
-        "key_documents": torch.arange(40).view(BATCH, 20) // 9 % 3,
-    },
-}
-
-
-@pytest.mark.parametrize(
-    "case", [case if case == "by ids" else pytest.param(case, marks=pytest.mark.slow) for case in IN_SHORT]
-)
-def test_in_short(case):
+def test_in_short():
     """A little of all that test_backends asks of it at length."""
-    check(
-        "triton", content(20, 20), terms_of((*EVERY_KIND, "queries", "decay"), 20, 20), dropout_p=0.2, **IN_SHORT[case]
-    )
+    terms = terms_of((*EVERY_KIND, "queries", "decay"), 20, 20)
+    options = {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0}
+    check("triton", content(20, 20), terms, dropout_p=0.2, **options)
 
 
 def test_a_table_for_all_offsets_has_no_outside():

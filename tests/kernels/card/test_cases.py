@@ -35,9 +35,9 @@ def ids(*size):
     return torch.randint(0, 3, size)
 
 
-def two_numbers(width, first=-16):
-    """Shaw's tables, whose offsets are compiled into the kernels."""
-    return [(OffsetKeys, [random(1, 33, width)], first), (OffsetValues, [random(1, 33, width)], first)]
+def shaw(width):
+    """Tables whose offsets are compiled into the kernels."""
+    return [(OffsetKeys, [random(1, 33, width)], -16), (OffsetValues, [random(1, 33, width)], -16)]
 
 
 # The terms, by their names or as they are; how the content differs; the dtype; and options that have tensors.
@@ -69,7 +69,7 @@ CASES = {
         },
     ),
     "bias by strides": (["bias"], {}, torch.float16, lambda: {"query_positions": Positions(-1, 2, N_Q)}),
-    "vectors": (two_numbers, {"head_dim": 40}, torch.bfloat16, lambda: {"window": (40, 7)}),
+    "vectors": (shaw, {"head_dim": 40}, torch.bfloat16, lambda: {"window": (40, 7)}),
     "vectors per head": (["keys_per_head", "queries_per_head", "values_per_head"], {}, torch.float32, dict),
     "every kind": (EVERY_KIND, {}, torch.bfloat16, lambda: {"dropout_p": 0.2}),
     "mirrored": (MIRRORED, {}, torch.float16, lambda: {"key_mask": bools(BATCH, N_K)}),
@@ -165,7 +165,7 @@ def test_memory_of_large_calls(records, monkeypatch):
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, records, monkeypatch):
     monkeypatch.setattr(arguments, "ROW_TABLE_NUMBERS", 64)
-    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 16)
+    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 20)
 
     def run():
         terms = [(OffsetKeys, [random(1, 140, DIM)], -40), (OffsetQueries, [random(HEADS, 140, DIM)], -35)]

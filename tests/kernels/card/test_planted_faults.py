@@ -11,105 +11,60 @@ from whereformer.kernels.operators import Plan
 from whereformer.kernels.tracing import layouts_of
 from whereformer.kernels.triton import launch, plan
 
-recorder = plan._Recorder
+write, add, finish = plan._Recorder.function, plan._Recorder.add_launch, plan._Recorder._compiled
 
 
 def case(name):
-    return lambda records, monkeypatch: test_cases.test_plans_compute_what_was_recorded(name, records)
+    return lambda records, patch: test_cases.test_plans_compute_what_was_recorded(name, records)
 
 
 def replay(test, *arguments):
-    return lambda records, monkeypatch: test(*arguments)
+    return lambda records, patch: test(*arguments)
 
 
-def replay_with_fixtures(test):
-    return lambda records, monkeypatch: test(records, monkeypatch)
+bias, vectors, none = case("bias"), case("vectors"), case("none")
+gradients, strides = test_replays.test_strides_of_the_outputs_gradient, test_replays.test_strides
+streams, hooks = test_replays.test_streams_and_devices, test_replays.test_launch_hooks
 
-
-# The function, a part of its source, what stands in its place, and a test that has to fail then.
+# The function, a part of its source, the code that takes its place, and a test that has to fail then.
 FAULTS = {
     "scratch memory is freed before it is used": (
-        recorder.function,
+        write,
         "body.append(text.format_map(texts))",
         'body += [f"{name} = None" for name in wholes if name[0] == "m"]; body.append(text.format_map(texts))',
-        case("bias"),
+        bias,
     ),
-    "scratch memory is freed before its last use": (
-        recorder.function,
-        "max([last[name] for name in small], default=0)",
-        "min([last[name] for name in small], default=0)",
-        case("vectors"),
-    ),
-    "parts of scratch memory overlap": (
-        recorder.function,
-        "zip(parts, starts,",
-        "zip(parts, [0] * len(parts),",
-        case("vectors"),
-    ),
-    "parts of scratch memory begin anywhere": (
-        recorder.function,
-        "-(-self.allocations[name][1] // 512) * 512",
-        "self.allocations[name][1] // 4 * 4 + 4",
-        case("vectors"),
-    ),
-    "scratch memory is too small": (
-        launch._terms,
-        "heads, n, length, dtype",
-        "heads, n, length - 1, dtype",
-        case("vectors"),
-    ),
-    "views begin where their base does": (recorder.add_launch, " + {start}", "", case("bias")),
-    "addresses are those of the first call": (
-        recorder.add_launch,
-        'text = f"{{{root}}} + {start}" if start',
-        'text = str(value.data_ptr()) if root in self.allocations else f"{{{root}}} + {start}" if start',
-        case("bias"),
-    ),
+    "scratch memory is freed before its last use": (write, "max([last[name] for", "min([last[name] for", vectors),
+    "parts of scratch memory overlap": (write, "zip(parts, starts,", "zip(parts, [0] * len(parts),", vectors),
+    "parts of scratch memory begin anywhere": (write, "][1] // 512) * 512", "][1] // 4) * 4 + 4", vectors),
+    "scratch memory is too small": (launch._terms, "n, length, dtype", "n, length - 1, dtype", vectors),
+    "views begin where their base does": (add, " + {start}", "", bias),
+    "addresses are those of the first call": (add, 'f"{{{root}}} + {start}" if', "str(value.data_ptr()) if", bias),
     "numbers of 64 bits have 32": (
-        recorder.add_launch,
-        "kinds.append(kind)",
-        'kinds.append(kind.replace("i64", "i32"))',
+        add,
+        "append(kind)",
+        'append(kind.replace("i64", "i32"))',
         case("none, of everything"),
     ),
-    "a number is another": (
-        recorder.add_launch,
-        "text = repr(value)",
-        "text = repr(value + 1 if kind == 'i32' else value)",
-        case("none"),
-    ),
-    "a program is missing": (plan.launch, "compiled, programs,", "compiled, max(programs - 1, 1),", case("none")),
-    "products and sums are not fused": (plan.launch, "fusion=True", "fusion=False", case("none")),
-    "the stream is that of the first call": (
-        recorder._compiled,
-        'f"stream = current_stream({index})"',
-        'f"stream = {driver.active.get_current_stream(index)}"',
-        replay_with_fixtures(test_replays.test_streams_and_devices),
-    ),
-    "the device is the current one": (
-        recorder._compiled,
-        'f"if current_device() != {index}:"',
-        '"if False:"',
-        replay_with_fixtures(test_replays.test_streams_and_devices),
-    ),
-    "launch hooks see nothing": (
-        recorder._compiled,
-        '"if watched(): return None",',
-        "",
-        replay_with_fixtures(test_replays.test_launch_hooks),
-    ),
+    "a number is another": (add, "repr(value)", "repr(value + 1 if kind == 'i32' else value)", none),
+    "a program is missing": (plan.launch, "compiled, programs,", "compiled, programs - 1,", none),
+    "products and sums are not fused": (plan.launch, "fusion=True", "fusion=False", none),
+    "the stream is that of the first call": (finish, "= current_stream({index})", "= 7", streams),
+    "the device is the current one": (finish, 'f"if current_device() != {index}:"', '"if False:"', streams),
+    "launch hooks see nothing": (finish, "if watched(): return None", "pass", hooks),
     "autocast casts in a plan": (
-        recorder._compiled,
-        "if not self.computes:",
-        "if True:",
-        lambda records, monkeypatch: test_replays.test_autocast_around_the_backward_alone(records),
+        finish,
+        "not self.computes",
+        "True",
+        lambda records, patch: test_replays.test_autocast_around_the_backward_alone(records),
     ),
     "alignment is forgotten": (layouts_of, "address & 15", "0", replay(test_replays.test_alignment, 0, torch.float32)),
-    "strides are forgotten": (layouts_of, "tensor.stride(), ", "", replay(test_replays.test_strides)),
+    "strides are forgotten": (layouts_of, "tensor.stride(), ", "", replay(strides)),
     "the layout of the output's gradient is forgotten": (
         Plan.backward,
         "layouts_of(whole)",
         "layouts_of([*tensors, given.output, given.kept])",
-        replay(test_replays.test_strides_of_the_outputs_gradient),
+        replay(gradients),
     ),
     "the layouts of saved tensors are forgotten": (
         Plan.backward,
@@ -117,12 +72,7 @@ FAULTS = {
         "layouts_of(whole[len(tensors) :])",
         replay(test_replays.test_saved_tensors_come_back_elsewhere, "parts of a projection"),
     ),
-    "it is forgotten which gradients are needed": (
-        Plan.backward,
-        "(*needs, layouts,",
-        "(sum(needs), layouts,",
-        replay(test_replays.test_needs_that_differ),
-    ),
+    "needs are forgotten": (Plan.backward, "(*needs, ", "(sum(needs), ", replay(test_replays.test_needs_that_differ)),
 }
 
 

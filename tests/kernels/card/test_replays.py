@@ -5,12 +5,11 @@ import threading
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from tests.kernels import test_backends
 from tests.kernels.card import card
 from tests.kernels.card.conftest import forget
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention, attention_varlen
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
 from whereformer.kernels.call import make_call
 from whereformer.kernels.fields import GRADIENTS
 from whereformer.kernels.triton import launch, plan
@@ -169,22 +168,6 @@ def test_nothing_is_needed():
         torch.testing.assert_close(gradients, [expected] if names else [], rtol=1e-4, atol=1e-4)
 
 
-def test_log_sums():
-    def compute(backend, leaves, has_sinks, used, d_outs):
-        query, key, value, table, sinks = parts = [leaf.clone().requires_grad_() for leaf in leaves]
-        options = {"sinks": sinks if has_sinks else None, "return_lse": True, "backend": backend}
-        outs = attention(query, key, value, [OffsetBias(table, -4)], **options)[used]
-        return [*outs, *torch.autograd.grad(outs, parts, d_outs[used], materialize_grads=True)]
-
-    for has_sinks in (False, True):
-        for used in (slice(0, 2), slice(1, 2)):
-            leaves, d_outs = (
-                [*rows(batch=1), random(HEADS, 9), random(HEADS)],
-                (random(1, HEADS, N, DIM), random(1, HEADS, N)),
-            )
-            compare(compute, leaves, has_sinks, used, d_outs)
-
-
 @pytest.mark.parametrize(("n_q", "n_k", "batch"), [(0, 5, 2), (5, 0, 2), (0, 0, 2), (5, 5, 0)])
 def test_nothing_to_compute(n_q, n_k, batch):
     for _ in range(3):
@@ -287,22 +270,6 @@ def test_deterministic_algorithms():
             torch.use_deterministic_algorithms(False)
 
 
-def test_checkpoints_and_graphs_that_are_used_twice():
-    def attend(query, key, value, table):
-        return attention(query, key, value, [OffsetBias(table, -4)], dropout_p=0.1, backend="triton")
-
-    for reentrant in (False, True, False):
-        leaves = [leaf.requires_grad_() for leaf in (*rows(), random(HEADS, 9))]
-        d_out = random(BATCH, HEADS, N, DIM)
-        torch.manual_seed(1)
-        checkpoint(attend, *leaves, use_reentrant=reentrant).backward(d_out)
-        torch.manual_seed(1)
-        out = attend(*leaves)
-        first, second = (torch.autograd.grad(out, leaves, d_out, retain_graph=True) for _ in range(2))
-        for leaf, *gradients in zip(leaves, first, second, strict=True):
-            assert all(torch.equal(leaf.grad, gradient) for gradient in gradients)
-
-
 @torch.no_grad()
 def test_a_graph_of_launches():
     """As in a CUDA graph: the launches of a replay again, with the same addresses, after inputs have changed."""
@@ -322,19 +289,6 @@ def test_a_graph_of_launches():
             captured.run()
         expected = attention(*inputs, terms, backend="reference", key_mask=mask)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_sequences_without_padding(records):
-    def compute(backend, leaves, ends, d_out):
-        *inputs, table = parts = [leaf.clone().requires_grad_() for leaf in leaves]
-        options = {"cu_seqlens_q": ends, "causal": True, "backend": backend}
-        out = attention_varlen(*inputs, [OffsetBias(table, -4)], **options)
-        return [out, *torch.autograd.grad(out, parts, d_out)]
-
-    for lengths in ([0, 7, 27, 40], [0, 13, 33, 40], [0, 40], [0, 1, 40]):
-        leaves = [*(random(40, HEADS, DIM) for _ in range(3)), random(HEADS, 9)]
-        compare(compute, leaves, torch.tensor(lengths, dtype=torch.int32), random(40, HEADS, DIM))
-    assert all(records)
 
 
 # --- what every backend is asked
