@@ -1,8 +1,9 @@
-"""Compiles the kernel for the CPU when a wheel is built; where no compiler is, the wheel does without."""
+"""Compiles the kernel for the CPU when a wheel is built, and makes the links of README.md absolute for PyPI."""
 
 import atexit
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -11,13 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import platform_tags
 
 FOLDER = "whereformer/kernels/native"
 
 
+class Readme(MetadataHookInterface):
+    """The package's description: README.md, whose links to files lead to those of this version in the repository."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Write the description."""
+        version = re.search(r'__version__ = "(.*)"', Path(self.root, "src/whereformer/version.py").read_text())
+        files = f"{metadata['urls']['Homepage']}/raw/v{version[1]}/"
+        pages = files.replace("/raw/", "/blob/")
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"\]\((?!\w+:|#)", f"]({pages}", text)
+        text = re.sub(r'src="(?!\w+:)', f'src="{files}', text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
 class Kernel(BuildHookInterface):
-    """Adds the library to a wheel; for an editable install, puts it among the sources."""
+    """Adds the compiled kernel to a wheel; for an editable install, puts it among the sources.
+
+    Where no compiler is, the wheel does without.
+    """
 
     PLUGIN_NAME = "custom"
 

@@ -491,7 +491,7 @@ def swept(kernel: str, name: str, dim: int) -> Report:
     A tile is "rows keys warps stages". A neighbor has one of these doubled or halved, or one stage more or less. Write
     the fastest into the table of kernels/triton/blocks.py, and sweep again, until no neighbor is faster.
     """
-    from whereformer.kernels import kinds
+    from whereformer.kernels import remember
     from whereformer.kernels.triton import blocks, launch
 
     batch, usual = 256 // dim, blocks.blocks_of
@@ -511,8 +511,7 @@ def swept(kernel: str, name: str, dim: int) -> Report:
             return own[-1]
 
         launch.blocks_of = chosen  # type: ignore[assignment, attr-defined]
-        kinds._known.values.clear()  # what is written down has other tiles
-        launch.operators.plans.values.clear()
+        remember(True)  # what is written down has other tiles
         try:
             return float(timed(step)["gpu"])
         except Exception as error:

@@ -22,6 +22,8 @@ extensions = [
     "methods",
     "links",
     "excerpts",
+    "files",
+    "attached",
 ]
 exclude_patterns = ["_build", "README.md"]
 

@@ -89,11 +89,6 @@ def test_the_page_of_what_methods_can_do_has_each_of_them():
     assert re.findall(r"^\| \[?`(\w+)`", page, re.MULTILINE) == whereformer.position_names()
 
 
-def test_the_list_of_files_is_up_to_date():
-    page = (DOCS / "architecture" / "files.md").read_text(encoding="utf-8")
-    assert page == extension("files").page(PACKAGE), "run python docs/_ext/files.py"
-
-
 def anchors(page):
     """The anchors of a page's headings, as repository browsers and the site make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -126,6 +121,13 @@ def test_rows_of_tables_are_as_wide_as_their_headers(page):
         bars = len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) if line.startswith("|") else None
         assert width is None or bars in (None, width), line
         width = bars
+
+
+def test_the_page_of_debugging_lists_every_environment_variable():
+    files = [*ROOT.glob("Makefile"), *PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    used = {name for file in files for name in re.findall(r"\bWHEREFORMER_[A-Z_]+", file.read_text(encoding="utf-8"))}
+    page = (DOCS / "architecture" / "debugging.md").read_text(encoding="utf-8")
+    assert used <= set(re.findall(r"^\| `(\w+)=", page, re.MULTILINE))
 
 
 def test_the_reference_lists_every_public_name():

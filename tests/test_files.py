@@ -47,17 +47,96 @@ def test_a_file_is_replaced_whole_and_reaches_the_disk_before_its_name_changes(t
     assert done[3:] == [("replace", "model.partial"), ("fsync", tmp_path.name)]
 
 
-def test_only_folders_are_replaced_by_folders(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "kept").write_text("")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
+REFUSED = {
+    "file": "expected a folder or nothing, got a file",
+    "pipe": "expected a folder or nothing, got a pipe, socket or device",
+    "broken": "is a link that leads nowhere; remove or mend it",
+    "mounted": "a disk is mounted at '.*/mounted', so it cannot be replaced",
+    "read-only": "cannot replace '.*/read-only': '.*/inside' is read-only",
+}
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A folder that has whatever cannot be replaced by a folder."""
     (tmp_path / "file").write_text("kept")
     os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "file", "pipe"):
-        with pytest.raises(OSError, match=name), files.new_folder(tmp_path / name) as partial:
-            (partial / "new").write_text("")
-    assert (tmp_path / "real" / "kept").exists()
-    assert (tmp_path / "file").read_text() == "kept"
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "read-only" / "inside").mkdir(parents=True)
+    # The super-user may write everywhere, and only that one may mount disks.
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("mounted"))
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("inside"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_replaced_is_refused_before_a_folder_is_filled(name, places):
+    before = sorted(places.rglob("*"))
+    with pytest.raises(InputError, match=REFUSED[name]), files.new_folder(places / name):
+        pytest.fail("it was filled")
+    with pytest.raises(InputError, match=f"^out: .*{REFUSED[name]}"):
+        files.try_outputs("out", places, [], [f"{name}/"])
+    if name in ("file", "pipe", "broken"):  # which no folder can be in, either
+        with pytest.raises(InputError, match=f"^out: .*{REFUSED[name]}"):
+            files.try_outputs("out", places, [], [f"{name}/model/"])
+    assert sorted(places.rglob("*")) == before
+    assert (places / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("read-only", "expected a file, got a folder"), ("pipe", "got a pipe"), ("broken", "a link that leads nowhere")],
+)
+def test_what_is_no_file_is_refused_before_it_is_written(name, expected, places):
+    with pytest.raises(InputError, match=f"^out: .*{expected}"):
+        files.try_outputs("out", places, [name], [])
+
+
+def test_what_can_be_written_is_tried_where_links_lead_and_nothing_is_left(tmp_path, monkeypatch):
+    tried, real = set(), files.new_folder
+    monkeypatch.setattr(files, "new_folder", lambda folder: tried.add(folder.parent) or real(folder))
+    for name in ("disk/model", "disk/checkpoints", "out"):
+        (tmp_path / name).mkdir(parents=True)
+    out = tmp_path / "out"
+    (out / "model").symlink_to(tmp_path / "disk" / "model")
+    (out / "checkpoints").symlink_to(tmp_path / "disk" / "checkpoints")
+    make_link(out / "report.html", tmp_path / "disk" / "page.html")
+    before = sorted(tmp_path.rglob("*"))
+    files.try_outputs("out", out, ["report.html", "new.md"], ["model/", "checkpoints/checkpoint-1/", "cache/text/"])
+    assert {path.resolve() for path in tried} == {out, tmp_path / "disk", tmp_path / "disk" / "checkpoints"}
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.setattr(os, "replace", fails_with(OSError(errno.EROFS, "Read-only file system")))
+    with pytest.raises(InputError, match=r"^out: cannot write to '.*': Read-only file system"):
+        files.try_outputs("out", out, [], [])
+    monkeypatch.setattr(os, "replace", fails_with(OSError(errno.ENOSPC, "")))
+    with pytest.raises(InputError, match=r"^cannot write .*: no space left on the disk"):
+        files.try_outputs("out", out, [], [])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def fails_with(error):
+    def fails(*arguments):
+        raise error
+
+    return fails
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "disk" / "model" / "old").write_text("")
+    (tmp_path / "model").symlink_to(tmp_path / "disk" / "model")
+    make_link(tmp_path / "link.json", tmp_path / "target.json")
+    with files.new_folder(tmp_path / "model") as partial:
+        (partial / "new").write_text("")
+        assert partial.parent == tmp_path / "disk"  # renamed within a disk, so that it is done in one step
+    files.write_atomically(tmp_path / "link.json", "new")
+    assert (tmp_path / "model").is_symlink()
+    assert (tmp_path / "link.json").is_symlink()
+    assert [path.name for path in (tmp_path / "disk" / "model").iterdir()] == ["new"]
+    assert (tmp_path / "target.json").read_text() == "new"
+    files.remove(tmp_path / "model")
+    assert (tmp_path / "disk" / "model" / "new").exists()
 
 
 def test_what_lies_beside_is_not_written_through(tmp_path):

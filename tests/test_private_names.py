@@ -1,6 +1,7 @@
 """Torch's private names change without notice: those that the package uses stand in one file, and are listed here."""
 
 import ast
+from collections import defaultdict
 from functools import cache
 
 from .source import NAME, imports, modules
@@ -15,11 +16,12 @@ USED = {
         "_dispatch_tls_local_include_set",
         "_functorch",
         "_gradient_checkpointing_func",
-        "_is_mkldnn_bf16_supported",
+        "_init_amx",
+        "_is_amx_tile_supported",
+        "_is_avx512_bf16_supported",
         "_len_torch_dispatch_stack",
         "_python_dispatch",
         "_pytree",
-        "_schema",
     },
     # Of other people's models, whose insides are the business of what attaches position methods to them.
     f"{NAME}.models.attachment": {
@@ -27,8 +29,8 @@ USED = {
         "_apply_rotary_embedding",
         "_attn_implementation",
         "_buffers",
+        "_can_set_attn_implementation",
         "_from_config",
-        "_get_output_attention_mask",
         "_relative_position_bucket",
         "_relative_positions_bucket",
     },
@@ -39,8 +41,12 @@ USED = {
 }
 
 
+NAMED_TUPLE = {"_asdict", "_fields", "_replace"}
+"""Python documents these, and their underscore only keeps them apart from a tuple's fields."""
+
+
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
+    return name.startswith("_") and not name.endswith("__") and name not in NAMED_TUPLE
 
 
 @cache
@@ -67,3 +73,16 @@ def private_names(module: str) -> set[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
             found.add(str(getattr(node.args[1], "value", "")))
     return set(filter(is_private, found)) - own_names()
+
+
+def found_by_place() -> dict[str, set[str]]:
+    """The private names of libraries, by the place of ``USED`` or else the module that uses them."""
+    by_place: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        place = next((place for place in USED if f"{module}.".startswith(f"{place}.")), module)
+        by_place[place] |= private_names(module)
+    return {place: names for place, names in by_place.items() if names}
+
+
+def test_private_names_of_libraries_stand_where_they_are_listed():
+    assert found_by_place() == USED

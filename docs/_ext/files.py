@@ -1,23 +1,12 @@
-"""Writes docs/architecture/files.md: every module of the package, with the first sentence of its docstring.
-
-Run: python docs/_ext/files.py
-"""
+"""Lists every module of the package on the page architecture/files, while the site is built."""
 
 import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "whereformer"
-PAGE = ROOT / "docs" / "architecture" / "files.md"
+PAGE = "architecture/files"
+PACKAGE = Path(__file__).parents[2] / "src" / "whereformer"
 LINK = "../../src/whereformer"
-
-HEAD = """\
-# Files
-
-Every module of the package, with the first sentence of its docstring. Names are relative to `src/whereformer/`, and
-each is a link to the file. To update this page after a change, run `python docs/_ext/files.py`.
-"""
 
 
 def first_sentence(file):
@@ -28,21 +17,34 @@ def first_sentence(file):
     return sentence.replace("|", r"\|")
 
 
-def page(package=PACKAGE):
-    """The text of the page."""
-    folders = [package, *sorted(file.parent for file in package.rglob("__init__.py") if file.parent != package)]
-    parts = [HEAD]
+def tables():
+    """A section for each folder of the package, with a table of its modules, as Markdown."""
+    folders = [PACKAGE, *sorted(file.parent for file in PACKAGE.rglob("__init__.py") if file.parent != PACKAGE)]
+    parts = []
     for folder in folders:
-        name = folder.relative_to(package).as_posix()
-        title = "The package itself" if folder == package else f"`{name}/`"
-        prefix = LINK if folder == package else f"{LINK}/{name}"
+        name = folder.relative_to(PACKAGE).as_posix()
+        title = "The package itself" if folder == PACKAGE else f"`{name}/`"
+        prefix = LINK if folder == PACKAGE else f"{LINK}/{name}"
         files = [file for file in sorted(folder.glob("*.py")) if file.name != "__init__.py"]
         rows = [f"| [`{file.name}`]({prefix}/{file.name}) | {first_sentence(file)} |" for file in files]
         parts.append(f"## {title}\n\n{first_sentence(folder / '__init__.py')}")
         if rows:
             parts.append("\n".join(["| File | What it does |", "|---|---|", *rows]))
-    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    return "\n\n".join(parts)
 
 
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+def _add_tables(app, docname, source):
+    if docname == PAGE:
+        source[0] += f"\n{tables()}\n"
+
+
+def _is_outdated(app, env, added, changed, removed):
+    """The page depends on docstrings, which Sphinx does not watch, so every build reads it again."""
+    return [PAGE]
+
+
+def setup(app):
+    """Add the tables before the page is parsed."""
+    app.connect("source-read", _add_tables)
+    app.connect("env-get-outdated", _is_outdated)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

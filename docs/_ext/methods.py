@@ -29,15 +29,16 @@ from whereformer.positions import describe, method_class, position_names
 HEADS, LENGTH = 4, 64
 """The sizes of the models that are drawn; their tokens have positions 0 .. LENGTH - 1."""
 
-SHIFT = LENGTH // 2
-"""The number of tokens by which positions are shifted, to measure whether a method depends on them."""
+SHIFT = 1000
+"""The number of tokens by which positions are shifted, to measure whether a method depends on them. It is more than the
+threshold of fire."""
 
 THEMES = {"light": ("#1f2328", "#d0d7de"), "dark": ("#d7dae0", "#454b54")}
 """The colors of text and of lines, by the site's theme."""
 
 
-def encoder(name, length=LENGTH):
-    """One newly initialized layer with a method, in float64."""
+def encoder(name, length=LENGTH, max_length=LENGTH):
+    """One newly initialized layer with a method, in float64, and ``length`` equal tokens."""
     torch.manual_seed(1)
     config = EncoderConfig(
         vocab_size=8,
@@ -45,7 +46,7 @@ def encoder(name, length=LENGTH):
         num_attention_heads=HEADS,
         blocks="1",
         position=name,
-        max_position_embeddings=LENGTH,
+        max_position_embeddings=max_length,
         type_vocab_size=0,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -81,14 +82,14 @@ def facts(name):
         beyond = "accepted"
     except PositionRangeError:
         beyond = "refused with `PositionRangeError`"
-    first = torch.arange(1, SHIFT).unsqueeze(0)
-    model, words = encoder(name, SHIFT - 1)
+    first = torch.arange(LENGTH).unsqueeze(0)
+    model, words = encoder(name, max_length=SHIFT + LENGTH)
     here, there = (model(words, position_ids=at, output_attentions=True).attentions[0] for at in (first, first + SHIFT))
     return [
         ("Parameters at BERT-base's sizes (12 layers, 512 positions)", f"{parameters(name):,}"),
         ("Positions from `max_length` on", beyond),
         (
-            f"Attention when all positions move by {SHIFT}",
+            f"Attention when all positions from 0 on move by {SHIFT:,}",
             "stays the same" if torch.allclose(here, there, rtol=0, atol=1e-9) else "changes",
         ),
     ]

@@ -1,7 +1,8 @@
 """Every configuration class of transformers, tiny and with random weights, through ``attach(model, "none")``.
 
 ``python docs/_ext/sweep.py --out FOLDER`` keeps what it finds in a folder, a file for each package of transformers,
-and goes on from there; with ``--write``, it then writes the page of the documentation.
+and goes on from there; with ``--write``, it then writes ``docs/guides/attached-models.json``, from which the site makes
+a table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import json
 import logging
 import os
 import pkgutil
-import re
 import signal
 import sys
 import time
@@ -34,6 +34,7 @@ from whereformer import attach, detach
 from whereformer.errors import InputError, one_line
 from whereformer.models.attachment import found, proof
 from whereformer.models.attachment.hooks import NAME
+from whereformer.models.attachment.trial import trial
 
 SECONDS = 30
 """What one model class may take of a processor, in all its sizes."""
@@ -288,6 +289,7 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
     logger, logged = logging.getLogger(proof.__name__), Logged()
     logger.addHandler(logged)
     try:
+        own = sees_later(model)
         begun = time.perf_counter()
         attach(model, "none")
         row: dict[str, Any] = {"outcome": "right", "seconds": round(time.perf_counter() - begun, 3)}
@@ -296,6 +298,8 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         detach(model)
         if logged.lines:
             return {**row, "outcome": "not proven", "why": logged.lines[0]}
+        if (served := sees_later_with_a_method(model)) is not None and served != own:
+            return {**row, "outcome": "wrong", "why": f"sees later tokens: {own}, with a method: {served}"}
         # In a decoder of objects the first layer sees zeros only, whose scores do not matter.
         layers = [call.module for call in found.find_calls(model)]
         return {**row, "caught": is_caught(model, layers[0]) or is_caught(model, layers[-1])}
@@ -309,6 +313,47 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         }
     finally:
         logger.removeHandler(logged)
+
+
+def sees_later(model: PreTrainedModel) -> dict[str, bool]:
+    """Whether states depend on a later token, in calls with a mask and without one, as far as they run."""
+    reacts: dict[str, bool] = {}
+    masks: tuple[dict[str, int], ...] = ({}, {"attention_mask": 1}, {"attention_mask": 0})
+    for mask, name in zip(masks, ("no mask", "a mask of ones", "a mask of padding"), strict=True):
+        try:
+            states = [states_of(model, mask, last) for last in (7, 9)]
+        except Exception:  # the model may take no text, no mask, or need one
+            continue
+        reacts[name] = bool((states[0] != states[1])[:, :-1].any())
+    return reacts
+
+
+def states_of(model: PreTrainedModel, mask: dict[str, int], last: int) -> torch.Tensor:
+    """The first of a model's outputs with a state for each of eight tokens; ``mask`` is that of the first."""
+    ids = torch.tensor([[11, 6, 12, 8, 13, 10, 14, last]])
+    inputs = {"input_ids": ids, **{name: torch.ones_like(ids) for name in mask}}
+    for name, first in mask.items():
+        inputs[name][:, 0] = first
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs.pop("input_ids")
+        inputs = {name.replace("attention_mask", "decoder_attention_mask"): each for name, each in inputs.items()}
+        inputs["input_ids"] = ids[:, :5]
+    with trial(model) as copied:
+        outputs = copied(**inputs)
+    first = 0 if mask.get("attention_mask", 1) else 1
+    return next(each for each in outputs.to_tuple() if torch.is_tensor(each) and each.shape[:2] == (1, 8))[:, first:]
+
+
+def sees_later_with_a_method(model: PreTrainedModel) -> dict[str, bool] | None:
+    """What :func:`sees_later` says with a method attached; None if the model's heads take none."""
+    try:
+        attach(model, "tisa")
+    except InputError:
+        return None
+    try:
+        return sees_later(model)
+    finally:
+        detach(model)
 
 
 def is_caught(model: PreTrainedModel, layer: Any) -> bool:
@@ -425,60 +470,13 @@ def sweep(out: Path, names: list[str], processes: int) -> None:
             time.sleep(0.05)
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "attached-models.md"
-
-INTRODUCTION = """# Models that attach takes
-
-`python docs/_ext/sweep.py --out FOLDER --write` measured this page, with transformers {version}. For each
-configuration class it builds a base model and one with a head, tiny and with random weights, and calls
-`attach(model, "none")`, which [compares](attach.md#the-proof) each attention layer with transformers' own. Then it does
-so again with the scores of one layer multiplied by 1.01: {missed}.
-
-Of {total} configuration classes with models, {served} are served. None is served and computes something else: the
-others are refused, or could not be tried.
-
-Served models take `"none"`. Other methods need as many heads, of the same width, in every layer: in the text models of
-EmbeddingGemma 2, Gemma 4 and Gemma 4 Unified they differ, so `attach(model, "tisa")` is refused there.
-
-## Served
-
-{whole}.
-
-Of these, only some parts get a method:
-
-| Configuration | What gets a method |
-| --- | --- |
-{parts}
-
-## Refused
-
-| Configuration | Why |
-| --- | --- |
-{refused}
-
-These do not call their attention through transformers' `AttentionInterface`:
-{undispatched}.
-
-## Not tried
-
-No tiny model could be built of these:
-
-| Configuration | Why |
-| --- | --- |
-{untried}
-
-## No model of their own
-
-These describe parts of models, or models whose code needs a package that was not installed:
-{alone}.
-"""
+DATA = Path(__file__).parents[2] / "docs" / "guides" / "attached-models.json"
+"""The outcome for every configuration class, and the version of transformers."""
 
 
 def measured_with() -> str:
-    """The version of transformers that the page is of."""
-    found = re.search(r"with transformers (\S+)\. ", PAGE.read_text(encoding="utf-8"))
-    assert found is not None
-    return found.group(1)
+    """The version of transformers that the outcomes are of."""
+    return str(json.loads(DATA.read_text(encoding="utf-8"))["transformers"])
 
 
 def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -494,33 +492,40 @@ def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def outcome(rows: list[dict[str, Any]]) -> str:
     """What becomes of a configuration's models: the worst, but that one model that is right is enough."""
     outcomes = {row["outcome"] for row in rows}
-    return next(each for each in ("crashed", "not proven", "right", "refused", "not built") if each in outcomes)
-
-
-def page(found: dict[str, list[dict[str, Any]]]) -> str:
-    """The page of the documentation."""
-    lists: dict[str, list[str]] = {name: [] for name in ("whole", "parts", "refused", "undispatched", "untried")}
-    for config, rows in sorted(found.items(), key=lambda item: item[0].lower()):
-        kind = outcome(rows)
-        row = next(row for row in rows if row["outcome"] == kind)
-        if kind == "right":
-            parts = ", ".join(f"`{part}`" for part in row["parts"] if part)
-            lists["parts" if parts else "whole"].append(f"| `{config}` | {parts} |" if parts else f"`{config}`")
-        elif "does not dispatch attention" in row["why"]:
-            lists["undispatched"].append(f"`{config}`")
-        else:
-            why = row["why"].removeprefix("model: ").replace("`", "'").replace("|", ";")[:240]
-            lists["untried" if kind == "not built" else "refused"].append(f"| `{config}` | `{why}` |")
-    every = {name for package in packages() for name in config_classes(package)}
-    missed = sorted({row["class"] for rows in found.values() for row in rows if row.get("caught") is False})
-    return INTRODUCTION.format(
-        version=transformers.__version__,
-        total=len(found),
-        served=len(lists["whole"]) + len(lists["parts"]),
-        missed=f"all are refused but {', '.join(missed)}" if missed else "every model is then refused",
-        alone=",\n".join(sorted((f"`{name}`" for name in every - set(found)), key=str.lower)),
-        **{name: (",\n" if name in ("whole", "undispatched") else "\n").join(lines) for name, lines in lists.items()},
+    return next(
+        each for each in ("crashed", "wrong", "not proven", "right", "refused", "not built") if each in outcomes
     )
+
+
+OUTCOMES = {"right": "served", "not built": "not tried"}
+"""Names of outcomes for readers, where the sweep has other names."""
+UNDISPATCHED = "does not call its attention through transformers' AttentionInterface"
+NO_MODEL = "describes a part of models, or its model needs a package that was not installed"
+
+
+def outcomes(swept: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The outcome for every configuration class, also for classes without models."""
+    rows: list[dict[str, Any]] = []
+    for config, class_rows in swept.items():
+        kind = outcome(class_rows)
+        row = next(row for row in class_rows if row["outcome"] == kind)
+        result = {"config": config, "outcome": OUTCOMES.get(kind, kind)}
+        if kind == "right":
+            rows.append({**result, "parts": [part for part in row["parts"] if part]})
+        else:
+            why = row["why"].removeprefix("model: ").replace("`", "'")[:240]
+            rows.append({**result, "why": UNDISPATCHED if "does not dispatch attention" in why else why})
+    names = {name for package in packages() for name in config_classes(package)}
+    rows += [{"config": name, "outcome": "no model", "why": NO_MODEL} for name in names - set(swept)]
+    return sorted(rows, key=lambda row: row["config"].lower())
+
+
+def write(swept: dict[str, list[dict[str, Any]]]) -> None:
+    """Write the data of the page, one configuration class a line."""
+    missed = sorted({row["class"] for rows in swept.values() for row in rows if row.get("caught") is False})
+    lines = ",\n".join(json.dumps(row) for row in outcomes(swept))
+    head = f'"transformers": {json.dumps(transformers.__version__)},\n"missed": {json.dumps(missed)}'
+    DATA.write_text(f'{{\n{head},\n"outcomes": [\n{lines}\n]\n}}\n', encoding="utf-8")
 
 
 def main() -> None:
@@ -529,7 +534,7 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", help="packages of transformers.models; all by default")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="write the page of the documentation")
+    parser.add_argument("--write", action="store_true", help="write the data of the page of the documentation")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
@@ -537,7 +542,7 @@ def main() -> None:
     torch.set_num_threads(1)
     sweep(options.out, options.packages or packages(), options.processes)
     if options.write:
-        PAGE.write_text(page(results(options.out)), encoding="utf-8")
+        write(results(options.out))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ position methods need only torch; models need transformers too.
 
 from __future__ import annotations
 
+from .version import __version__ as __version__
+
 # Type checkers take it to be true. The module typing would be an import too.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     pretrain: Callable[..., Report]
     probe: Callable[..., Report]
     translate: Callable[..., Report]
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DenseBias",

@@ -8,14 +8,10 @@ import sys
 def main() -> None:
     """Run the command line. If a dependency is missing, print one line and exit with code 2."""
     try:
-        from ._extras import require
+        from ._extras import STUDIES, require
 
         try:
-            require(
-                "train",
-                *("rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "transformers", "accelerate"),
-                *("datasets", "sklearn", "scipy", "sacrebleu"),
-            )
+            require("train", *STUDIES)
         except ImportError as error:
             print(f"whereformer: {error}", file=sys.stderr)
             raise SystemExit(2) from None

@@ -5,6 +5,12 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+STUDIES = (
+    *("rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "transformers", "accelerate"),
+    *("datasets", "sklearn", "scipy", "sacrebleu"),
+)
+"""The modules that commands import, some of them only when all work is done."""
+
 
 def require(extra: str, *modules: str) -> None:
     """Check that every module can be imported.

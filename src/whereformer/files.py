@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,45 +20,52 @@ _IN_WORDS = re.compile(
     rf"\(os error ({'|'.join(map(str, FULL))})\)|inline_container|PytorchStreamWriter|iostream error"
 )
 """How safetensors and tokenizers tell such an error, and torch.save that it cannot write."""
+TRIAL = ".whereformer-trial"
+"""The folder that is written and removed where outputs will be written."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write ``path`` so that it always holds either the old content or all of the new. Text is written as UTF-8.
 
+    If ``path`` is a link, the file that it leads to is written.
+
     Raises:
         InputError: if the disk is full.
     """
-    partial = path.with_name(path.name + ".partial")
-    _remove(partial)
+    target = _follow(path)
+    partial = target.with_name(target.name + ".partial")
+    remove(partial)
     try:
         with naming(path):
             with partial.open("xb") as file:
                 file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             _sync(partial)
-            os.replace(partial, path)
-            _sync(path.parent)
+            os.replace(partial, target)
+            _sync(target.parent)
     finally:
-        _remove(partial)
+        remove(partial)
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Give an empty folder beside ``folder`` to fill, and put it in place of ``folder`` when it is complete.
 
-    After an error ``folder`` is as it was.
+    After an error ``folder`` is as it was. If it is a link, the folder that it leads to is replaced.
 
     Raises:
-        InputError: if the disk is full.
+        InputError: if the disk is full, or ``folder`` cannot be replaced, which is said before it is filled.
     """
-    partial = folder.with_name(folder.name + ".partial")
-    _remove(partial)
+    check_replaceable(None, folder)
+    target = _follow(folder)
+    partial = target.with_name(target.name + ".partial")
+    remove(partial)
     try:
         with naming(folder):
             partial.mkdir(parents=True)
             yield partial
-            move_folder(partial, folder)
+            move_folder(partial, target)
     finally:
-        _remove(partial)
+        remove(partial)
 
 
 def move_folder(source: Path, target: Path) -> None:
@@ -67,12 +74,85 @@ def move_folder(source: Path, target: Path) -> None:
         for name in files:
             _sync(Path(place, name))
         _sync(Path(place))
+    check_replaceable(None, target)  # again, since filling it may take long
     if target.exists():
-        if not target.is_dir():  # rmtree would wait for a pipe's other end
-            raise NotADirectoryError(errno.ENOTDIR, "expected a folder", str(target))
         shutil.rmtree(target)
     os.replace(source, target)
     _sync(target.parent)
+
+
+def check_replaceable(field: str | None, folder: Path) -> None:
+    """Check that a folder can be put at a path, in place of the folder that may be there.
+
+    Raises:
+        InputError: for ``field``, if there is something else, or a folder that cannot be removed.
+    """
+    _check_folder(field, folder)
+    named = shown(str(folder), LONGEST_NAME)
+    if os.path.ismount(_follow(folder)):
+        raise InputError(field, f"a disk is mounted at {named}, so it cannot be replaced; mount it at a folder above")
+    for subfolder, _, _ in os.walk(_follow(folder)):
+        if not os.access(subfolder, os.W_OK | os.X_OK):
+            raise InputError(field, f"cannot replace {named}: {shown(subfolder, LONGEST_NAME)} is read-only")
+
+
+def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
+    """Check that files and folders can be written: write, rename and remove a folder next to each of them.
+
+    Args:
+        field: the option that an error names.
+        out: the folder of all outputs, which exists.
+        files: the paths of files in it.
+        folders: the paths of folders in it, such as "checkpoints/checkpoint-1".
+
+    Raises:
+        InputError: for ``field``, if one of them, or a folder above it, is something else or cannot be written, or if
+            the disk is full.
+    """
+    written = {out}
+    for file in (out / name for name in files):
+        _check_no_broken_link(field, file)
+        if file.exists():
+            check_regular(field, file)
+        written.add(_follow(file).parent)
+    for folder in (out / name for name in folders):
+        above = folder.parent
+        while above != out:
+            _check_folder(field, above)
+            above = above.parent
+        check_replaceable(field, folder)
+        written.add(_follow(folder).parent)
+    for folder in written:
+        if folder.exists():  # the rest will be made in folders that are tried
+            _try_folder(field, folder)
+
+
+def _try_folder(field: str, folder: Path) -> None:
+    try:
+        with new_folder(folder / TRIAL) as partial:
+            (partial / "file").write_bytes(b"written")
+        remove(folder / TRIAL)
+    except OSError as error:
+        named = shown(str(folder), LONGEST_NAME)
+        raise InputError(field, f"cannot write to {named}: {error.strerror or error}") from None
+
+
+def _check_folder(field: str | None, path: Path) -> None:
+    """Check that there is a folder at a path, or nothing."""
+    _check_no_broken_link(field, path)
+    if path.exists() and not path.is_dir():
+        kind = "a file" if path.is_file() else "a pipe, socket or device"
+        raise InputError(field, f"expected a folder or nothing, got {kind}: {shown(str(path), LONGEST_NAME)}")
+
+
+def _check_no_broken_link(field: str | None, path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise InputError(field, f"{shown(str(path), LONGEST_NAME)} is a link that leads nowhere; remove or mend it")
+
+
+def _follow(path: Path) -> Path:
+    """Return the path that a link leads to, and any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def check_regular(field: str | None, *paths: Path) -> None:
@@ -164,7 +244,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that it has, or a link, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .errors import InputError
 from .files import check_regular, write_atomically
 from .provenance import versions
 
@@ -71,7 +72,9 @@ def fits(kind: Any, value: Any) -> bool:
         return isinstance(value, dict) and all(fits(inner[-1], each) for each in value.values())
     if found in (int, float):
         return isinstance(value, int | found) and not isinstance(value, bool) and abs(value) <= LARGEST
-    return found is Any or not isinstance(found, type) or isinstance(value, found)
+    if found is Literal:
+        return value in inner
+    return found is Any or isinstance(value, found)  # which raises a TypeError if it is not a type
 
 
 def fingerprint(texts: Iterable[str]) -> str:
@@ -99,20 +102,29 @@ def fingerprint_of_files(files: Sequence[Path], names: Iterable[str] = ()) -> st
 
 
 def fingerprint_of_code(file: Path) -> str:
-    """Return a short hash of a Python file and of what it imports from its folder, directly or not.
+    """Return a short hash of a Python file, of what it imports from its folder, directly or not, and of its data.
 
-    Its own name decides nothing. Of a package, all files count.
+    Its own name decides nothing. Of a package, all files count. Its data are the files and folders, relative to its
+    folder, that it lists as ``depends = ("factor.json", ...)``, outside of functions. They are read without running it.
+
+    Raises:
+        InputError: if ``depends`` is something else, or lists a path where nothing is.
+        SyntaxError: if the file is not Python.
     """
     file = file.resolve()
     waiting, found = {file}, set[Path]()
     while waiting:
         found.add(path := waiting.pop())
+        if path.suffix != ".py":
+            continue
         try:
             tree = ast.parse(path.read_bytes(), str(path))
         except SyntaxError:
             if path == file:
                 raise
             continue  # it may be a template, which nobody imports
+        if path == file:
+            waiting |= _dependencies(file, tree)
         for node in ast.walk(tree):
             modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -121,6 +133,27 @@ def fingerprint_of_code(file: Path) -> str:
                 waiting |= {each for each in (place.with_suffix(".py"), *place.rglob("*.py")) if each.is_file()} - found
     others = sorted((os.path.relpath(path, file.parent), path) for path in found - {file})
     return fingerprint(word for name, path in [("", file), *others] for word in (name, _described(path)["sha256"]))
+
+
+def _dependencies(file: Path, tree: ast.Module) -> set[Path]:
+    """Return the files that a Python file names as its data."""
+    files = set[Path]()
+    for node in tree.body:
+        if not (isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["depends"]):
+            continue
+        try:
+            names = ast.literal_eval(node.value)
+        except ValueError:
+            names = None
+        if not (isinstance(names, tuple | list) and all(isinstance(name, str) for name in names)):
+            example = 'depends = ("factor.json",)'
+            raise InputError(None, f"{file}, line {node.lineno}: expected names of files, written out as in {example}")
+        for path in (file.parent / name for name in names):
+            if not path.exists():
+                raise InputError(None, f"{file}, line {node.lineno}: depends names {path}, which is not there")
+            inside = [path] if path.is_file() else sorted(path.rglob("*"))
+            files |= {child.resolve() for child in inside if child.is_file() and child.parent.name != "__pycache__"}
+    return files - {file}
 
 
 def write(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -139,6 +172,11 @@ def read(folder: Path) -> dict[str, Any]:
     """
     facts: dict[str, Any] = _content(folder)["facts"]
     return facts
+
+
+def version(folder: Path) -> str:
+    """Return the version of this package that wrote a folder's manifest. It raises the errors of :func:`read`."""
+    return str(_content(folder)["versions"].get("whereformer"))
 
 
 def problem(folder: Path, facts: Mapping[str, Any] | None = None) -> str | None:
@@ -171,7 +209,7 @@ def _content(folder: Path) -> dict[str, Any]:
     if path.exists():
         check_regular(None, path)
     content = unsealed(path.read_bytes())
-    if not all(isinstance(content.get(part), dict) for part in ("facts", "files")):
+    if not all(isinstance(content.get(part), dict) for part in ("facts", "versions", "files")):
         raise ValueError("it is no manifest")
     return content
 

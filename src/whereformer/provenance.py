@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from . import __version__
 from .files import write_atomically
 from .kernels.native.library import level
+from .version import __version__
 
 
 @cache
@@ -50,6 +50,11 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def this_version() -> str:
+    """Return the version of this package, which results are told apart by."""
+    return versions()["whereformer"]
 
 
 def machine(device: torch.device) -> dict[str, Any]:

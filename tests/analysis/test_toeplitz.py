@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.peak import peak_memory
 from tests.golden import check, groups
 from whereformer.analysis import diagonals, toeplitz_part, toeplitzness
 from whereformer.analysis.toeplitz import from_diagonals
@@ -126,6 +127,13 @@ def test_numpy_and_lists():
 def test_bad_matrices(function, matrix, error, message):
     with pytest.raises(error, match=message):
         function(matrix)
+
+
+def test_toeplitzness_computes_no_other_matrix_of_that_size():
+    """The spread of each diagonal, which nobody asked for, would take several."""
+    n = 1200
+    matrix = torch.randn(n, n, dtype=torch.float64)
+    assert peak_memory(lambda: toeplitzness(matrix), torch.device("cpu")) < 8 * n * n
 
 
 def test_gradients():

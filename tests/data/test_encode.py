@@ -3,20 +3,23 @@
 import errno
 import json
 import os
+import random
+import shutil
 
+import numpy
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
 
 from tests.data.harm import DAMAGE, contents, damage, load_documents, only_folder, stop_before_the_end
-from whereformer import files
+from whereformer import files, manifest
 from whereformer.data import encode
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import Text, is_held_out
 from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.read import fetched
 from whereformer.data.streams import TokenFile, packed
-from whereformer.data.tokenizers import fit_tokenizer
+from whereformer.data.tokenizers import check_predictable, fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.manifest import fingerprint
 
@@ -209,3 +212,95 @@ def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, pl
             made(file, tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
     assert len(made(file, tmp_path / "cache")[0].training)
+
+
+def test_a_text_that_another_version_encoded_is_encoded_again_or_used_knowingly(file, tmp_path, monkeypatch):
+    cache, said, asked = tmp_path / "cache", [], []
+    expected, _ = made(file, cache)
+    older = only_folder(cache)
+    version = manifest.version(older)
+    assert older.name.endswith(f"-{version}")
+    before = {path: path.read_bytes() for path in older.iterdir()}
+    monkeypatch.setattr(encode, "this_version", lambda: "9.9.9")
+    kept = open_or_encode(cache, Text([file]), CHOICE, said.append, lambda version: asked.append(version) or True)
+    assert said == [f"using {older}, which whereformer {version} encoded"]
+    assert asked == [version]
+    assert kept.training.path.parent == older
+    again, said = made(file, cache)
+    line = f"{older} is of whereformer {version}; encoding the text again (--keep-versions uses it)"
+    assert said == [line, "learning the vocabulary", "encoding the text"]
+    assert again.training.path.parent.name == older.name.replace(version, "9.9.9")
+    assert same(expected, again)
+    assert before == {path: path.read_bytes() for path in older.iterdir()}  # another command may be reading them
+
+
+@pytest.mark.parametrize("facts", [{}, {"guessing": "x"}, {"guessing": 1.0, "more": 2}])
+def test_forged_facts_of_a_text_are_damage(facts, file, tmp_path):
+    expected, _ = made(file, tmp_path / "cache")
+    folder = only_folder(tmp_path / "cache")
+    manifest.write(folder, facts)
+    again, said = made(file, tmp_path / "cache")
+    assert said[0] == f"{folder} is damaged (its manifest.json has something else); encoding it again"
+    assert again.guessing == expected.guessing
+
+
+def test_what_cannot_be_replaced_is_refused_before_a_text_is_encoded(file, tmp_path):
+    made(file, tmp_path / "cache")
+    folder = only_folder(tmp_path / "cache")
+    shutil.rmtree(folder)
+    folder.touch()
+    with pytest.raises(InputError, match="expected a folder or nothing, got a file"):
+        made(file, tmp_path / "cache", TokenizerChoice(None, 120))
+
+
+DNA = "".join(random.Random(0).choice("ACGT") for _ in range(60_000))
+ENGLISH = "the cat saw the dog near an old house. " * 2000
+
+
+@pytest.mark.parametrize(
+    ("parts", "share"),
+    [
+        ([DNA], "training text: 100.0%"),
+        ([f"{ENGLISH[:2000]} {DNA[:1000]}"] * 12, None),
+        ([DNA[: 4 * 1900], ENGLISH], None),
+        ([ENGLISH[:30], DNA * 2], "training text: "),
+    ],
+)
+def test_a_text_of_unknown_words_is_refused_with_their_share(parts, share, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(parts))
+    if share is None:
+        made(file, tmp_path / "cache")
+        return
+    with pytest.raises(InputError, match=rf"^data: too little to predict in the {share}.* of its tokens are \[UNK\]"):
+        made(file, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("ids-*"))
+
+
+def test_a_held_out_part_of_unknown_words_is_refused(tmp_path):
+    file = tmp_path / "text.txt"
+    pages = [(DNA if is_held_out(number) else ENGLISH)[:3000] for number in range(20)]
+    file.write_text("\n\n".join(pages))
+    with pytest.raises(InputError, match=r"^data: too little to predict in the held-out text: "):
+        made(file, tmp_path / "cache")
+
+
+def test_a_text_of_special_tokens_has_nothing_to_predict():
+    tokenizer = fit_tokenizer([ENGLISH], 120)
+    counts = torch.zeros(120, dtype=torch.long)
+    for text in ("[MASK] [MASK]", ""):
+        ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        with pytest.raises(InputError, match=r"^data: too little to predict in it: 0.0% of its tokens are \[UNK\]"):
+            check_predictable(tokenizer, counts + ids.bincount(minlength=120), "it")
+    ids = torch.tensor(tokenizer("the cat [MASK]", add_special_tokens=False)["input_ids"])
+    check_predictable(tokenizer, ids.bincount(minlength=120), "it")
+
+
+def test_a_stream_is_opened_by_text(tmp_path, monkeypatch):
+    """C code that asks a path for its text takes Ctrl-C there for an error of its own, which would be a traceback."""
+    (tmp_path / "training.ids").write_bytes(packed([1, 2, 3]))
+    stream, real = TokenFile(tmp_path / "training.ids"), numpy.fromfile
+    monkeypatch.setattr(
+        numpy, "fromfile", lambda file, *more, **options: real({str: file}[type(file)], *more, **options)
+    )
+    assert stream[1:].tolist() == [2, 3]

@@ -142,14 +142,35 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch, suf
             read()
 
 
-def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
-    file = tmp_path / "twice.parquet"
-    schema = pa.schema([("text", pa.string()), ("x", pa.int64()), ("x", pa.string()), ("label", pa.int64())])
-    columns = [pa.array(["a"]), pa.array([1]), pa.array(["b"]), pa.array([1])]
-    parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+@pytest.mark.parametrize("kind", [".parquet", ".csv"])
+def test_of_two_columns_of_one_name_none_can_be_named_and_others_can(kind, tmp_path):
+    file = tmp_path / f"twice{kind}"
+    schema = pa.schema([("text", pa.string()), ("x", pa.int64()), ("x", pa.string()), ("label", pa.string())])
+    columns = [pa.array(["a", "b"]), pa.array([1, 2]), pa.array(["c", "d"]), pa.array(["1", "0"])]
+    if kind == ".csv":
+        file.write_text("text,x,x,label\na,1,c,1\nb,2,d,0\n")
+    else:
+        parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+    assert load_documents([file]) == ["a", "b"]
+    assert glue.load_own(file, file, ("text",), "label", regression=False).train.texts == [("a",), ("b",)]
     for field, read in (
-        ("data", lambda: load_documents([file])),
-        ("train", lambda: glue.load_own(file, file, ("text",), "label", regression=False)),
+        ("data", lambda: load_documents([file], "x")),
+        ("train", lambda: glue.load_own(file, file, ("text",), "x", regression=False)),
     ):
-        with pytest.raises(InputError, match=f"^{field}: .*has columns of the same name"):
+        with pytest.raises(InputError, match=f"^{field}: .*has several columns named 'x'; rename them"):
             read()
+
+
+@pytest.mark.parametrize(("kind", "mark"), [(".csv", ","), (".tsv", "\t")])
+def test_columns_without_a_name_are_passed_over(kind, mark, tmp_path):
+    """As in the well-known spam.csv, whose first row is ``v1,v2,,,``."""
+    file = tmp_path / f"spam{kind}"
+    file.write_text("class,message,,,\nham,Go now,,,\nspam,win,a,b,c\nham,short".replace(",", mark))
+    table = tables.Table("train", file)
+    assert table.names == ["class", "message"]
+    assert list(table.rows(["class", "message"])) == [("ham", "Go now"), ("spam", "win"), ("ham", "short")]
+    file.write_text(file.read_text() + "\nspam")
+    with pytest.raises(InputError, match=r"line 5: expected 5 cells as in the first row"):
+        list(table.rows(["class"]))
+    with pytest.raises(InputError, match=r"has no column ''; name one of class, message"):
+        list(tables.Table("train", file).rows([""]))

@@ -120,8 +120,11 @@ def output_gradient(out):
     return (torch.arange(out.numel(), dtype=torch.float64, device=DEVICE) * 1.7).sin().view(out.shape)
 
 
-def run(name, dtype, inputs, terms, options):
-    """The output, the log-sum-exps if options ask for them, and all gradients, those of sinks last."""
+def run(name, dtype, inputs, terms, options, only=None):
+    """The output, the log-sum-exps if options ask for them, and all gradients, those of sinks last.
+
+    With ``only``, the tensor of that number needs a gradient, and it is the only gradient.
+    """
     leaves = [None if tensor is None else tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
     built = []
     for kind, tensors, first in terms:
@@ -131,13 +134,19 @@ def run(name, dtype, inputs, terms, options):
     if options.get("sinks") is not None:
         leaves.append(options["sinks"].detach().to(dtype).requires_grad_())
         options = {**options, "sinks": leaves[-1]}
+    if only is not None:
+        for number, leaf in enumerate(leaves):
+            leaf.requires_grad_(number == only)
     torch.manual_seed(SEED)
     results = attention(*leaves[:3], built, **options, backend=name)
     results = results if options.get("return_lse") else (results,)
     # Where nothing is attended to, there is nothing to differentiate.
     finite = [result.masked_fill(result.isneginf(), 0.0) for result in results]
     d_results = [output_gradient(result).to(result.dtype) for result in finite]
-    leaves = [leaf for leaf in leaves if leaf is not None]
+    leaves = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    # The log of sums, for one, does not depend on values.
+    pairs = [pair for pair in zip(finite, d_results, strict=True) if pair[0].requires_grad]
+    finite, d_results = zip(*pairs, strict=True)
     gradients = torch.autograd.grad(finite, leaves, d_results, materialize_grads=True)
     return [*(result.detach() for result in results), *gradients]
 

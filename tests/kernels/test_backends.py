@@ -48,6 +48,9 @@ from whereformer.kernels import blockwise
 WAYS = ("blockwise", "blockwise in small blocks", "native", "triton")
 
 
+on_cpu = pytest.mark.parametrize("fast", WAYS[:3], indirect=True)
+
+
 # Triton's interpreter is slow; what every day's tests ask of it is in test_triton.
 @pytest.fixture(params=[pytest.param(way, marks=pytest.mark.slow) if way == "triton" else way for way in WAYS])
 def fast(request, monkeypatch):
@@ -92,6 +95,56 @@ def test_content_alone(fast, n_q, n_k):
 @pytest.mark.parametrize("term", TERMS)
 def test_each_term(fast, term):
     check(fast, content(33, 40), terms_of([term], 33, 40))
+
+
+ALONE = {
+    "all keys": {},
+    "causal": {"causal": True},
+    "a window that the first blocks of queries do not reach": {
+        "window": (2, 0),
+        "query_positions": Positions(-20, 1, 33),
+    },
+    "a window that reaches nothing": {"window": (3, 0), "query_positions": Positions(100, 1, 33)},
+    "a window that reaches nothing at explicit positions": {
+        "window": (3, 0),
+        "query_positions": torch.arange(33) + 100,
+    },
+    "all keys masked": {"key_mask": torch.zeros(BATCH, 40, dtype=torch.bool)},
+}
+
+
+@on_cpu
+@pytest.mark.parametrize("case", ALONE)
+@pytest.mark.parametrize("term", TERMS)
+def test_a_single_tensor_needs_a_gradient(fast, term, case):
+    """Any one of a call's tensors, also where a block of queries or the whole call reaches no key."""
+    inputs, terms = content(33, 40), terms_of([term], 33, 40)
+    options = {"return_lse": True, "sinks": random(HEADS), **ALONE[case]}
+    out, lse, *gradients = run("reference", torch.float64, inputs, terms, options)
+    for number, expected in enumerate(gradients):
+        found = run(fast, torch.float32, inputs, terms, options, only=number)
+        for ours, theirs in zip(found, (out, lse, expected), strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
+
+
+SHARED = (
+    "bias", "keys_with_a_gate", "queries", "queries_with_a_gate", "decay_of_all_rows", "values", "factors_of_all_rows",
+    "dense_of_all_rows",
+)  # fmt: skip
+"""Terms of each kind that the items of a batch share, so that a batch may be empty."""
+
+
+@on_cpu
+@pytest.mark.parametrize("positions", [False, True], ids=["affine", "explicit"])
+@pytest.mark.parametrize(
+    ("term", "batch", "n_k"), [*((term, BATCH, 0) for term in TERMS), *((term, 0, 40) for term in SHARED)]
+)
+def test_a_single_tensor_needs_a_gradient_of_nothing(fast, term, batch, n_k, positions):
+    inputs, terms = content(33, n_k, batch=batch), terms_of([term], 33, n_k)
+    options = {"query_positions": torch.zeros(batch, 33, dtype=torch.long) if positions else None}
+    for number in range(3 + len(terms[0][1])):
+        *_, gradient = run(fast, torch.float32, inputs, terms, options, only=number)
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import whereformer
 from tests.kernels.cases import HEADS, content, need_native, random
 from whereformer import OffsetBias, attention
-from whereformer.kernels import kinds
+from whereformer.kernels import remember
 
 PACKAGE = Path(whereformer.__file__).parent
 
@@ -90,10 +90,10 @@ def test_a_new_term_touches_five_files(tmp_path):
     assert len(NEW_TERM) == 5
 
 
-def test_a_call_passes_from_file_to_file_25_times():
-    """The first call of its kind, with a bias, by the compiled kernel."""
+def test_a_call_passes_from_file_to_file_31_times():
+    """The first call of its kind, with a bias, by the compiled kernel. The watch over torch does not count."""
     need_native()
-    kinds._known.values.clear()
+    remember(True)
     passes = []
 
     def look(frame, event, argument):
@@ -101,7 +101,8 @@ def test_a_call_passes_from_file_to_file_25_times():
         while caller is not None and str(PACKAGE) not in caller.f_code.co_filename:
             caller = caller.f_back  # code that Python or torch runs in between, such as a dataclass's __init__
         name, of_caller = frame.f_code.co_filename, caller and caller.f_code.co_filename
-        if event == "call" and str(PACKAGE) in name and name != of_caller:
+        watches = frame.f_code.co_name == "__torch_function__"
+        if event == "call" and str(PACKAGE) in name and name != of_caller and not watches:
             passes.append((of_caller, name, frame.f_code.co_name))
 
     given = [*content(11, 13), [OffsetBias(random(HEADS, 9), -4)]]
@@ -110,4 +111,4 @@ def test_a_call_passes_from_file_to_file_25_times():
         attention(*given, backend="native")
     finally:
         sys.setprofile(None)
-    assert 0 < len(passes) <= 25, passes
+    assert 0 < len(passes) <= 31, passes

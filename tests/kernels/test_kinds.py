@@ -1,12 +1,16 @@
 """Calls of a kind that is remembered: what differs counts, and only where it differs."""
 
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import nn
 
+import whereformer.kernels
 from tests.kernels.cases import need_native
 from whereformer import (
     DenseBias,
@@ -18,8 +22,10 @@ from whereformer import (
     OffsetValues,
     Positions,
     attention,
+    attention_varlen,
 )
-from whereformer.kernels import kinds, native
+from whereformer.kernels import kinds, native, remember
+from whereformer.kernels.fields import Outline
 
 N, HEADS, DIM = 24, 2, 16
 
@@ -27,7 +33,16 @@ N, HEADS, DIM = 24, 2, 16
 @pytest.fixture(autouse=True)
 def _native():
     need_native()
-    kinds._known.values.clear()
+    remember(True)
+
+
+@contextmanager
+def without_memories():
+    remember(False)
+    try:
+        yield
+    finally:
+        remember(True)
 
 
 def rows(*size, dtype=torch.float32):
@@ -81,10 +96,6 @@ def test_only_addresses_change(terms):
     check(lambda: (rows(), rows(), rows(), TERMS[terms]()))
 
 
-DESCRIBED_AGAIN = {"what the kernel reads in a copy": 6, "dense": 4}
-"""How often three calls with gradients are described to the kernel: twice, if it reads no copy and fills all memory."""
-
-
 @pytest.mark.parametrize("terms", TERMS)
 def test_gradients_of_other_numbers(terms, monkeypatch):
     described, arguments = [], native.Arguments
@@ -100,13 +111,151 @@ def test_gradients_of_other_numbers(terms, monkeypatch):
             results = attention(*given[:3], some, causal=True, dropout_p=0.2, return_lse=True, backend=name)
             found.append(torch.autograd.grad(results, given, d_results))
         torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-    assert len(described) == DESCRIBED_AGAIN.get(terms, 2)
+    assert len(described) == 2
 
 
-def test_inputs_that_are_copied_are_not_remembered():
-    check(lambda: (rows(), rows(), rows(), [OffsetBias(rows(HEADS, 9).double(), -4)]), kinds=0)
-    check(lambda: (rows(), rows(), rows(), [OffsetBias(rows(HEADS, 9), -4), OffsetBias(rows(HEADS, 5), 0)]), kinds=0)
-    check(lambda: (rows(), rows(), rows(), [DistanceDecay(rows(1, HEADS, N), rows(1, HEADS, N))] * 2), kinds=0)
+def half(*size):
+    return rows(*size, dtype=torch.bfloat16)
+
+
+def three(make=rows, *size):
+    return [make(*size) for _ in range(3)]
+
+
+def decay():
+    return DistanceDecay(rows(1, HEADS, N), rows(1, HEADS, N))
+
+
+CALLS = {
+    **{name: lambda name=name: [*three(), TERMS[name]()] for name in TERMS},
+    "one tensor as query, key and value": lambda: [*[rows()] * 3, TERMS["bias"]()],
+    "a bias in bfloat16": lambda: [*three(half), [OffsetBias(half(HEADS, 9), -4)]],
+    "keys in bfloat16": lambda: [*three(half), [OffsetKeys(half(1, 9, DIM), -4)]],
+    "factors in bfloat16": lambda: [*three(half), [FactorPair(half(1, HEADS, N, 3), half(1, HEADS, N, 3))]],
+    "one head's dense bias in bfloat16": lambda: [*three(half), [DenseBias(half(1, 1, N, N))]],
+    "two biases": lambda: [*three(), [OffsetBias(rows(HEADS, 9), -4), OffsetBias(rows(HEADS, 5), 0)]],
+    "one bias twice": lambda: [*three(), 2 * TERMS["bias"]()],
+    "a bias in float64": lambda: [*three(), [OffsetBias(rows(HEADS, 9).double(), -4)]],
+    "two decays": lambda: [*three(), [decay(), decay()]],
+    "two dense biases": lambda: [*three(), [*TERMS["dense"](), *TERMS["dense"]()]],
+    "keys with factors and without": lambda: [*three(), TERMS["keys with factors"]() + TERMS["parts of tables"]()],
+    "every second offset": lambda: [*three(rows, 1, HEADS, 4, DIM), [OffsetBias(rows(HEADS, 9), -8, 2)]],
+}
+
+OPTIONS = {
+    "every second offset": {"query_positions": Positions(0, 2, 4), "key_positions": Positions(0, 2, 4)},
+    "one bias twice": {"key_positions": Positions(0, 2, N)},
+}
+
+
+def results_of(name, training, given):
+    """The results of a call, and the gradients of all of its tensors."""
+    *content, terms = given
+    leaves = [*content, *(getattr(term, field) for term in terms for field in term.axes)]
+    for leaf in leaves:
+        leaf.requires_grad_(training)
+    with nullcontext() if training else torch.no_grad():
+        output = attention(*content, terms, **OPTIONS.get(name, {}), backend="native")
+        return [output, *(torch.autograd.grad(output.square().sum(), leaves) if training else ())]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_every_kind_is_remembered_and_gives_the_bits_of_a_call_that_is_not(name, training, monkeypatch):
+    given = [CALLS[name]() for _ in range(3)]
+    first = results_of(name, training, given[0])
+    assert remembered() == 1
+    with monkeypatch.context() as patch:
+        patch.delattr(whereformer.kernels, "make_call")
+        patch.delattr(native, "Arguments")
+        later = [results_of(name, training, each) for each in given[1:]]
+    with without_memories():
+        for each, results in zip(given, (first, *later), strict=True):
+            assert all(map(torch.equal, results_of(name, training, each), results))
+        assert remembered() == 0
+
+
+def test_calls_of_other_backends_and_functions_are_remembered(monkeypatch):
+    ids, ends = torch.arange(N, dtype=torch.int32).unsqueeze(0) // 5, torch.tensor([0, 5, 5, N])
+    q, k, v, short, packed, bias = rows(), rows(), rows(), rows(1, HEADS, 1, DIM), rows(N, HEADS, DIM), TERMS["bias"]()
+    calls = (
+        lambda: attention(q, k, v, query_documents=ids, key_documents=ids),
+        lambda: attention_varlen(packed, packed, packed, bias, cu_seqlens_q=ends, return_lse=True)[1],
+        lambda: attention(short, k, v),
+        lambda: attention(q, k, v, bias, backend="blockwise"),
+        lambda: attention(q, k, v.bfloat16(), bias),
+    )
+    for number, call in enumerate(calls, 1):
+        with torch.autocast("cpu", torch.bfloat16, enabled=number == len(calls)):
+            call()
+            assert remembered() == number
+            with monkeypatch.context() as patch:
+                patch.delattr(whereformer.kernels, "make_call")
+                again = call()
+            known = dict(kinds._known.values)
+            with without_memories():
+                assert torch.equal(call(), again)
+            kinds._known.values.update(known)
+
+
+def test_which_tensors_are_the_same_tells_kinds_apart():
+    check(three)
+    check(lambda: [rows()] * 3, kinds=2)
+    check(lambda: [*[rows()] * 2, rows()], kinds=3)
+    check(three, kinds=3)
+
+
+def test_a_gradient_may_be_an_input():
+    given = [rows().requires_grad_() for _ in range(3)]
+    for d_output in (given[0], rows(), given[2]):
+        found, wanted = (
+            torch.autograd.grad(attention(*given, backend=name), given, d_output) for name in ("native", "reference")
+        )
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_variable_switches_memories_off():
+    code = "from whereformer.kernels.memory import Memory; memory = Memory(1); memory.put(1, 2); print(memory.values)"
+    environment = {**os.environ, "WHEREFORMER_REMEMBER": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{}"
+
+
+UNWRITTEN = {
+    "reads a number": lambda x, y: [x * float(y[0, 0, 0, 0])],
+    "changes a tensor in place": lambda x, y: [x.add_(1)],
+    "writes into a tensor": lambda x, y: [torch.add(x, y, out=torch.empty(0))],
+    "takes a tensor from elsewhere": lambda x, y: [x + ELSEWHERE],
+    "takes a tensor from elsewhere by name": lambda x, y: [torch.add(x, other=ELSEWHERE)],
+    "has several results": lambda x, y: list(x.chunk(2, 1)),
+    "is none of them": lambda x, y: [ELSEWHERE],
+}
+ELSEWHERE = torch.ones(1)
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_what_depends_on_more_than_the_tensors_is_not_remembered(name):
+    kind = kinds.kind_of((rows(), rows()), (), ())
+    with (first := kinds.FirstCall(kind)):
+        results = UNWRITTEN[name](*kind.tensors)
+    first.remember(Outline, results)
+    assert remembered() == 0
+
+
+def test_steps_take_tensors_in_lists_and_tuples():
+    def compute(x, y):
+        return [torch.cat([x, y.double().float()], -1), torch.cat((y[:, 1:], x), 1), x.mT, x[torch.tensor(0)]]
+
+    class Itself:
+        def attend(self, tensors):
+            return tensors
+
+    kind = kinds.kind_of((rows(), rows()), (), ())
+    with (first := kinds.FirstCall(kind)):
+        results = compute(*kind.tensors)
+    first.remember(Itself(), results[:3])
+    others = kinds.kind_of((rows(), rows()), (), ())
+    assert all(map(torch.equal, kinds.attend_again(others), compute(*others.tensors)[:3]))
 
 
 def test_shaws_tables_beside_bfloat16():
@@ -187,7 +336,7 @@ def test_options_are_kinds(other):
             return str(error)
 
     alone = result()
-    kinds._known.values.clear()
+    remember(True)
     for options in ({"scale": 1}, {"causal": True, "scale": 1.0}, {"window": (3, 4)}, {"window": 3}):
         attend(*given, **options)
     for _ in range(2):
@@ -282,13 +431,18 @@ def test_few_kinds_are_remembered(monkeypatch):
     assert sys.getrefcount(v) == before
 
 
-def test_threads_share_what_is_remembered():
-    given = rows(), rows(), rows()
-    wanted = attend(*given)
+@pytest.mark.parametrize("name", ["one tensor as query, key and value", "two biases"])
+def test_threads_share_what_is_remembered(name):
+    """Also first calls in several threads at once, while another thread switches memories off and on."""
+    given = [CALLS[name]() for _ in range(3)]
+    wanted = [attend(*each) for each in given]
 
-    def results(_):
-        return [attend(*given) for _ in range(20)]
+    def results(number):
+        for _ in range(20):
+            remember(number % 3 != 0)
+            for each, result in zip(given, wanted, strict=True):
+                assert torch.equal(attend(*each), result)
 
     with ThreadPoolExecutor(3) as pool:
-        for found in pool.map(results, range(6)):
-            assert all(torch.equal(each, wanted) for each in found)
+        list(pool.map(results, range(6)))
+    remember(True)

@@ -29,8 +29,8 @@ def test_what_must_not_be_used_is_computed_anew_and_few_plans_are_kept():
     given = Given(rows[0], None, rows[1], rows[2])
     for usable, computed in ((True, 2), (True, 2), (False, 4), (False, 6), (True, 6)):
         backend.usable = usable
-        assert list(kind.forward(rows)) == list(rows)
-        assert list(kind.backward(rows, [True] * 3, given)) == [*rows, *given[:1], *given[2:]]
+        assert all(map(torch.equal, kind.forward(rows), rows))
+        assert all(map(torch.equal, kind.backward(rows, [True] * 3, given), [*rows, *given[:1], *given[2:]]))
         assert backend.computed == computed
     for stride in range(16, 40):
         d_output = torch.empty(8 * stride).as_strided((1, 2, 4, 16), (8 * stride, 4 * stride, stride, 1))

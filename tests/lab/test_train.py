@@ -199,7 +199,52 @@ def test_a_forged_training_is_passed_over(done, tmp_path):
     newest = tmp_path / "checkpoint-8"
     manifest.write(newest, {**manifest.read(newest), "done": done})
     assert train(model(), batches, plan(), checkpoints=to) == expected
-    assert told[0] == f"passing over {newest}: it is of another version"
+    assert told[0] == f"passing over {newest}: its manifest has something else"
+
+
+def test_a_checkpoint_of_another_version_is_passed_over_or_continued_knowingly(tmp_path, monkeypatch):
+    told, asked = [], []
+    expected = train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "older", 4))
+    train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4))
+    shutil.copytree(tmp_path / "first", tmp_path / "kept")
+    monkeypatch.setattr("whereformer.lab.train.this_version", lambda: "9.9.9")
+    again = train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4, say=told.append))
+    assert told == [
+        f"passing over {tmp_path / 'first' / 'checkpoint-8'}: "
+        f"it is of whereformer {expected.versions[0]} (--keep-versions continues it)"
+    ]
+    assert (again.losses, again.versions) == (expected.losses, ["9.9.9"])
+    told.clear()
+    keeps = Checkpoints(tmp_path / "kept", 4, say=told.append, keeps=lambda version: asked.append(version) or True)
+    again = train(model(), batches, plan(), checkpoints=keeps)
+    assert told == [f"{tmp_path / 'kept'}: continuing after step 8 of 12"]
+    assert asked == expected.versions
+    assert (again.losses, again.versions) == (expected.losses, [*expected.versions, "9.9.9"])
+
+
+def test_a_checkpoint_that_was_passed_over_pushes_out_none_of_this_training(tmp_path):
+    """It has a later step than those that follow, of which the newest one is needed."""
+    train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path, 4, "another", keep=1))
+    stops = plan(steps=STEPS, log_every=1)
+    saved = []
+
+    def interrupted(step):
+        if step == 4:
+            saved.append(sorted(path.name for path in tmp_path.iterdir()))
+        return batches(step)
+
+    train(model(), interrupted, stops, checkpoints=Checkpoints(tmp_path, 4, "this", print, 1))
+    assert saved == [["checkpoint-4", "checkpoint-8"]]
+
+
+def test_a_batch_without_labels_is_blamed_not_the_learning_rate():
+    def empty(step):
+        batch = batches(step)
+        return {**batch, "labels": torch.full_like(batch["labels"], -100)} if step == 2 else batch
+
+    with pytest.raises(InputError, match=r"^step 3 has nothing to predict, so its loss is not a number") as error:
+        train(model(), empty, plan())
+    assert not isinstance(error.value, NotFiniteError)
 
 
 def test_a_full_disk_leaves_no_half_checkpoint(tmp_path):

@@ -59,6 +59,10 @@ class Toy(ManyRuns):
             os._exit(1)
         if seed == 1 and self.fails == "wait":
             time.sleep(600)
+        if seed == 1 and self.fails == "interrupt":
+            raise KeyboardInterrupt
+        if seed == 1 and self.fails == "continue":
+            assert run.keeps("0.0.1")
         run.step(1, 0.5)
         torch.manual_seed(seed)
         return Drawn(float(torch.randn(self.size).mean()), torch.get_num_threads(), os.getpid())

@@ -12,9 +12,11 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from whereformer import attach
+from whereformer import attach, detach
 from whereformer.errors import InputError
-from whereformer.models.attachment import interface
+from whereformer.models import checks
+from whereformer.models.attachment import hooks, interface, masks
+from whereformer.positions import counting
 
 from .peers import SIZES
 from .served import BOTH
@@ -220,6 +222,9 @@ ENDS = torch.tensor((0, *LENGTHS), dtype=torch.int32).cumsum(0, dtype=torch.int3
 DOCUMENTS = torch.arange(4, dtype=torch.int32).repeat_interleave(torch.tensor(LENGTHS))[None]
 WAYS = {
     "position_ids": {"use_cache": False},
+    "position_ids, with a cache": {},
+    "position_ids, with a mask": {"attention_mask": torch.ones(1, 15, dtype=torch.long)},
+    "position_ids, with both": {"attention_mask": torch.ones(1, 15, dtype=torch.bool), "use_cache": False},
     "cu_seq_lens_q": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 6, "max_length_k": 6},
     "seq_idx": {"seq_idx": DOCUMENTS},
 }
@@ -232,10 +237,10 @@ def packed(way):
     return texts, {"input_ids": torch.cat(texts, 1), "position_ids": places, **WAYS[way]}
 
 
-@pytest.mark.parametrize("position", ["tisa", "shaw", "logn", "floater", "tupe+t5", "fire", "rope+fire"])
+@pytest.mark.parametrize("position", ["tisa", "shaw", "logn", "floater", "tupe+t5", "fire", "rope+fire", "rope+shaw"])
 @pytest.mark.parametrize(
     ("name", "way"),
-    [(name, way) for name in ("bert", "Llama", "Mistral") for way in WAYS if name != "bert" or "q" in way],
+    [(name, way) for name in ("bert", "Llama", "Mistral") for way in WAYS if name != "bert" or "seq" in way],
 )
 def test_texts_in_a_row_stay_apart(name, way, position):
     options = {} if "rope" not in position else {"keep_absolute": False}
@@ -246,24 +251,114 @@ def test_texts_in_a_row_stay_apart(name, way, position):
 
 
 @pytest.mark.slow
-def test_compiled_code_cannot_tell_packed_texts():
-    model = attach(make_decoder("Llama"), "tupe")
-    _, row = packed("position_ids")
-    with torch.no_grad(), pytest.raises(InputError, match=r"^position: Tupe counts from the start of a row"):
-        torch.compile(model, backend="eager")(**row)
-    del row["position_ids"]
+@pytest.mark.parametrize("way", [way for way in WAYS if "position_ids" in way])
+@pytest.mark.parametrize("position", ["tisa", "tupe"])
+def test_compiled_code_tells_texts_by_positions(position, way):
+    model = attach(make_decoder("Llama"), position)
+    texts, row = packed(way)
     with torch.no_grad():
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        close(compiled(**row).last_hidden_state, model(**row).last_hidden_state)
+        alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
+        close(torch.compile(model, backend="eager")(**row).last_hidden_state, alone)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("position", ["tisa", "fire", "logn"])
+def test_texts_beside_padding_stay_apart(position, looks, monkeypatch):
+    """On a GPU, nobody looks at positions or masks."""
+    for module in (hooks, masks, checks, counting):
+        monkeypatch.setattr(module, "can_look", lambda tensor: looks)
+    model = attach(make_decoder("Llama"), position)
+    texts, _ = packed("position_ids")
+    alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
+    mask = torch.tensor([[0, *[1] * 5, 0, *[1] * 10, 0, 0], [0] * 2 + [1] * 15 + [0] * 2])
+    real = mask[0].bool()
+    ids = torch.randint(3, 50, (2, 19))
+    ids[0, real] = torch.cat(texts, 1)[0]
+    places = torch.ones_like(ids)
+    places[0, real] = torch.cat([torch.arange(n) for n in LENGTHS])
+    for row in (places[1], torch.arange(19)):  # padding counts, or not
+        places[1] = row
+        if row[-1] == 1:
+            places[1, 2:17] = torch.arange(15)
+        found = model(ids, attention_mask=mask, position_ids=places).last_hidden_state
+        close(found[:1, real], alone)
+        close(found[1:, 2:17], model(ids[1:, 2:17]).last_hidden_state)
+
+
+@pytest.mark.parametrize("given", [{}, {"use_cache": False}, {"attention_mask": torch.ones(1, 8)}])
+def test_a_text_begins_where_positions_go_on_by_more_than_one(given):
+    """As in transformers, whose rule it is without a cache; seq_idx says otherwise."""
+    model = attach(make_decoder("Llama"), "tisa", keep_absolute=False)
+    ids, places = torch.randint(3, 50, (1, 8)), torch.tensor([[0, 1, 2, 9, 10, 11, 12, 13]])
+    alone = torch.cat([model(ids[:, :3]).last_hidden_state, model(ids[:, 3:]).last_hidden_state], 1)
+    close(model(ids, position_ids=places, **given).last_hidden_state, alone)
+    one = model(ids, position_ids=places, seq_idx=torch.zeros_like(ids), **given).last_hidden_state
+    close(one, model(ids).last_hidden_state)
+
+
+def test_with_none_a_model_keeps_its_own_result():
+    """transformers mixes the texts if it keeps a cache, or beside a mask."""
+    for way in WAYS:
+        if way.startswith("position_ids"):
+            model = make_decoder("Llama")
+            _, row = packed(way)
+            expected = model(**row).last_hidden_state
+            close(attach(model, "none")(**row).last_hidden_state, expected)
+
+
+def make_gpt_oss():
+    sizes = {**GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    return transformers.GptOssModel(transformers.GptOssConfig(**sizes, **rope)).eval()
+
+
+@pytest.mark.parametrize("make_model", [make_gpt_oss, lambda: make_decoder("Bert", is_decoder=True)])
+def test_models_that_do_not_tell_texts_by_positions_refuse_them(make_model):
+    model = make_model()
+    texts, row = packed("position_ids, with a cache")
+    plain = model(**row).last_hidden_state
+    close(attach(model, "none")(**row).last_hidden_state, plain)
+    detach(model)
+    attach(model, "tisa")
+    apart = "give cu_seq_lens_q or seq_idx, which tell the texts of a row, or give each text a row of its own$"
+    for mask in (None, torch.ones_like(row["input_ids"])):
+        with pytest.raises(InputError, match=rf"^position_ids: they begin again in a row, by which .*; {apart}"):
+            model(**row, attention_mask=mask)
+    alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
+    close(model(**row, seq_idx=DOCUMENTS).last_hidden_state, alone)
+
+
+def test_texts_in_a_row_cannot_be_continued():
+    model = attach(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval(), "tisa")
+    _, row = packed("position_ids, with a cache")
+    with pytest.raises(InputError, match=r"^position_ids: they begin again in a row, and a cache holds one text; give"):
+        model.generate(**row, max_new_tokens=2)
+    ids = row["input_ids"]
+    mask = torch.ones_like(ids).index_fill(1, torch.arange(3), 0)
+    padded = model.generate(ids, attention_mask=mask, max_new_tokens=3)[:, 15:]
+    assert torch.equal(padded, model.generate(ids[:, 3:], max_new_tokens=3)[:, 12:])
+
+
+def test_the_positions_of_text_beside_those_of_images_tell_texts():
+    rotation = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    sizes = {**GROUPED, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.Qwen2VLTextConfig(**sizes, rope_parameters=rotation)
+    model = attach(transformers.Qwen2VLTextModel(config).eval(), "tisa")
+    texts, row = packed("position_ids, with a cache")
+    alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
+    row["position_ids"] = row["position_ids"].expand(4, 1, -1)
+    close(model(**row).last_hidden_state, alone)
 
 
 def test_texts_that_a_matrix_keeps_apart():
     seen = (DOCUMENTS[0, :, None] == DOCUMENTS)[None, None].tril()
     ids, additive = torch.randint(3, 50, (1, 15)), torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
-    for position in ("logn", "fire"):
-        for model in (attach(make_decoder("Llama"), position), attach(make_bert(), position)):
+    for position in ("logn", "fire", "rope+shaw"):
+        for model in (attach(make_decoder("Llama"), position, keep_absolute=False), attach(make_bert(), position)):
             for mask in (seen, additive):
-                with pytest.raises(InputError, match=r"^position: \w+ counts from the start of a row"):
+                with pytest.raises(
+                    InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts from the start of a row"
+                ):
                     model(ids, attention_mask=mask)
     model = attach(make_decoder("Llama"), "tisa")
     close(model(ids, attention_mask=seen).last_hidden_state, model(ids, attention_mask=additive).last_hidden_state)

@@ -9,7 +9,9 @@ from torch.nn import functional
 
 import whereformer
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, EncoderForSequenceClassification
+from whereformer.models import checks, encoder
 from whereformer.models.config import PRESETS
+from whereformer.positions import counting
 
 SIZES = {
     "vocab_size": 50,
@@ -107,6 +109,42 @@ def test_packed_documents_do_not_predict_each_other(told):
     torch.testing.assert_close(found.logits, alone, rtol=1e-9, atol=1e-10)
     targets = torch.cat([row[0, 1:] for row in rows])
     torch.testing.assert_close(found.loss, functional.cross_entropy(alone.float(), targets), rtol=1e-5, atol=0)
+
+
+LENGTHS = (4, 1, 6)
+MASKS = {
+    "ones": [1] * 11,
+    "padding on both sides": [0, 0, *[1] * 11, 0],
+    "padding between and within": [1, 1, 0, 1, 1, 0, 1, 0, 0, *[1] * 6],
+}
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+@pytest.mark.parametrize("case", MASKS)
+@pytest.mark.parametrize("position", ["none", "tisa", "shaw", "rope", "fire"])
+def test_positions_tell_documents_beside_a_mask(position, case, dtype, looks, monkeypatch):
+    """A mask of ones says nothing, and one of padding nothing of the tokens that it shows; on a GPU nobody looks."""
+    for module in (encoder, checks, counting):
+        monkeypatch.setattr(module, "can_look", lambda tensor: looks)
+    model = build(position=position)
+    rows = [torch.randint(1, 50, (1, length)) for length in LENGTHS]
+    alone = torch.cat([model(row).logits for row in rows], 1)
+    mask = torch.tensor([MASKS[case]], dtype=dtype)
+    real = mask.bool()
+    ids, places = torch.ones_like(real, dtype=torch.int64), torch.ones_like(real, dtype=torch.int64)
+    ids[real], places[real] = torch.cat(rows, 1)[0], torch.cat([torch.arange(n) for n in LENGTHS])
+    found = model(ids, mask, position_ids=places).logits
+    torch.testing.assert_close(found[real][None], alone, rtol=1e-9, atol=1e-10)
+    # Padding of another row changes nothing.
+    beside = torch.ones_like(mask)
+    beside[:, -3:] = 0
+    counted = torch.arange(ids.shape[1])[None]
+    batch = model(torch.cat((ids, ids)), torch.cat((mask, beside)), position_ids=torch.cat((places, counted))).logits
+    torch.testing.assert_close(batch[:1], found, rtol=1e-9, atol=1e-10)
+    whole = model(ids, beside, position_ids=counted).logits[:, :-3]
+    torch.testing.assert_close(batch[1:, :-3], whole, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(whole, model(ids[:, :-3]).logits, rtol=1e-9, atol=1e-10)
 
 
 def test_padding_on_either_side():

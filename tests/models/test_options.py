@@ -218,7 +218,7 @@ def test_a_preset_is_a_model(name, tmp_path):
     inputs = batch(9)
     with torch.no_grad():
         torch.testing.assert_close(again(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
-    assert again.loading_report.initialised == ()
+    assert again.loading_report.initialized == ()
 
 
 def test_changes_win_over_a_preset():

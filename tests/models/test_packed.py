@@ -70,7 +70,19 @@ def compare(model, texts, row, types=None):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("position", [*METHODS, "learned+tisa", "tupe+t5", "fire+kerple", "rope+logn"])
+@pytest.mark.parametrize(
+    "position",
+    [
+        *METHODS,
+        "learned+tisa",
+        "tupe+t5",
+        "fire+kerple",
+        "rope+logn",
+        "rope+shaw",
+        "deberta+rope",
+        "rope+transformer_xl",
+    ],
+)
 def test_every_method_keeps_texts_apart(position):
     compare(randomized(Encoder, position=position), *texts_and_row())
 
@@ -241,6 +253,12 @@ def test_electra():
 IDS = torch.ones_like(SEQ)
 
 
+def test_a_mask_of_ones_is_no_padding():
+    model = randomized(Encoder, position="tisa", **FUNNEL)
+    found, expected = (model(IDS, seq_idx=SEQ, **more).last_hidden_state for more in ({"attention_mask": IDS}, {}))
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -251,10 +269,12 @@ IDS = torch.ones_like(SEQ)
         ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[1:]}, "cu_seq_lens_k: expected those of the queries"),
         ({"cu_seq_lens_k": ENDS}, "cu_seq_lens_k: expected cu_seq_lens_q too, got None"),
         ({"cu_seq_lens_q": ENDS, "seq_idx": SEQ // 2}, "seq_idx: expected the texts of cu_seq_lens_q, got others"),
+        ({"seq_idx": SEQ > 0}, "seq_idx: expected a tensor of whole numbers, got torch.bool"),
+        ({"cu_seq_lens_q": ENDS > 0}, "cu_seq_lens_q: expected a tensor of whole numbers, got torch.bool"),
         ({"seq_idx": SEQ[:, 1:]}, "seq_idx: it needs (batch, n) and no cache, got 1 rows"),
         ({"seq_idx": SEQ, "document_ids": SEQ}, "document_ids: expected None beside cu_seq_lens_q"),
         ({"seq_idx": SEQ, "position_ids": SEQ}, "position_ids: expected 0, 1, ... in each text, got others"),
-        ({"seq_idx": SEQ, "attention_mask": IDS}, "attention_mask: a model that pools takes packed texts in one row"),
+        ({"seq_idx": SEQ, "attention_mask": SEQ}, "attention_mask: a model that pools takes packed texts in one row"),
         ({"seq_idx": SEQ.repeat(2, 1), "input_ids": IDS.repeat(2, 1)}, "document_ids: a model that pools takes packed"),
     ],
 )

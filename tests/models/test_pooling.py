@@ -27,20 +27,20 @@ def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
     groups, pooling = windows(length, config), config.make_pooling()
     assert pooling.applies_to(length) == (groups is not None)
     if groups is None:
-        assert pooling.length(length) == length
+        assert pooling.pooled_length(length) == length
         return
-    assert pooling.length(length) == len(groups)
+    assert pooling.pooled_length(length) == len(groups)
     hidden, real, types = torch.randn(2, length, 3), torch.rand(2, length) < 0.5, torch.randint(0, 3, (2, length))
-    torch.testing.assert_close(pooling.hidden(hidden), pool(hidden, groups, MODES[mode]))
+    torch.testing.assert_close(pooling.pool_hidden(hidden), pool(hidden, groups, MODES[mode]))
     at = torch.rand(2, length).cumsum(1)
-    pooled = pooling.site(Site(at, at, key_mask=real, key_segments=types))
-    assert pooled.queries is pooled.keys
-    assert torch.equal(pooled.keys, pool(at, groups, MODES["first"]))
+    pooled = pooling.pool_site(Site(at, at, key_mask=real, key_segments=types))
+    assert pooled.query_positions is pooled.key_positions
+    assert torch.equal(pooled.key_positions, pool(at, groups, MODES["first"]))
     assert torch.equal(pooled.key_mask, pool(real, groups, MODES[mask]))
     assert pooled.query_segments is pooled.key_segments
     assert torch.equal(pooled.key_segments, pool(types, groups, MODES["first"]))
     # One row of positions for the whole batch stays one.
-    assert torch.equal(pooling.site(Site(at[0], at[0])).keys, pooled.keys[0])
+    assert torch.equal(pooling.pool_site(Site(at[0], at[0])).key_positions, pooled.key_positions[0])
 
 
 @every_way
@@ -52,7 +52,7 @@ def test_affine_positions_are_those_of_the_first_tokens_but_for_cls(way, length,
     for _ in range(times):
         if not pooling.applies_to(affine.length):
             break
-        affine, explicit = (pooling.site(Site(at, at)).keys for at in (affine, explicit))
+        affine, explicit = (pooling.pool_site(Site(at, at)).key_positions for at in (affine, explicit))
     first = 1 if config.separate_cls else 0
     found = affine.values()
     assert torch.equal(found[first:], explicit[first:])
@@ -70,7 +70,7 @@ def test_unpooling_gives_every_token_its_own_window(way, length, times):
     numbers = torch.arange(length, dtype=torch.float64).view(1, -1, 1)
     hidden, poolings = numbers, 0
     while poolings < times and pooling.applies_to(hidden.shape[1]):
-        hidden, poolings = pooling.hidden(hidden), poolings + 1
+        hidden, poolings = pooling.pool_hidden(hidden), poolings + 1
     whole = unpool(hidden, 2**times, length, config.separate_cls)
     assert whole.shape == numbers.shape
     if poolings < times:

@@ -34,8 +34,8 @@ def test_the_same_states_and_logits(head, changes, tmp_path):
     original.save_pretrained(tmp_path)
     ours = load_pretrained(tmp_path, dtype=torch.float64)
     assert type(ours) is HEADS[head]
-    assert not ours.loading_report.initialised
-    assert set(ours.loading_report.kept) == set(ours.state_dict())
+    assert not ours.loading_report.initialized
+    assert set(ours.loading_report.loaded) == set(ours.state_dict())
     ids, real = torch.randint(8, 50, (3, 11)), torch.arange(11) < torch.tensor([[11], [7], [2]])
     inputs = {"input_ids": ids, "attention_mask": real.long()}
     expected, found = run(original, inputs), run(ours, inputs)
@@ -50,14 +50,14 @@ def test_the_same_states_and_logits(head, changes, tmp_path):
 def test_a_method_can_be_added(tmp_path):
     theirs().save_pretrained(tmp_path)
     model = load_pretrained(tmp_path, "deberta+tisa")
-    assert {name.split(".")[0] for name in model.loading_report.initialised} == {"position"}
-    assert all("parts.1" in name for name in model.loading_report.initialised)
+    assert {name.split(".")[0] for name in model.loading_report.initialized} == {"position"}
+    assert all("parts.1" in name for name in model.loading_report.initialized)
 
 
 def test_another_method_drops_the_copies_and_no_layer(tmp_path):
     theirs().save_pretrained(tmp_path)
     report = load_pretrained(tmp_path, "rope").loading_report
-    assert not report.initialised
+    assert not report.initialized
     assert "position.key_weight" in report.dropped
     assert not any("proj" in name for name in report.dropped)
 

@@ -103,8 +103,8 @@ def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
     original.save_pretrained(tmp_path / "theirs")
     ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
     assert type(ours) is HEADS[head]
-    assert set(ours.loading_report.kept) == set(ours.state_dict())
-    assert not ours.loading_report.initialised
+    assert set(ours.loading_report.loaded) == set(ours.state_dict())
+    assert not ours.loading_report.initialized
     for length in (1, 2, 21, 150) if head == "Model" else (21,):
         inputs = batch(length)
         with torch.no_grad():
@@ -174,7 +174,7 @@ def test_a_masked_lm_becomes_a_causal_model_with_its_head(case, tmp_path):
     make_original(*CASES[case], "ForMaskedLM").save_pretrained(tmp_path)
     masked = load_pretrained(tmp_path)
     causal = load_pretrained(tmp_path, model_class=EncoderForCausalLM, causal=True)
-    assert causal.loading_report.dropped == causal.loading_report.initialised == ()
+    assert causal.loading_report.dropped == causal.loading_report.initialized == ()
     for name, tensor in masked.head.state_dict().items():
         assert torch.equal(causal.head.state_dict()[name], tensor), name
 
@@ -184,7 +184,7 @@ def test_another_position_method_in_a_modernbert(tmp_path):
     model = load_pretrained(tmp_path, "rope+tisa", num_kernels=2)
     assert model.config.position_options["num_kernels"] == 2
     assert len(model.config.position_options["base"]) == 3
-    assert all(name.startswith("encoder.position.") for name in model.loading_report.initialised)
+    assert all(name.startswith("encoder.position.") for name in model.loading_report.initialized)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_the_attention_module_equals_shaws(case):
     cache, steps = DynamicCache(), []
     for index in range(golden["x"].shape[1]):
         new = Positions(index, 1, 1)
-        site = Site(new, Positions(0, 1, index + 1), causal=True, new_keys=new)
+        site = Site(new, Positions(0, 1, index + 1), causal=True, new_key_positions=new)
         x = golden["x"][:, index : index + 1]
         steps.append(module(x, x, position, site, cache)[0])
     check(torch.cat(steps, 1), golden["out"], 1e-11)
@@ -184,6 +184,19 @@ def test_every_step_with_a_cache_has_the_logits_of_the_whole(position, norm):
             cache = output[CACHE]
             logits.append(output.logits)
     torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
+
+
+@torch.no_grad()
+def test_keys_of_the_source_are_computed_once_and_never_copied():
+    model = build("shaw")
+    cross, lengths, stored = model.decoder.layers[0].cross, [], []
+    cross.key.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
+    given, cache = read(model, tokens(3, 7), None), None
+    for new in tokens(3, 4).split(1, 1):
+        cache = model(**given, decoder_input_ids=new, **{CACHE: cache}, use_cache=True)[CACHE]
+        stored.append(cache.cross_attention_cache.layers[0].keys)
+    assert lengths == [7]
+    assert all(keys is stored[0] for keys in stored)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ METHODS = {
     "shaw per head": ("shaw", {"per_head": True, "clip": 3}),
     "shaw values": ("shaw", {"keys": False, "clip": 2}),
     "t5 causal": ("t5", {"causal": True, "num_buckets": 8, "max_distance": 5}),
+    "t5 without [CLS]": ("t5", {"reset_cls": True}),
     "floater midpoint": ("floater", {"solver": "midpoint", "substeps": 1}),
     "synthesizer factorized_random": ("synthesizer", {"variant": "factorized_random"}),
     "synthesizer dense": ("synthesizer", {"variant": "dense"}),
@@ -60,6 +61,8 @@ METHODS = {
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
     "rope+logn": ("rope+logn", {}),
+    "rope+shaw": ("rope+shaw", {}),
+    "rope+transformer_xl": ("rope+transformer_xl", {"reset_cls": True}),
     "fox+logn": ("fox+logn", {}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
 }

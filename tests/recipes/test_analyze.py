@@ -15,6 +15,7 @@ from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfi
 from whereformer.analysis import toeplitzness
 from whereformer.cli.main import main
 from whereformer.lab.loading import quiet_transformers
+from whereformer.recipes import analyze
 from whereformer.recipes.analyze import Analyze, analyze_model
 
 BERT = {
@@ -177,6 +178,16 @@ def test_bad_models(save, capsys, tmp_path):
 
     gpt2 = transformers.GPT2Model(transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2))
     assert "gpt2" in refused(save(gpt2, "gpt2"))
+
+
+def test_all_models_are_looked_for_before_the_first_is_analyzed(save, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(analyze, "analyze_model", lambda *_: pytest.fail("it is analyzed"))
+    (tmp_path / "empty").mkdir()
+    first, out = str(save(ours(), "first")), str(tmp_path / "out")
+    line = fails(capsys, "analyze", first, str(tmp_path / "empty"), "--out", out)
+    assert line == f"whereformer: MODEL: expected a folder with a config.json, got '{tmp_path / 'empty'}'"
+    (tmp_path / "empty" / "config.json").write_text('{"model_type": "bert"}')
+    assert f"MODEL: {tmp_path / 'empty'}" in fails(capsys, "analyze", first, str(tmp_path / "empty"), "--out", out)
 
 
 def test_no_code_of_a_checkpoint_runs(save):

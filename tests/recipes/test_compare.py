@@ -20,9 +20,11 @@ from tests.lab.report.pages import Page
 from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
+from whereformer.errors import InputError
 from whereformer.lab import train
 from whereformer.lab.methods import PLUGIN as PLUGIN_MODULE
 from whereformer.lab.methods import load_plugin, parameters
+from whereformer.manifest import fingerprint_of_code
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.config import PRESETS
 from whereformer.recipes import compare
@@ -170,6 +172,22 @@ def test_other_settings_and_texts_do_not_mix_with_results_already_there(text, tm
     os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     told = fails(capsys, *words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY)
     assert "holds results with another text" in told
+
+
+def test_what_fails_at_a_longer_length_fails_before_a_training(text, tmp_path, monkeypatch):
+    """Such as a method of the user's own, or the memory."""
+    real = compare.scoring.lm_score
+
+    def score(model, batches):
+        batches = list(batches)
+        if batches[0]["input_ids"].shape[1] == 64:
+            raise RuntimeError("no such long text")
+        return real(model, batches)
+
+    monkeypatch.setattr("whereformer.analysis.held_out.lm_score", score)
+    monkeypatch.setattr(train, "train", lambda *_, **__: pytest.fail("it trains"))
+    with pytest.raises(RuntimeError, match="no such long text"):
+        run(text, tmp_path, positions="none")
 
 
 def broken(monkeypatch, position, rates=(0.008,)):
@@ -333,9 +351,9 @@ def test_the_function_does_what_the_command_does(text, tmp_path):
 
 
 PLUGIN = """
-from whereformer.positions import Position, register
+from whereformer.positions import PositionMethod, register
 
-class Own(Position):
+class Own(PositionMethod):
     "Nothing, by another name."
 
 register("{name}", Own)
@@ -409,6 +427,62 @@ def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
     assert sources[0] != sources[1]
 
 
+def test_data_that_a_plugin_names_count(tmp_path):
+    plugin, tables = tmp_path / "my_method.py", tmp_path / "tables"
+    tables.mkdir()
+    files = {"factor.json": "1", "tables/one.csv": "1", "by_name.py": "import beside", "beside.py": "A = 1"}
+    plugin.write_text('depends = ("factor.json", "tables", "by_name.py")')
+    found = set()
+    for changed in (None, *files):
+        for name, content in files.items():
+            (tmp_path / name).write_text(content + "\n# changed" * (name == changed))
+        found.add(fingerprint_of_code(plugin))
+    assert len(found) == 1 + len(files)
+    (tables / "two.csv").touch()
+    assert fingerprint_of_code(plugin) not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('depends = ("none.json",)', "depends names .*none.json, which is not there"),
+        ('depends = "factor.json"', "expected names of files, written out as in depends = "),
+        ('depends = (HERE / "a",)', "expected names of files, written out as in depends = "),
+        ("depends = [7]", "expected names of files, written out as in depends = "),
+    ],
+)
+def test_data_that_cannot_be_hashed_is_refused_by_its_line(line, expected, tmp_path):
+    plugin = tmp_path / "my_method.py"
+    plugin.write_text("x = 1\n" + line)
+    with pytest.raises(InputError, match=rf"my_method.py, line 2: {expected}"):
+        load_plugin(plugin)
+
+
+def test_results_with_other_data_of_a_plugin_are_refused(text, tmp_path, capsys):
+    """As in a method that reads a factor from a file."""
+    plugin, out = tmp_path / "with_data.py", tmp_path / "out"
+    plugin.write_text('depends = ("factor.json",)\n' + PLUGIN.format(name="with_data"))
+    given = ["--positions=none,with_data", f"--plugin={plugin}"]
+    try:
+        (tmp_path / "factor.json").write_text("1.0")
+        run(text, out, given[1], positions="none,with_data")
+        positions.METHODS.pop("with_data")
+        (tmp_path / "factor.json").write_text("9.0")
+        line = fails(capsys, "compare", "--data", text, "--out", str(out), *TINY, *given)
+        assert f"{out} holds results with another version of the plugin; choose another folder" in line
+    finally:
+        positions.METHODS.pop("with_data", None)
+
+
+def test_where_models_go_is_tried_before_the_text_is_read(text, tmp_path, capsys):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tisa-0").touch()
+    words = ["compare", "--data", text, "--out", str(tmp_path), "--positions=none,tisa", *TINY]
+    line = fails(capsys, *words)
+    assert line == f"whereformer: --out: expected a folder or nothing, got a file: '{tmp_path / 'models' / 'tisa-0'}'"
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -465,7 +539,7 @@ def test_a_budget_chooses_the_steps_once(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Compare, "seconds_per_step", lambda *_: pytest.fail("measured twice"))
     assert run(text, tmp_path, *words, positions="none,tisa") == runs
     assert "4 of 4 runs are already done" in capsys.readouterr().out
-    assert load(tmp_path)[0].problem((0, "tisa")) is None  # what measures the models finds them
+    assert load(tmp_path)[0].problem((0, "tisa"), runs["tisa"][0]) is None  # what measures the models finds them
     words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3"]
     assert "holds results with minutes 0.02, not 3.0" in fails(capsys, *words)
 

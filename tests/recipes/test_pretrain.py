@@ -390,6 +390,36 @@ def test_a_tracker_gets_the_losses_of_each_training_under_the_folders_name(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("call", ["log", "finish"])
+def test_a_tracker_that_fails_costs_no_training(call, text, finished, tmp_path, monkeypatch, capsys):
+    """As one without network may, while it is told something, or when all is done but nothing is saved yet."""
+    tracker = toy_tracker(monkeypatch, "wandb")
+
+    def fails_with(*arguments):
+        raise OSError("no network")
+
+    setattr(tracker, call, fails_with)
+    run(text, tmp_path, "--report-to=wandb")
+    assert capsys.readouterr().out.count("wandb fails, and gets no more numbers: no network") == 1
+    assert same(weights(tmp_path), weights(finished))
+
+
+def test_a_model_folder_that_is_a_link_to_another_disk_stays_one(text, finished, tmp_path):
+    for name in ("disk", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out" / "model").symlink_to(tmp_path / "disk")
+    run(text, tmp_path / "out")
+    assert (tmp_path / "out" / "model").is_symlink()
+    assert same(load_file(tmp_path / "disk" / "model.safetensors"), weights(finished))
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "cache", "tensorboard"])
+def test_where_results_go_is_tried_before_the_text_is_read(name, text, tmp_path, capsys):
+    (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    line = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), "--report-to=tensorboard")
+    assert line == f"whereformer: --out: '{tmp_path / name}' is a link that leads nowhere; remove or mend it"
+
+
 @pytest.mark.parametrize(("blocks", "padding"), [("4", 0), ("2x3-2-2", 3), ("1-1", 1)])
 def test_the_padding_that_truncation_drops(blocks, padding):
     config = EncoderConfig(blocks=blocks)

@@ -12,6 +12,9 @@ from ..lab.sheet import DASH, Cell, Column, Sheet
 from . import losses
 from .ranking import Ranking
 
+WINDOW = 64
+"""Labels in a mean held-out loss."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -21,7 +24,7 @@ class Outcome:
         rate: the peak of the learning rate.
         losses: the training loss of each step.
         scores: at each length, the held-out loss and the accuracy of tokens, or the reason why there is none.
-        windows: the mean held-out loss of every 64 labels, at the training length.
+        windows: the mean held-out loss of every :data:`WINDOW` labels, at the training length.
         parameters: the number of parameters of position.
         flops: operations of a training step with windows of the full length, without norms and the like; None if torch
             can't count them.

@@ -39,6 +39,10 @@ class HeldOut:
             inputs, labels = mask_tokens(groups, rate, vocabulary, torch.Generator().manual_seed(0))
             self.inputs, self.labels = inputs.flatten(), labels.flatten()
 
+    def count_labels(self) -> int:
+        """Return the number of tokens that are predicted, at any length."""
+        return int((self.labels != IGNORED).sum())
+
     def windows(self, length: int, tokens_per_batch: int) -> Iterator[dict[str, Tensor]]:
         """Yield batches of windows, each [CLS] and ``length - 1`` tokens of text.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,18 +16,48 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Real
 
 
-class Diagonals(NamedTuple):
-    """What the offset alone tells about a matrix (..., n, n).
+ROWS = 256
+"""The number of rows whose diagonals are summed at a time, so that they stay in the processor's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonals:
+    """What the offset alone tells about a matrix; each property is computed when it is first read.
 
     Args:
-        mean: (..., 2 n - 1), the mean of each diagonal, for offsets -(n - 1) .. n - 1.
-        spread: (..., 2 n - 1), the standard deviation of a diagonal's entries.
-        explained: (...), as :func:`toeplitzness`.
+        matrix: (..., n, n) float64.
+        largest: (...), the largest absolute value of the entries.
     """
 
-    mean: Tensor
-    spread: Tensor
-    explained: Tensor
+    matrix: Tensor
+    largest: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """The number of entries of each diagonal, (2 n - 1,) float64."""
+        return pairs(self.matrix.shape[-1], self.matrix.device).double()
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean of each diagonal, for offsets -(n - 1) .. n - 1, (..., 2 n - 1)."""
+        return diagonal_sums(self.matrix) / self.count
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """The standard deviation of each diagonal's entries, (..., 2 n - 1)."""
+        # Squares of differences: differences of large squares would be lost in rounding.
+        return (diagonal_sums((self.matrix - from_diagonals(self.mean)).square()) / self.count).sqrt()
+
+    @cached_property
+    def explained(self) -> Tensor:
+        """The Toeplitzness, (...), as :func:`toeplitzness`."""
+        count, entries = self.count, self.matrix.shape[-1] ** 2
+        center = (self.mean @ count).unsqueeze(-1) / entries
+        between = (self.mean - center).square() @ count
+        whole = entries * self.matrix.var((-1, -2), correction=0)
+        rounding = (4 * torch.finfo(torch.float64).eps * self.matrix.shape[-1] * self.largest).square()
+        equal = whole <= rounding
+        return torch.where(equal, 1.0, between / torch.where(equal, 1.0, whole)).clamp(0, 1)
 
 
 def toeplitzness(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*batch"]:
@@ -57,25 +89,20 @@ def toeplitz_part(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*b
 
 
 def diagonals(matrix: Any) -> Diagonals:
-    """Return every diagonal's mean and spread, and the Toeplitzness; takes and raises what :func:`toeplitzness`
-    does."""
+    """Return every diagonal's mean and spread, and the Toeplitzness.
+
+    Arguments and errors are those of :func:`toeplitzness`.
+    """
     values = torch.as_tensor(matrix)
     if values.dim() < 2 or values.shape[-1] != values.shape[-2] or values.shape[-1] == 0:
         raise InputError("matrix", f"expected shape (..., n, n), n at least 1, got {tuple(values.shape)}")
-    if values.is_complex() or not bool(values.isfinite().all()):
-        raise InputError("matrix", "expected finite real numbers, got NaN, infinity or complex ones")
-    values, n = values.double(), values.shape[-1]
-    count = pairs(n, values.device).double()
-    mean = diagonal_sums(values) / count
-    # Squares of differences: differences of large squares would be lost in rounding.
-    spread = (diagonal_sums((values - from_diagonals(mean)).square()) / count).sqrt()
-    center = (mean @ count).unsqueeze(-1) / n**2
-    whole = (values - center.unsqueeze(-1)).square().sum((-1, -2))
-    rounding = (4 * torch.finfo(torch.float64).eps * n * values.detach().abs().amax((-1, -2))).square()
-    equal = whole <= rounding
-    between = (mean - center).square() @ count
-    explained = torch.where(equal, 1.0, between / torch.where(equal, 1.0, whole)).clamp(0, 1)
-    return Diagonals(mean, spread, explained)
+    if not values.is_complex():
+        values = values.double()
+        lowest, highest = torch.aminmax(values.detach().flatten(-2), dim=-1)  # NaN if an entry is
+        largest = torch.maximum(highest, -lowest)
+        if bool(largest.isfinite().all()):
+            return Diagonals(values, largest)
+    raise InputError("matrix", "expected finite real numbers, got NaN, infinity or complex ones")
 
 
 def pairs(n: int, device: torch.device | str | None = None) -> Tensor:
@@ -92,11 +119,17 @@ def from_diagonals(values: Float[Tensor, "*batch offsets"]) -> Float[Tensor, "*b
 def diagonal_sums(values: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch offsets"]:
     """Sum every diagonal of a tensor (..., n, n): (..., 2 n - 1).
 
-    Read with a row pitch that is longer by one, the diagonals of rows in reverse order are columns.
+    Read with a row pitch that is longer by one, the diagonals of some rows in reverse order are columns.
     """
     n = values.shape[-1]
-    padded = functional.pad(values.flip(-2), (0, n)).flatten(-2)
-    return padded[..., : n * (2 * n - 1)].unflatten(-1, (n, 2 * n - 1)).sum(-2)
+    sums = values.new_zeros(*values.shape[:-2], 2 * n - 1)
+    for start in range(0, n, ROWS):
+        rows = values[..., start : start + ROWS, :].flip(-2)
+        count = rows.shape[-2]
+        padded = functional.pad(rows, (0, count)).flatten(-2)
+        columns = padded[..., : count * (n + count - 1)].unflatten(-1, (count, n + count - 1))
+        sums[..., n - start - count : 2 * n - 1 - start] += columns.sum(-2)
+    return sums
 
 
 def fitted_curves(sums: Tensor, count: int) -> Tensor:

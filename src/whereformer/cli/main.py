@@ -14,11 +14,11 @@ from pkgutil import resolve_name
 from textwrap import fill
 from typing import Any, ClassVar
 
-from .. import __version__
 from ..errors import InputError, meant
 from ..files import check_regular
 from ..lab.recipe import Recipe
 from ..recipes import RECIPES
+from ..version import __version__
 from .ending import ending
 from .flags import parse
 

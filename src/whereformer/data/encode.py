@@ -1,12 +1,14 @@
 """Encode a text once, into files beside the run, and find them again.
 
 A cache has a folder for each thing that was encoded: the streams of a text, or the pairs of a parallel one.
-It is written as ``NAME.partial`` and gets its name when all of it is there. Its manifest tells damage.
+It is written as ``NAME.partial`` and gets its name when all of it is there. Its manifest tells damage. The name has the
+version of this package, so that commands of two versions can share a cache and neither replaces what the other reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +19,10 @@ from torch import Tensor
 from .. import manifest, ranks
 from ..errors import InputError
 from ..files import new_folder
+from ..provenance import this_version
 from .corpus import HELD_OUT, PIECE, Text, is_held_out
 from .streams import TokenFile, in_lots, packed
-from .tokenizers import Vocabulary, fit_tokenizer, load_tokenizer, vocabulary_of
+from .tokenizers import Vocabulary, check_predictable, fit_tokenizer, load_tokenizer, vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,23 +33,52 @@ STREAMS = ("training.ids", "held_out.ids")
 
 Facts = dict[str, Any]
 """Numbers about what a folder holds, by name."""
+Keeps = Callable[[str], bool]
+"""Says whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.keeps` does."""
 
 
 def cached(
-    cache: Path, kind: str, key: Sequence[str], fill: Callable[[Path], Facts], say: Callable[[str], object]
+    cache: Path,
+    kind: str,
+    key: Sequence[str],
+    fill: Callable[[Path], Facts],
+    say: Callable[[str], object],
+    keeps: Keeps,
+    facts: Any = dict,
 ) -> tuple[Path, Facts]:
     """Return a folder with what was encoded, and facts about it. It is filled if it is missing or damaged.
 
     Of several processes of a run, only the main one fills a folder that they share.
 
-    Its name in ``cache`` begins with ``kind``, and the ``key`` decides what it holds. ``fill`` writes all files into an
-    empty folder, and returns the facts.
+    Args:
+        cache: the folder of all such folders.
+        kind: how its name begins.
+        key: decides its content.
+        fill: writes all files into an empty folder, and returns the facts.
+        say: is told what happens.
+        keeps: says whether a folder of another version serves, if there is none of this version.
+        facts: the type of the facts, as :func:`whereformer.manifest.fits` takes it.
 
     Raises:
         InputError: if another command is writing to the cache; and what ``fill`` raises.
     """
-    folder = cache / f"{kind}-{manifest.fingerprint(key)}"
-    if (problem := manifest.problem(folder)) is not None:
+
+    def find_problem(folder: Path) -> str | None:
+        problem = manifest.problem(folder)
+        if problem is None and not manifest.fits(facts, manifest.read(folder)):
+            return f"its {manifest.NAME} has something else"
+        return problem
+
+    name = f"{kind}-{manifest.fingerprint(key)}"
+    folder = cache / f"{name}-{this_version()}"
+    if (problem := find_problem(folder)) is not None:
+        for old_folder, version in _find_other_versions(cache, name):
+            if not keeps(version):
+                say(f"{old_folder} is of whereformer {version}; encoding the text again (--keep-versions uses it)")
+                break
+            if find_problem(old_folder) is None:
+                say(f"using {old_folder}, which whereformer {version} encoded")
+                return old_folder, manifest.read(old_folder)
         if folder.exists():
             say(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
@@ -55,10 +87,19 @@ def cached(
             )
         with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
-            if manifest.problem(folder) is not None:
+            if find_problem(folder) is not None:
                 with new_folder(folder) as partial:
                     manifest.write(partial, fill(partial))
     return folder, manifest.read(folder)
+
+
+def _find_other_versions(cache: Path, name: str) -> Iterator[tuple[Path, str]]:
+    """Yield folders of a name that other versions of this package wrote, each with its version; the newest first."""
+    folders = [path for path in cache.glob(f"{name}-*") if path.suffix != ".partial"]
+    for folder in sorted(folders, reverse=True):
+        with suppress(OSError, ValueError):  # its manifest may be damaged
+            if (version := manifest.version(folder)) != this_version():
+                yield folder, version
 
 
 @dataclass(frozen=True)
@@ -96,6 +137,13 @@ class EncodedText:
     guessing: float
 
 
+@dataclass(frozen=True)
+class _TextFacts:
+    """The facts of an encoded text, see :class:`EncodedText`."""
+
+    guessing: float
+
+
 def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
     """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach.
 
@@ -107,7 +155,11 @@ def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
 
 
 def open_or_encode(
-    cache: Path, text: Text, choice: TokenizerChoice, say: Callable[[str], object] = lambda line: None
+    cache: Path,
+    text: Text,
+    choice: TokenizerChoice,
+    say: Callable[[str], object] = lambda line: None,
+    keeps: Keeps = lambda version: False,
 ) -> EncodedText:
     """Open an encoded text if the cache has it, else encode it there.
 
@@ -116,10 +168,11 @@ def open_or_encode(
         text: the text.
         choice: the tokenizer. One that is trained learns from the training part.
         say: is told what happens.
+        keeps: says whether a text that another version of this package encoded serves.
 
     Raises:
-        InputError: if the text is too short or changes meanwhile, the tokenizer does not suit, or another process is
-            writing to the cache.
+        InputError: if the text is too short or changes meanwhile, the tokenizer does not suit or knows too little of
+            it, or another process is writing to the cache.
     """
 
     def opened(folder: Path) -> tuple[PreTrainedTokenizerFast, Vocabulary]:
@@ -132,22 +185,27 @@ def open_or_encode(
             fit_tokenizer(text, choice.vocab_size).save_pretrained(folder)
         tokenizer, vocabulary = opened(folder)
         say("encoding the text")
-        number = 0
+        number, pages = 0, [0, 0]
         with (folder / STREAMS[0]).open("wb") as training, (folder / STREAMS[1]).open("wb") as held_out:
             for lot in in_lots(text.pages(), LOT):
                 for page in tokenizer.backend_tokenizer.encode_batch_fast(lot, add_special_tokens=False):
                     stream = held_out if is_held_out(number) else training
                     stream.write(packed((*page.ids, vocabulary.sep)))
+                    pages[is_held_out(number)] += 1
                     number += 1
         if text.hashed() != text.fingerprint:
             raise InputError("data", "the text changed while it was read; run the same command again")
         if number <= HELD_OUT // 2:
             told = f"too little text to hold some out, expected more than {PIECE * HELD_OUT // 2} characters"
             raise InputError("data", told)
-        one, other = (TokenFile(folder / name) for name in STREAMS)
-        return {"guessing": unigram_entropy(one.counts(vocabulary.size), other.counts(vocabulary.size))}
+        counts = [TokenFile(folder / name).counts(vocabulary.size) for name in STREAMS]
+        for part, count, separators in zip(("training", "held-out"), counts, pages, strict=True):
+            count[vocabulary.sep] -= separators
+            check_predictable(tokenizer, count, f"the {part} text")
+            count[vocabulary.sep] += separators
+        return {"guessing": unigram_entropy(*counts)}
 
-    folder, found = cached(cache, "ids", [text.fingerprint, choice.setting], fill, say)
+    folder, found = cached(cache, "ids", [text.fingerprint, choice.setting], fill, say, keeps, _TextFacts)
     tokenizer, vocabulary = opened(folder)
     training, held_out = (TokenFile(folder / name) for name in STREAMS)
     return EncodedText(training, held_out, tokenizer, vocabulary, **found)

@@ -21,7 +21,7 @@ from ..errors import LONGEST_NAME, InputError, listed, shown, some_of
 from ..files import check_regular
 from ..manifest import fingerprint_of_files
 from . import subwords
-from .encode import Facts, cached
+from .encode import Facts, Keeps, cached
 from .read import TABLES, Table, read_lines
 from .streams import RowFile, in_lots, open_rows, write_rows
 from .tokenizers import read_tokenizer
@@ -132,14 +132,19 @@ def fingerprint(parts: Mapping[str, Pairs]) -> str:
 
 
 def open_or_encode(
-    cache: Path, parts: Mapping[str, Pairs], text: str, vocab_size: int, say: Callable[[str], object]
+    cache: Path,
+    parts: Mapping[str, Pairs],
+    text: str,
+    vocab_size: int,
+    say: Callable[[str], object],
+    keeps: Keeps = lambda version: False,
 ) -> tuple[dict[str, RowFile], PreTrainedTokenizerFast]:
     """Open the encoded pairs if the cache has them, else encode them there.
 
     The vocabulary is learned from the training pairs. Only one process may encode at a time.
 
     Args:
-        cache, vocab_size, say: as for text in one language.
+        cache, vocab_size, say, keeps: as for text in one language.
         parts: the pairs to train on ("training") and to judge by ("held_out").
         text: their :func:`fingerprint`.
 
@@ -162,7 +167,7 @@ def open_or_encode(
             raise InputError("data", "the text changed while it was read; run the same command again")
         return {}
 
-    folder, _ = cached(cache, "pairs", [text, str(vocab_size)], fill, say)
+    folder, _ = cached(cache, "pairs", [text, str(vocab_size)], fill, say, keeps)
     tokenizer: Any = read_tokenizer(folder, "cache")
     return {name: open_rows(folder, name, 2) for name in parts}, tokenizer
 

@@ -114,27 +114,29 @@ class Table:
     def names(self) -> list[str]:
         """The names of its columns; of JSON Lines, those of the first row that has any.
 
+        In CSV and TSV files, a column whose cell in the first row is empty has no name, and cannot be asked for.
+
         Raises:
-            InputError: if the file can't be read, or two columns have the same name.
+            InputError: if the file can't be read.
         """
         if self._kind in JSON:
             return list(next(filter(None, self._objects()), {}))
         if self._kind in (".csv", ".tsv"):
             with self._csv() as table:
-                names = list(table.fieldnames or [])
-        else:
-            names = self._arrow_schema.names
-        if len(set(names)) < len(names):
-            raise InputError(self.field, f"{self.file} has columns of the same name: {some_of(sorted(names))}")
+                return [name for name in table.fieldnames or [] if name.strip()]
+        names: list[str] = self._arrow_schema.names
         return names
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Yield some columns of each row. A cell that a row of JSON Lines lacks is None.
 
         Raises:
-            InputError: if the file can't be read, lacks a column, or has too much text in a cell.
+            InputError: if the file can't be read, lacks a column or has several of its name, or has too much text in a
+                cell.
         """
         missing = [name for name in names if name not in self.names]
+        if ambiguous := [name for name in names if self.names.count(name) > 1]:
+            raise InputError(self.field, f"{self.file} has several columns named {shown(ambiguous[0])}; rename them")
         if self._kind not in JSON:
             self._check_there(missing)
         for number, row in enumerate(self._rows(names), 1):
@@ -154,9 +156,9 @@ class Table:
         elif self._kind in (".csv", ".tsv"):
             with self._csv() as table:
                 for row in table:
-                    if None in row or None in row.values():
-                        place = f"{self.file}, line {table.line_num}"
-                        raise InputError(self.field, f"{place}: expected {len(self.names)} cells as in the first row")
+                    if None in row or any(row[name] is None for name in self.names):
+                        line, count = f"{self.file}, line {table.line_num}", len(table.fieldnames or [])
+                        raise InputError(self.field, f"{line}: expected {count} cells as in the first row")
                     yield row
         else:
             with reading(self.field, self.file):

@@ -40,7 +40,8 @@ class TokenFile:
         start, stop, step = places.indices(len(self))
         if step != 1:
             raise ValueError(f"expected a slice without a step, got {step}")
-        found = np.fromfile(self.path, np.int32, max(0, stop - start), offset=start * 4)
+        # C code would turn a path into text by calling Python, and Ctrl-C in that call would become a SystemError.
+        found = np.fromfile(str(self.path), np.int32, max(0, stop - start), offset=start * 4)
         return torch.from_numpy(found).long()
 
     def counts(self, size: int) -> Tensor:

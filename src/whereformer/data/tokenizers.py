@@ -55,6 +55,8 @@ class Vocabulary:
         return self.is_ordinary.nonzero().flatten()
 
 
+MAX_SPECIAL = 0.5
+"""The largest share of a text's tokens that may be unknown or otherwise special: there is nothing to predict."""
 LETTER_COVERAGE = 0.9995
 """Share of all letters of a text that a trained vocabulary has. The rest are so rare that tokens of their own would be
 wasted (SentencePiece's ``character_coverage`` has the same default)."""
@@ -135,6 +137,8 @@ def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
         check_regular_in(field, place)
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         found("text")  # some entries of its files are first looked at here
+        for name in ("is_local", "local_files_only"):  # how it was read, which save_pretrained would write
+            found.init_kwargs.pop(name, None)
     except InputError:
         raise
     except Exception as error:
@@ -164,6 +168,25 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
             raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({name} in BERT)")
     found: PreTrainedTokenizerFast = tokenizer
     return found
+
+
+def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, what: str) -> None:
+    """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
+
+    Args:
+        tokenizer: the tokenizer.
+        counts: (tokens,), how often each token occurs in the text.
+        what: the name of the text in the error.
+
+    Raises:
+        InputError: for ``data``, with the share of unknown tokens.
+    """
+    special = {number: int(counts[number]) for number in {*tokenizer.all_special_ids} if number < len(counts)}
+    total = int(counts.sum())
+    if sum(special.values()) >= MAX_SPECIAL * total:
+        share = special.get(tokenizer.unk_token_id, 0) / max(1, total)
+        problem = f"too little to predict in {what}: {share:.1%} of its tokens are {tokenizer.unk_token or 'unknown'}"
+        raise InputError("data", f"{problem} (words of rare letters, or text without spaces); give other text")
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
@@ -14,7 +14,8 @@ from .call import CallOptions, SequenceOptions, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .dropout import draw_seed
 from .fields import Call, LogSums
-from .kinds import Kind, attend_again, remember
+from .kinds import FirstCall, attend_again, kind_of
+from .memory import remember
 from .precision import without_autocast
 from .sinks import add_sinks
 from .terms import (
@@ -50,6 +51,7 @@ __all__ = [
     "attention_varlen",
     "attention_weights",
     "explain",
+    "remember",
 ]
 
 
@@ -159,14 +161,16 @@ def attention(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    given = query, key, value, return_lse, backend, *options.values()
-    kind, again = attend_again(given, terms, tuple(options))
-    if again is None:
+    arguments = query, key, value, return_lse, backend, *options.values()
+    kind = kind_of(arguments, terms, tuple(options))
+    results = None if kind is None else attend_again(kind)
+    if results is None:
         _check_names("attention", options)
-        call = make_call(query, key, value, terms, return_lse=return_lse, **options)
-        output, lse = _run(call, options.get("sinks"), backend, kind, terms)
+        first = None if kind is None else FirstCall(kind)
+        call = make_call(query, key, value, terms, first, return_lse=return_lse, **options)
+        output, lse = _run(call, options.get("sinks"), backend, first)
     else:
-        output, lse = _finished(*again, options.get("sinks"))
+        output, lse = _finished(*results, options.get("sinks"))
     return (output, lse) if return_lse and lse is not None else output
 
 
@@ -214,32 +218,32 @@ def attention_varlen(
     """
     _check_names("attention_varlen", options, SequenceOptions.__optional_keys__)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
-    query, key, value, terms, given = varlen.as_documents(
+    query, key, value, terms, documents = varlen.as_documents(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
     )
-    call = make_call(query, key, value, terms, return_lse=return_lse, **given)
-    output, lse = _run(call, given.get("sinks"), backend)
-    output = varlen.as_rows(output)
-    return (output, varlen.as_rows(lse)) if return_lse and lse is not None else output
+    documents |= {"return_lse": return_lse, "backend": backend}
+    results: Any = attention(query, key, value, terms, **documents)
+    return tuple(map(varlen.as_rows, results)) if isinstance(results, tuple) else varlen.as_rows(results)
 
 
-def _run(
-    call: Call, sinks: Tensor | None, backend: str, kind: Kind | None = None, terms: Sequence[Term] = ()
-) -> tuple[Tensor, Tensor | None]:
+def _run(call: Call, sinks: Tensor | None, backend: str, first: FirstCall | None) -> tuple[Tensor, Tensor | None]:
     """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it.
 
-    The call's ``kind``, if it has one, is remembered; ``terms`` are then what was merged.
+    It is remembered if it is the ``first`` of a kind.
     """
     _check_backend(backend)
     chosen = choose(call, backend)
     if chosen == "fused":
+        if first is not None:
+            first.remember(sdpa.Fused(call), [each for each in call.arguments() if isinstance(each, Tensor)])
         return sdpa.attend(call), None
     if call.dropout_p:
-        call = replace(call, seed=draw_seed(call.value.device))
+        with first or nullcontext():
+            call = replace(call, seed=draw_seed(call.value.device))
     if chosen == "reference":
         output, lse, _ = reference.attend(call, sinks)
         return output, None if lse is None else lse.sum(0)
-    output, lse = _OPERATORS[chosen].attend(call, None if kind is None else partial(remember, kind, terms))
+    output, lse = _OPERATORS[chosen].attend(call, first)
     return _finished(output, lse, sinks)
 
 

@@ -54,14 +54,14 @@ def _from_keys(call: Call) -> Tensor | None:
     """
     if call.query_table is None:
         return None
+    if call.n_k == 0:
+        return call.value.new_zeros(1, call.heads, call.n_q, 0)
     columns, size = reference.columns_of(call, "query_table"), max(call.n_q, FEWEST_ROWS)
-    if columns.numel() == 0:
-        return call.value.new_zeros(1, call.heads, call.n_q, call.n_k)
     parts = []
     for start in range(0, call.n_k, size):
         keys = range(start, min(start + size, call.n_k))
         some = columns[..., keys.start : keys.stop]
-        low, high = int(some.min()), int(some.max())
+        low, high = (int(some.min()), int(some.max())) if some.numel() else (0, 0)
         part = call.part(range(call.n_q), keys)
         parts.append(reference.scores_of_queries(part, call.query_table[:, low : high + 1], some - low))
     return torch.cat(parts, -1)
@@ -145,6 +145,8 @@ class Blockwise(Backend):
         }
         with recording(), without_autocast(given.output.device):
             for rows, keys, part, kept in _blocks_of(call):
+                if not keys:
+                    continue  # its output is zeros, which depend on nothing
                 some = slice(rows.start, rows.stop)
                 leaves = [getattr(part, name).requires_grad_() for name in needed]
                 found, logs = _attend(part, kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, get_args
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .fields import TERMS, Call
+from .kinds import FirstCall
 from .merge import merge
 from .precision import as_autocast, without_autocast
 from .terms import (
@@ -76,6 +78,7 @@ def make_call(
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
     value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
+    first: FirstCall | None = None,
     *,
     return_lse: bool = False,
     key_mask: Bool[Tensor, "batch n_k"] | None = None,
@@ -95,6 +98,9 @@ def make_call(
     The call has neither sinks, which are added to its result, nor the seed of dropout. It wants ``LogSums`` if there
     are sinks.
 
+    Args:
+        first: what writes down how tensors are cast and merged, for later calls; None: nothing does.
+
     Raises:
         TypeError: for a wrong type or dtype; the message names the argument.
         ValueError: for a wrong shape or value; the message names the argument.
@@ -108,7 +114,7 @@ def make_call(
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = check_terms(terms)
     if query is not None and key is not None:
-        query, key, value = _check_content(query, key, value)
+        query, key, value = _check_content(query, key, value, first)
         _, heads, n_q, head_dim = query.shape
     else:
         n_q, head_dim = _length_without_content(terms, scale, softcap, query_positions, n_k), value_dim
@@ -122,13 +128,10 @@ def make_call(
         softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
     dropout_p = _check_number("dropout_p", dropout_p, 0.0, MOST_DROPOUT)
     by_default = right_aligned(n_q, n_k)
-    queries = _check_positions("query_positions", query_positions, by_default[0], batch, terms)
-    keys = _check_positions("key_positions", key_positions, by_default[1], batch, terms)
-    if (query_documents is None) != (key_documents is None):
-        raise ValueError("query_documents and key_documents: give both or neither")
-    if query_documents is not None:
-        check_tensor("query_documents", query_documents, WHOLE, {"batch": batch, "n_q": n_q}, device=device)
-        check_tensor("key_documents", key_documents, WHOLE, {"batch": batch, "n_k": n_k}, device=device)
+    with first or nullcontext():  # which may read numbers
+        queries = _check_positions("query_positions", query_positions, by_default[0], batch, terms)
+        keys = _check_positions("key_positions", key_positions, by_default[1], batch, terms)
+    _check_documents(query_documents, key_documents, batch, n_q, n_k, device)
     if sinks is not None:
         of_query = {"batch": batch, "heads": heads, "n_q": n_q}
         check_tensor("sinks", sinks, FLOATING, {"heads": heads}, of_query, device=device)
@@ -136,9 +139,9 @@ def make_call(
     low, high = _offset_limits(causal, sides, queries, keys)
     merged = _NO_TERMS
     if len(terms) > 0:
-        terms, queries, keys, step = _without_steps(terms, queries, keys)
-        low, high = None if low is None else -(-low // step), None if high is None else high // step
-        with without_autocast(value.device):
+        with without_autocast(value.device), first or nullcontext():
+            terms, queries, keys, step = _without_steps(terms, queries, keys)
+            low, high = None if low is None else -(-low // step), None if high is None else high // step
             merged = merge(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
     return Call(
         query=query,
@@ -176,14 +179,15 @@ def _length_without_content(terms: tuple[Term, ...], scale: Any, softcap: Any, p
     return positions.length if isinstance(positions, Positions) else n_k
 
 
-def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _check_content(query: Tensor, key: Tensor, value: Tensor, first: FirstCall | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value in one dtype."""
     batch, heads, n_k, _ = value.shape
     check_tensor("query", query, FLOATING, {"batch": batch, "heads": None, "n_q": None, "head_dim": None})
     sizes: dict[str, Size] = {"batch": batch, "heads": heads, "n_k": n_k, "head_dim": query.shape[3]}
     check_tensor("key", key, FLOATING, sizes, device=value.device)
     if not query.dtype == key.dtype == value.dtype:
-        query, key, value = as_autocast(query, key, value)
+        with first or nullcontext():
+            query, key, value = as_autocast(query, key, value)
     for name, tensor in (("query", query), ("key", key)):
         if tensor.dtype != value.dtype:
             raise TypeError(f"{name}: expected the value's dtype {value.dtype}, got {tensor.dtype}")
@@ -209,6 +213,16 @@ def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> C
         return function
 
     return decorate
+
+
+def _check_documents(
+    query_documents: Any, key_documents: Any, batch: int, n_q: int, n_k: int, device: torch.device
+) -> None:
+    if (query_documents is None) != (key_documents is None):
+        raise ValueError("query_documents and key_documents: give both or neither")
+    if query_documents is not None:
+        check_tensor("query_documents", query_documents, WHOLE, {"batch": batch, "n_q": n_q}, device=device)
+        check_tensor("key_documents", key_documents, WHOLE, {"batch": batch, "n_k": n_k}, device=device)
 
 
 def _check_number(name: str, number: Any, least: float, most: float) -> Any:
@@ -306,7 +320,7 @@ _WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 _IS: dict[str, Callable[[Tensor], bool]] = {
     FLOATING: torch.is_floating_point,
     NUMBERS: lambda tensor: tensor.is_floating_point() or tensor.dtype in _WHOLE,
-    WHOLE: lambda tensor: tensor.dtype in _WHOLE or tensor.dtype == torch.bool,
+    WHOLE: lambda tensor: tensor.dtype in _WHOLE,
     BOOL: lambda tensor: tensor.dtype == torch.bool,
 }
 
@@ -408,4 +422,4 @@ def _check_positions(
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
-    return positions.detach()
+    return positions.detach() if positions.requires_grad else positions

@@ -246,10 +246,10 @@ AXES = {name: tuple(tensor.axes.split()) for name, tensor in TENSORS.items()}
 GRADIENTS = tuple(name for name, tensor in TENSORS.items() if tensor.gradient)
 """The names of the inputs that have gradients: the first fields."""
 
-TABLES = GRADIENTS[3:7]
+TABLES = tuple(name for name, axes in AXES.items() if any(axis.startswith("T_") for axis in axes))
 """The names of the inputs that are tables over offsets."""
 
-TERMS = GRADIENTS[3:]
+TERMS = tuple(name for name in GRADIENTS if name not in ("query", "key", "value"))
 """The names of the inputs that terms are merged into."""
 
 _TYPES = {
@@ -265,6 +265,28 @@ _TYPES = {
 
 ARGUMENTS = ", ".join(f"{_TYPES[each]} {name}" for name, each in get_type_hints(Call).items())
 """The fields as the arguments of an operator, in torch's schema language."""
+
+
+class Outline:
+    """All of a call but its tensors; subclasses compute calls that differ in these alone.
+
+    Attributes:
+        names: the names of its tensors, in their order.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.names = [name for name in AXES if getattr(call, name) is not None]
+        nothing: dict[str, Any] = dict.fromkeys(self.names)
+        self.template = replace(call, **nothing)
+
+    def call(self, tensors: Sequence[Tensor]) -> Call:
+        """Return the call that has these tensors."""
+        changes: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
+        return replace(self.template, **changes)
+
+    def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
+        """Compute the output, and ``LogSums`` if the call wants them, with gradients."""
+        raise NotImplementedError
 
 
 def part_of(name: str, tensor: Tensor, rows: range, keys: range | None = None) -> Tensor:

@@ -1,24 +1,26 @@
 """Calls like one before: their arguments are the same but for the numbers in tensors.
 
 Checking a call, merging its terms and choosing a backend takes several times as long as the attention of a few tokens.
-All of it follows from the kinds, sizes and strides of what is given, so it is done once for each kind.
+All of it follows from the kinds, sizes and strides of the arguments, so it is done once for each kind. The first call
+of a kind writes down the steps from its tensors to those of the backend, such as the cast of a table. Later calls take
+the same steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from operator import methodcaller
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from .dropout import draw_seed
-from .fields import Call, LogSums
-from .operators import Memory, Plan
-from .terms import Positions, Term
-from .torch_private import observed
+from .fields import LogSums, Outline
+from .memory import Memory
+from .precision import without_autocast
+from .terms import Positions
+from .torch_private import leaves, observed
 from .tracing import layouts_of
 
 _TENSORS = frozenset({Tensor, nn.Parameter})
@@ -27,65 +29,64 @@ _TYPES = _TENSORS | {type(None), bool, int, float, str, type, tuple, Positions}
 _PARTS = _TYPES - _TENSORS - {tuple}
 """The types of what tuples have."""
 
+_QUESTIONS = frozenset({"__get__", "__len__", "contiguous", "dim", "float", "is_floating_point", "to"})
+"""The functions of tensors whose results follow from a kind, or are the tensor itself. ``__get__`` reads an attribute,
+such as ``shape``."""
 
-Kind: TypeAlias = tuple[tuple[Any, ...], list[Tensor]]
-"""A kind of call: types, dtypes, sizes, strides and options; and the tensors of one of its calls in a fixed order."""
 
-_Source: TypeAlias = tuple[int, Callable[[Tensor], Tensor] | None]
-"""The place of one of a call's tensors, and the view of it that is meant; None for itself."""
+class Kind(NamedTuple):
+    """A kind of call, and the tensors of one of its calls.
+
+    Args:
+        key: types, dtypes, sizes, strides, options, and which tensors are the same.
+        tensors: in a fixed order.
+        autocasts: whether autocast is on.
+    """
+
+    key: tuple[Any, ...]
+    tensors: list[Tensor]
+    autocasts: bool
+
+
+class _Place(int):
+    """The place of a tensor among those of a call and the results of its steps."""
+
+
+_Step: TypeAlias = Callable[[list[Tensor]], Tensor]
+"""A torch function of some of a call's tensors and the results of earlier steps."""
 
 
 class _Known(NamedTuple):
-    """What is remembered of a kind of call.
+    """How calls of a kind are computed: by an outline's ``attend``, with the tensors at these places after all
+    steps."""
 
-    Args:
-        plan: how it is computed.
-        sources: for each tensor of the plan but dropout's seed, which of the call's it is.
-        seed: the place of dropout's seed among the plan's tensors, which every call draws; None without dropout.
-    """
-
-    plan: Plan
-    sources: list[_Source]
-    seed: int | None
+    outline: Outline
+    steps: list[_Step]
+    places: list[int]
 
 
 _known = Memory(1024)
 
 
-def attend_again(
-    given: tuple[Any, ...], terms: Any, names: tuple[str, ...]
-) -> tuple[Kind | None, tuple[Tensor, LogSums | None] | None]:
-    """Return the kind of a call, None if it is not one that can be remembered; and the call's results without its
-    sinks, None if its kind is not known.
+def kind_of(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind | None:
+    """Return the kind of a call; None if it is not one that can be remembered.
 
-    Nothing has been checked yet; ``given`` are all arguments but ``terms``, of which the last have these names.
+    Nothing has been checked yet; ``arguments`` are all but ``terms``, and the last of them have these names.
     """
-    kind = _kind_of(given, terms, names)
-    known: _Known | None = None if kind is None else _known.values.get(kind[0])
-    if kind is None or known is None:
-        return kind, None
-    (plan, sources, seed), found = known, kind[1]
-    tensors = [found[index] if view is None else view(found[index]) for index, view in sources]
-    if seed is not None:
-        tensors.insert(seed, draw_seed(found[0].device))
-    return kind, plan.attend(tensors)
-
-
-def _kind_of(given: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind | None:
     if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or observed():
         return None
     for term in terms:
-        given += (type(term), *getattr(term, "__dict__", {}).values())
+        arguments += (type(term), *getattr(term, "__dict__", {}).values())
     # 1, 1.0 and True are equal, but options tell them apart.
-    types = tuple(map(type, given))
+    types = tuple(map(type, arguments))
     if tuple in types:
-        parts = tuple([type(each) for some in given if type(some) is tuple for each in some])
+        parts = tuple([type(part) for value in arguments if type(value) is tuple for part in value])
         if not _PARTS.issuperset(parts):
             return None
         types += parts
     if not _TYPES.issuperset(types):
         return None
-    tensors = [each for each in given if type(each) in _TENSORS]
+    tensors = [value for value in arguments if type(value) in _TENSORS]
     layouts = layouts_of(tensors)
     if not tensors or layouts is None:
         return None
@@ -93,48 +94,85 @@ def _kind_of(given: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind
     if device == "meta":
         return None  # it has no autocast
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    values = tuple([each for each in given if type(each) not in _TENSORS])
-    return (names, types, values, layouts, autocast), tensors
+    values = tuple([value for value in arguments if type(value) not in _TENSORS])
+    same = None
+    if len({*map(id, tensors)}) < len(tensors):
+        ids = [id(tensor) for tensor in tensors]
+        same = tuple([ids.index(number) for number in ids])
+    return Kind((names, types, values, layouts, same, autocast), tensors, autocast is not None)
 
 
-def remember(kind: Kind, terms: Sequence[Term], call: Call, plan: Plan, tensors: Sequence[Tensor]) -> None:
-    """Remember a kind of call, if its plan's tensors are the call's own, or views of those of its terms."""
-    key, given = kind
-    order = {id(tensor): place for place, tensor in enumerate(given)}
-    positions = call.query_positions, call.key_positions
-    if len(order) < len(given) or any(each is not None and each.is_floating_point() for each in positions):
-        # Which of two is meant cannot be told from a tensor that is both. Fractional positions are looked at each time.
-        return
-    sources: list[_Source] = []
-    seed = None
-    for place, (name, tensor) in enumerate(zip(plan.names, tensors, strict=True)):
-        if name == "seed":
-            seed = place
-        elif id(tensor) in order:
-            sources.append((order[id(tensor)], None))
-        elif (found := _source_of(tensor, terms)) is not None:
-            sources.append((order[id(found[0])], found[1]))
-        else:
-            return
-    _known.put(key, _Known(plan, sources, seed))
-
-
-def _source_of(part: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
-    """Return the tensor of a term of which an input is a view, and what makes it that view; None if it is no such."""
-    memory = part.untyped_storage().data_ptr()
-    given: list[Tensor] = [getattr(term, field) for term in terms for field in term.axes]
-    given = [each for each in given if each.untyped_storage().data_ptr() == memory and each.dtype == part.dtype]
-    if len(given) != 1:
+def attend_again(kind: Kind) -> tuple[Tensor, LogSums | None] | None:
+    """Return the results of a call without its sinks; None if its kind is not known."""
+    known: _Known | None = _known.values.get(kind.key)
+    if known is None:
         return None
-    (whole,) = given
-    if whole.dim() < part.dim():
-        view: Callable[[Tensor], Tensor] = methodcaller("unsqueeze", -1)  # levels are columns
-    else:
-        if whole.shape[1] < part.shape[1]:
-            return None  # one number stands for several
-        step = max(whole.stride(1), 1) * part.element_size()
-        start = min(max((part.data_ptr() - whole.data_ptr()) // step, 0), whole.shape[1] - part.shape[1])
-        view = partial(torch.narrow, dim=1, start=start, length=part.shape[1])
-    found = view(whole)
-    same = (found.data_ptr(), found.shape, found.stride()) == (part.data_ptr(), part.shape, part.stride())
-    return (whole, view) if same else None
+    outline, steps, places = known
+    tensors = kind.tensors
+    if steps:
+        tensors = [*tensors]
+        with without_autocast(tensors[0].device) if kind.autocasts else nullcontext():
+            for step in steps:
+                tensors.append(step(tensors))
+    return outline.attend([tensors[place] for place in places])
+
+
+def _step(function: Callable[..., Tensor], arguments: list[Any], options: dict[str, Any]) -> _Step:
+    """Return a function of tensors that stand at the places among these arguments."""
+    place, rest = next(iter(arguments), None), arguments[1:]
+    if type(place) is _Place and not any(type(value) in (_Place, list, tuple) for value in rest):
+        return lambda tensors: function(tensors[place], *rest, **options)  # the usual way, in less time
+    return lambda tensors: function(*_filled(arguments, tensors), **options)
+
+
+def _filled(values: Sequence[Any], tensors: list[Tensor]) -> list[Any]:
+    """Return arguments of a step with tensors at their places."""
+    return [
+        tensors[value]
+        if type(value) is _Place
+        else type(value)(_filled(value, tensors))
+        if type(value) in (list, tuple)
+        else value
+        for value in values
+    ]
+
+
+class FirstCall(TorchFunctionMode):
+    """A context that writes down, in the first call of a kind, what torch functions do to the call's tensors."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self._key = kind.key
+        # An id is unique while its object lives.
+        self._tensors = [*kind.tensors]
+        self._places = {id(tensor): _Place(place) for place, tensor in enumerate(kind.tensors)}
+        self._steps: list[_Step] = []
+        self._works = True
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        result = function(*args, **options)
+        if isinstance(result, Tensor) and id(result) not in self._places:
+            self._steps.append(_step(function, self._described(list(args)), options))
+            self._works &= not any(isinstance(value, Tensor) for value in leaves(options))
+            self._places[id(result)] = _Place(len(self._tensors))
+            self._tensors.append(result)
+        else:
+            # Others may read numbers, or change a tensor in place.
+            self._works &= function.__name__ in _QUESTIONS
+        return result
+
+    def _described(self, value: Any) -> Any:
+        """Return an argument with places instead of tensors."""
+        if isinstance(value, Tensor):
+            self._works &= id(value) in self._places
+            return self._places.get(id(value))
+        return type(value)([self._described(part) for part in value]) if type(value) in (list, tuple) else value
+
+    def remember(self, outline: Outline, tensors: Sequence[Tensor]) -> None:
+        """Remember that calls of the kind are computed by an outline's ``attend`` of these tensors, unless something
+        happened that is not written down."""
+        places = [self._places.get(id(tensor)) for tensor in tensors]
+        known = [place for place in places if place is not None]
+        if self._works and len(known) == len(places):
+            _known.put(self._key, _Known(outline, self._steps, [int(place) for place in known]))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .terms import DenseBias, DistanceDecay, FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Term
+from .tracing import holds
 
 
 def merge(
@@ -119,10 +120,15 @@ def _on_same_offsets(
         return [table.to(dtype)], first
     first = min(first for _, first in tables)
     last = max(first + table.shape[1] - 1 for table, first in tables)
-    offsets = torch.arange(first, last + 1, device=tables[0][0].device)
-    # Not an index, whose gradient takes many times as long.
-    columns = [(offsets - start).clamp(0, table.shape[1] - 1) for table, start in tables]
-    return [table.to(dtype).index_select(1, some) for (table, _), some in zip(tables, columns, strict=True)], first
+    parts = []
+    for table, start in tables:
+        part = table.to(dtype)
+        if not holds(start == first) or not holds(table.shape[1] == last + 1 - first):
+            columns = (torch.arange(first, last + 1, device=table.device) - start).clamp(0, table.shape[1] - 1)
+            # Not an index, whose gradient takes many times as long.
+            part = part.index_select(1, columns)
+        parts.append(part)
+    return parts, first
 
 
 def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
@@ -131,7 +137,8 @@ def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
     start, stop = (max(0, min(end, offset - first)) for offset in (low, high))
     stop = max(start, stop) + 1
     # A single column has the same value at every offset, so put it near the offsets that occur.
-    part = table if stop - start == table.shape[1] else table[:, start:stop]  # a slice of all would be an operation
+    # A part that is all would be an operation too.
+    part = table if stop - start == table.shape[1] else table.narrow(1, start, stop - start)
     return part, low if stop == start + 1 else first + start
 
 

@@ -8,16 +8,17 @@ takes longer than a short call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from threading import Lock
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .fields import ARGUMENTS, AXES, GRADIENTS, Call, LogSums
+from .fields import ARGUMENTS, AXES, GRADIENTS, Call, LogSums, Outline
+from .kinds import FirstCall
+from .memory import Memory
 from .precision import without_autocast
-from .torch_private import below_autograd
+from .torch_private import apply_without_transforms, below_autograd
 from .tracing import is_eager, layouts_of
 
 Results: TypeAlias = tuple[Tensor, Tensor, LogSums | None]
@@ -82,38 +83,17 @@ class Backend:
         raise NotImplementedError
 
 
-class Memory:
-    """The values of a number of keys at most; the oldest is forgotten first. Threads share it."""
-
-    def __init__(self, most: int) -> None:
-        self.values: dict[Any, Any] = {}
-        self._most, self._lock = most, Lock()
-
-    def put(self, key: Any, value: Any) -> None:
-        with self._lock:
-            self.values[key] = value
-            while len(self.values) > self._most:
-                del self.values[next(iter(self.values))]
-
-
-class Plan:
-    """A kind of call, which is all of a call but its tensors, and how a backend computes it."""
+class Plan(Outline):
+    """How a backend computes all calls that differ in their tensors alone."""
 
     def __init__(self, call: Call, backend: Backend) -> None:
-        self.names = [name for name in AXES if getattr(call, name) is not None]
-        nothing: dict[str, Any] = dict.fromkeys(self.names)
-        self.template, self.backend = replace(call, **nothing), backend
+        super().__init__(call)
+        self.backend = backend
         self._forward: Again = None
         self._backwards = Memory(8)
         self._saved: list[tuple[Any, ...]] = []  # of all tensors that a forward saves: the dtype, shape and device
 
-    def call(self, tensors: Sequence[Tensor]) -> Call:
-        """Return the call of the kind that has these tensors."""
-        changes: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
-        return replace(self.template, **changes)
-
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
-        """Compute the output, and ``LogSums`` if the call wants them, with gradients."""
         if torch.is_grad_enabled():
             found = _attend(self, *tensors)
             return found if self.template.wants_lse else (found, None)
@@ -123,6 +103,7 @@ class Plan:
     def forward(self, tensors: Sequence[Tensor]) -> Results:
         found: Results | None = None if self._forward is None else self._forward(*tensors)
         if found is None:
+            tensors = _apart(tensors)
             found, self._forward = self.backend.forward(self.call(tensors), tensors)
             self._saved = [_sort_of(tensor) for tensor in (*tensors, *found[:2])]
         return found
@@ -140,7 +121,10 @@ class Plan:
         if found is None:
             self._check_saved([*tensors, given.output, given.kept])
             needed = [name for name, need in zip(self.names, needs, strict=True) if need]
-            found, again = self.backend.backward(self.call(tensors), given, needed, whole)
+            whole = _apart(whole)
+            d_output, *d_lse, output, kept = whole[len(needs) :]
+            given = Given(d_output, d_lse[0] if d_lse else None, output, kept)
+            found, again = self.backend.backward(self.call(whole[: len(needs)]), given, needed, whole)
             if again is not None:
                 self._backwards.put(key, again)
         return found
@@ -158,6 +142,11 @@ def _sort_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def _text(sort: tuple[Any, ...]) -> str:
     return "{} of shape {} on {}".format(*sort)
+
+
+def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return an object for each tensor, also where two are one, so that a backend can tell which of them it reads."""
+    return [tensor.detach() for tensor in tensors]
 
 
 class _Dispatched(Plan):
@@ -209,8 +198,8 @@ class _Attend(torch.autograd.Function):
         return None, *[next(gradients) if need else None for need in needs]
 
 
-_attend: Callable[..., Any] = super(torch.autograd.Function, _Attend).apply
-"""``_Attend.apply`` without what transforms need, which takes a fifth of a short call: plans run where none is."""
+_attend = apply_without_transforms(_Attend)
+"""Plans run where no transform is."""
 
 
 def _no_second_derivative(*_: Any) -> None:
@@ -243,20 +232,16 @@ class Operators:
         torch.library.register_autograd(f"whereformer::{backend.name}_backward", _no_second_derivative, lib=_library)
         _operators[backend.name] = self
 
-    def attend(
-        self, call: Call, remember: Callable[[Call, Plan, Sequence[Tensor]], None] | None = None
-    ) -> tuple[Tensor, LogSums | None]:
-        """Compute a call; ``remember`` gets it as the backend takes it, with its plan and that plan's tensors.
-
-        Only eager calls are to be remembered.
-        """
+    def attend(self, call: Call, first: FirstCall | None = None) -> tuple[Tensor, LogSums | None]:
+        """Compute a call, which is remembered if it is the ``first`` of a kind."""
         with without_autocast(call.value.device):
-            call = self.backend.adapted(call)
-            eager = remember is not None or is_eager(*[getattr(call, name) for name in GRADIENTS])
+            with first or nullcontext():
+                call = self.backend.adapted(call)
+            eager = first is not None or is_eager(*[getattr(call, name) for name in GRADIENTS])
             plan, tensors = self.plan_of(call) if eager and call.value.device.type != "meta" else (None, [])
             if plan is not None:
-                if remember is not None:
-                    remember(call, plan, tensors)
+                if first is not None:
+                    first.remember(plan, tensors)
                 return plan.attend(tensors)
             output, _, lse = self.forward(*call.arguments())
         return output, lse if call.wants_lse else None
@@ -297,15 +282,26 @@ class Operators:
         call = Call(*arguments)
         return call.new_output(), self.backend.new_kept(call), call.new_lse()
 
-    def _run_backward(self, *given: Any) -> list[Tensor]:
-        plan, tensors = self.plan_of(Call(*given[5:]))
+    def _run_backward(
+        self,
+        d_output: Tensor,
+        d_lse: Tensor | None,
+        output: Tensor,
+        kept: Tensor,
+        needed: Sequence[bool],
+        *arguments: Any,
+    ) -> list[Tensor]:
+        plan, tensors = self.plan_of(Call(*arguments))
         assert plan is not None
-        wanted = dict(zip(GRADIENTS, given[4], strict=True))
-        return plan.backward(tensors, [wanted.get(name, False) for name in plan.names], Given(*given[:4]))
+        wanted = dict(zip(GRADIENTS, needed, strict=True))
+        needs = [wanted.get(name, False) for name in plan.names]
+        return plan.backward(tensors, needs, Given(d_output, d_lse, output, kept))
 
-    def _fake_backward(self, *given: Any) -> list[Tensor]:
-        call = Call(*given[5:])
-        return [call.new_gradient(name) for name, need in zip(GRADIENTS, given[4], strict=True) if need]
+    def _fake_backward(
+        self, d_output: Any, d_lse: Any, output: Any, kept: Any, needed: Sequence[bool], *arguments: Any
+    ) -> list[Tensor]:
+        call = Call(*arguments)
+        return [call.new_gradient(name) for name, need in zip(GRADIENTS, needed, strict=True) if need]
 
 
 def _define(name: str, schema: str, function: Any, fake: Any) -> Any:

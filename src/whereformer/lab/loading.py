@@ -31,14 +31,31 @@ def load(path: str) -> Encoder:
     Raises:
         InputError: if the checkpoint can't be read, or has weights that are not finite.
     """
+    with _naming(path), quiet_transformers():
+        encoder = load_pretrained(path, model_class=Encoder)
+    assert isinstance(encoder, Encoder)
+    return encoder
+
+
+def check_there(path: str) -> None:
+    """Check that a checkpoint has a configuration and weights, which is quick, before work on others begins.
+
+    Raises:
+        InputError: if it has none.
+    """
+    with _naming(path), quiet_transformers():
+        find_config(path)
+        find_weights(path)
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Turn errors of reading a checkpoint into one about ``model``."""
     try:
-        with quiet_transformers():
-            encoder = load_pretrained(path, model_class=Encoder)
+        yield
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
         raise InputError("model", reason if path in reason else f"{path}: {reason}") from None
-    assert isinstance(encoder, Encoder)
-    return encoder
 
 
 def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
@@ -102,7 +119,7 @@ def fingerprint_of(model: str, *more: object) -> str:
 def sizes_of(model: EncoderForSequenceClassification) -> tuple[int, int, int]:
     """Return the number of parameters, of those of position, and of those of position that the checkpoint lacks."""
     assert model.loading_report is not None
-    new = position_parameters(model).keys() & model.loading_report.initialised
+    new = position_parameters(model).keys() & model.loading_report.initialized
     return (*parameters(model).values(), sum(model.get_parameter(name).numel() for name in new))
 
 

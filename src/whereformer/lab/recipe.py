@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from functools import partial
@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from ..errors import InputError, meant, shown
+from .._extras import STUDIES, require
+from ..errors import InputError, listed, meant, shown
 from .options import MOST_COUNT, MOST_RUNS, MOST_SEED, MOST_SIZE
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class Recipe(WithPlugin):
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Free] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
+    keep_versions: Annotated[bool, Free] = False
+    """Keep results, checkpoints and encoded text of other versions of whereformer. By default they are done again."""
 
     def __init_subclass__(cls) -> None:
         for name in {"help", "quiet"} & cls.__annotations__.keys():
@@ -157,6 +160,14 @@ class Recipe(WithPlugin):
     def small(self) -> bool:
         """Whether its models are so small that one keeps neither a second thread nor a GPU busy."""
         return False
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The paths of its results in its folder, besides records and report. Paths of folders end in "/".
+
+        Writing there is tried before any work begins.
+        """
+        return ()
 
     def check(self) -> None:
         """Check what concerns several options. It imports no torch.
@@ -187,8 +198,10 @@ class Recipe(WithPlugin):
         """Run the recipe in its folder, and write the report there, with the command that gave its options.
 
         Raises:
-            InputError: if an option is bad, or the folder holds something else.
+            InputError: if an option is bad, or the folder holds something else, or cannot be written.
+            ImportError: if a module is missing, even if only the report needs it.
         """
+        require("train", *STUDIES)
         from ..manifest import fingerprint_of_code
         from .methods import load_plugin
         from .run import VERSION, Run
@@ -197,15 +210,38 @@ class Recipe(WithPlugin):
         recipe = self.resolved()
         options, own = {RECIPE: self.NAME, **recipe.record()}, {"code": own_file(type(self)), "plugin": self.plugin}
         more: dict[str, Any] = {"jobs": getattr(recipe, "jobs", None), "small": recipe.small, "plugin": self.plugin}
+        more |= {"keep_versions": recipe.keep_versions, "outputs": recipe.outputs}
         with Run(recipe.out, options, device=recipe.device, quiet=quiet, **more) as run:
             for what, file in own.items():
                 if file is not None:
                     run.identify(VERSION + what, fingerprint_of_code(file))
             facts = {"Options": recipe.record(), "Machine": run.provenance["machine"]}
-            report = replace(recipe.run(run), command=command, facts=facts)
+            report = with_versions(replace(recipe.run(run), command=command, facts=facts), run.by)
             if run.is_main:
                 report.write(recipe.out)
         return report
+
+
+def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
+    """Return a report that says which versions of this package computed it, unless only this version did.
+
+    Args:
+        report: the report.
+        by: the versions that computed each result.
+    """
+    from ..provenance import this_version
+    from .sheet import Column, Sheet
+
+    results: dict[str, list[str]] = {}
+    for name, versions in by.items():
+        results.setdefault(listed(versions), []).append(name)
+    if results.keys() <= {this_version()}:
+        return report
+    sentence = f"These results are of whereformer {'; '.join(results)}; the table of versions says which."
+    columns = [Column("version"), Column("results", left=True, wraps=True)]
+    rows = [(versions, ", ".join(names)) for versions, names in results.items()]
+    sheet = Sheet.of("Versions of whereformer", columns, rows, folded=True)
+    return replace(report, sentences=[*report.sentences, sentence], parts=[*report.parts, sheet])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, is_dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,19 +22,23 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .. import ranks
-from ..errors import InputError, printable, shown
-from ..files import check_regular, write_atomically
+from ..errors import InputError, listed, printable, shown
+from ..files import check_regular, try_outputs, write_atomically
 from ..manifest import fits, sealed, unsealed
-from ..provenance import provenance
+from ..provenance import provenance, this_version
 from .methods import load_plugin
 from .options import find_device
 from .terminal import output
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from .sheet import Sheet
 
 RECORDS = "records.jsonl"
 """The file of records in a run's folder."""
+FILES = (RECORDS, "report.html", "report.md")
+"""The files that every run has."""
 HASHES = "hashes of"
 """What its first line has besides options: hashes of what was read, by what that is."""
 VERSION = "version of the "
@@ -49,9 +54,10 @@ Value = TypeVar("Value")
 class Run:
     """The folder of a recipe, locked: its records, its progress, its device and its processes.
 
-    Records are lines of JSON in one file. The first line has the recipe's options, and hashes of what it read. Every
-    other line has the value of a function at a key, the seconds that it took, and a checksum. A line is on the disk
-    itself before the next begins. A line that was cut or changed is done again, which is said.
+    Records are lines of JSON in one file. The first line has the recipe's options, hashes of what it read, and where
+    the last command ran. Every other line has the value of a function at a key, the seconds that it took, the versions
+    of this package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the
+    next begins. A line that was cut or changed is done again, which is said, and so are results of another version.
 
     Args:
         folder: the folder.
@@ -61,9 +67,11 @@ class Run:
         small: whether models are so small that one keeps neither a second thread nor a GPU busy.
         quiet: whether to show no progress.
         plugin: the file of position methods that its processes load.
+        keep_versions: whether results of other versions of this package count.
+        outputs: the paths in the folder of other files that are written at its end, and of folders (which end in "/").
 
     Raises:
-        InputError: for ``out``, if the folder holds something else.
+        InputError: for ``out``, if the folder holds something else, or cannot be written.
     """
 
     def __init__(
@@ -76,8 +84,12 @@ class Run:
         small: bool = False,
         quiet: bool = False,
         plugin: Path | None = None,
+        keep_versions: bool = False,
+        outputs: Iterable[str] = (),
     ) -> None:
         self.plugin = plugin
+        self.keep_versions = keep_versions
+        self.outputs = tuple(outputs)
         self.folder = folder
         self.is_main = ranks.is_main()
         self.quiet = quiet or not self.is_main
@@ -92,10 +104,13 @@ class Run:
         self.labels: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
         self.hashes: dict[str, str] = {}
+        self.other_versions: set[str] = set()  # those that have a part in the results at work
+        self.by: dict[str, list[str]] = {}
+        """The versions that computed each result of this run, by the result's name."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: the folder and the device, but neither records nor a lock."""
-        names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin")
+        names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin", "keep_versions", "other_versions")
         return {name: getattr(self, name) for name in names}
 
     def __enter__(self) -> Run:
@@ -105,6 +120,7 @@ class Run:
             self.provenance = provenance(self.device)
             self.console = output(quiet=self.quiet)
             if self.is_main:
+                self._try_outputs()
                 self._read()
                 self._write()
             self.records, self.hashes = ranks.from_main(lambda: (self.records, self.hashes))
@@ -115,18 +131,36 @@ class Run:
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
 
+    def _try_outputs(self) -> None:
+        """Try to write where results will go, before any work."""
+        pictures = [path.name for path in self.folder.glob("*.svg")]
+        files = [name for name in self.outputs if not name.endswith("/")]
+        folders = [name for name in self.outputs if name.endswith("/")]
+        try_outputs("out", self.folder, [*FILES, *files, *pictures], folders)
+
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
-        if os.path.lexists(path):
-            check_regular("out", path)
-            earlier, self.records, damaged = read_records(path)
+        if path.exists():
+            try:
+                earlier, self.records, damaged = read_records(path)
+            except DamagedOptionsError:
+                self._set_aside(path)
+                return
             hashes = earlier.pop(HASHES)
             if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
                 self.hashes = hashes
                 self._compare(earlier)
             for number in damaged:
                 self.say(f"line {number} of {path} is damaged; what it had is done again")
+
+    def _set_aside(self, path: Path) -> None:
+        """Rename a file of records whose options are lost, so that none of its lines is."""
+        names = (path.with_name(f"{path.stem}.damaged-{number}{path.suffix}") for number in itertools.count(1))
+        new_path = next(name for name in names if not os.path.lexists(name))
+        os.rename(path, new_path)
+        problem = f"the first line of {path} is damaged, which has the options of all results"
+        self.say(f"{problem}; all is done again, and {new_path} keeps the file")
 
     def _compare(self, earlier: Mapping[str, Any]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
@@ -168,6 +202,17 @@ class Run:
         if self.is_main:
             self._write()
 
+    def keeps(self, version: str) -> bool:
+        """Return whether work of a version of this package counts, such as a checkpoint.
+
+        If it is another version, records of whatever is computed from this work will say so.
+        """
+        if version == this_version():
+            return True
+        if self.keep_versions:
+            self.other_versions.add(version)
+        return self.keep_versions
+
     def each(
         self,
         keys: Iterable[Key],
@@ -175,7 +220,7 @@ class Run:
         *shared: Any,
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
-        problem: Callable[[Any], str | None] = lambda key: None,
+        problem: Callable[[Any, Any], str | None] = lambda key, value: None,
     ) -> dict[Any, Value]:
         """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
 
@@ -185,10 +230,12 @@ class Run:
             shared: arguments that are the same for all keys.
             kind: what it returns: a dataclass whose fields are JSON, or a type of JSON.
             steps: how many steps a key takes, for the progress, or what returns that for ``*key``.
-            problem: says why a key's value no longer counts, such as a model that is gone; None if it does.
+            problem: says why a key and its recorded value do not count, such as a model that is gone, or a list of
+                another length; None if they do.
         """
         keys = list(keys)
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
+        self._say_versions(names.values())
         missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
         new = sum(sizes[key] for key in missing)
@@ -199,65 +246,89 @@ class Run:
         self.total = max(self.total, self.done + new)
         self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
         self.counts, self.losses = _numbers(len(missing)), _numbers(len(missing))
-        for key, value, seconds in self._work(missing, function, shared, min(self.jobs, len(missing))):
-            self._keep(names[key], value, seconds)
-            self.finished += 1
+        with closing(self._work(missing, function, shared, min(self.jobs, len(missing)))) as work:
+            for key, result in work:
+                self._keep(names[key], result)
+                self.finished += 1
         self.done += new
         self.counts = None
-        values = {key: self.records[name]["value"] for key, name in names.items()}
-        return {key: kind(**value) if is_dataclass(kind) else value for key, value in values.items()}
+        self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
+        return {key: _build(kind, self.records[name]["value"]) for key, name in names.items()}
 
-    def _has(self, name: str, kind: Any, problem: Callable[[], str | None]) -> bool:
+    def _say_versions(self, names: Iterable[str]) -> None:
+        """Say how many of some results other versions computed, and whether they count."""
+        names = list(names)
+        outdated = [name for name in names if self._is_of_another_version(name)]
+        if outdated:
+            by = listed(sorted({version for name in outdated for version in self.records[name]["by"]}))
+            problem = f"{len(outdated)} of {len(names)} results are of whereformer {by}, and this is {this_version()}"
+            answer = "kept" if self.keep_versions else "done again (--keep-versions keeps them)"
+            self.say(f"{problem}; they are {answer}")
+
+    def _is_of_another_version(self, name: str) -> bool:
+        return name in self.records and self.records[name]["by"] != [this_version()]
+
+    def _has(self, name: str, kind: Any, problem: Callable[[Any], str | None]) -> bool:
         """Return whether the record has a value that counts."""
-        if name not in self.records:
+        if name not in self.records or (self._is_of_another_version(name) and not self.keep_versions):
             return False
-        fitting = fits(kind, self.records[name]["value"])
-        if (why := problem() if fitting else "its record has something else") is not None:
-            function, *key = json.loads(name)
-            self.say(f"doing {' '.join(map(str, [function, *key]))} again: {why}")
+        value = self.records[name]["value"]
+        why = problem(_build(kind, value)) if fits(kind, value) else "its record has something else"
+        if why is not None:
+            self.say(f"doing {_label(name)} again: {why}")
         return why is None
 
-    def _work(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Iterator[tuple[Key, Any, float]]:
-        """Yield each key with its value and the seconds that it took, in the order in which they are done."""
+    def _work(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, _Result]]:
+        """Yield each key with its result, in the order in which they are done."""
         if jobs < 2 or ranks.size() > 1:
             for self.slot, key in enumerate(keys):
                 with threads(self.threads):
-                    value, seconds = _timed(function, self, shared, key)
-                yield key, value, seconds
+                    result = _result(function, self, shared, key)
+                yield key, result
             return
         # A forked process would inherit locks and threads, and it could not use a GPU.
         context = multiprocessing.get_context("spawn")
-        stops = _numbers(1)
-        begin = (function, self, shared, self.counts, self.losses, stops, context.Value("i", 0))
+        stops, begun = _numbers(1), _numbers(jobs)
+        begin = (function, self, shared, self.counts, self.losses, stops, begun, context.Value("i", 0))
+        unrelated = multiprocessing.active_children()  # such as those of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
         with handling(signal.SIG_IGN, signal.SIGINT):  # which reaches processes that begin, too
             waiting = {pool.submit(_do, slot, key): key for slot, key in enumerate(keys)}
+        processes = [process for process in multiprocessing.active_children() if process not in unrelated]
         try:
-            while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda future: future.exception() is not None):
-                    value, seconds = future.result()
-                    yield waiting.pop(future), value, seconds
+            with handling(signal.default_int_handler, signal.SIGTERM):  # or the processes would not save
+                while waiting:
+                    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                    for future in sorted(done, key=lambda future: future.exception() is not None):
+                        result = future.result()
+                        yield waiting.pop(future), result
         except BrokenProcessPool:
             advice = "perhaps for lack of memory, so use fewer; a script has to call it below if __name__ == '__main__'"
             raise InputError("jobs", f"one of {jobs} processes ended unexpectedly, {advice}") from None
+        except KeyboardInterrupt:
+            self.say("stopping")
+            raise
         finally:
-            stops[0] = len(waiting)
-            for process in multiprocessing.active_children() if waiting else ():
-                with suppress(ProcessLookupError):  # it has just ended
-                    if process.pid is not None:
-                        os.kill(process.pid, signal.SIGINT)  # what trains saves, then stops
+            if waiting:
+                stops[0] = 1
+                _stop(processes, set(map(int, begun)), waiting)
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _keep(self, name: str, value: Any, seconds: float) -> None:
-        """Add a value to the record."""
+    def _keep(self, name: str, result: _Result) -> None:
+        """Add a result to the record."""
+        value = result.value
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        record = {"key": name, "value": plain, "seconds": round(seconds, 2)}
+        record = {"key": name, "value": plain, "seconds": round(result.seconds, 2), "by": result.by}
+        record |= {"provenance": self.provenance}
+        replaces = name in self.records
         try:
             self.records[name] = record = json.loads(json.dumps(record, allow_nan=False))
         except (ValueError, TypeError) as error:
             raise TypeError(f"the value of {name} is no JSON: {error}") from None
         if not self.is_main:
+            return
+        if replaces:  # so that the file has one value for each key
+            self._write()
             return
         with (self.folder / RECORDS).open("a", encoding="utf-8") as file:
             file.write(sealed(record))
@@ -282,29 +353,71 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
 
     A record's name is the JSON of a list: the function's name, then the parts of the key.
 
+    Each record has the versions of this package that computed it ("by"). Records without them are older; they are of
+    the version in the first line.
+
     Raises:
-        InputError: for ``out``, if the file is not the record of a run, or its first line is damaged.
+        InputError: for ``out``, if the file is not the record of a run. It is a :class:`DamagedOptionsError` if the
+            first line is damaged and another one is not.
     """
+    check_regular("out", path)
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
-    try:
-        options = unsealed(first)["options"]
+    options, version = None, []
+    with suppress(ValueError, KeyError, TypeError):
+        content = unsealed(first)
+        options = dict(content["options"])
         options[HASHES] = dict(options[HASHES])
-    except (ValueError, KeyError, TypeError):
-        raise InputError("out", f"{path} is not the record of a run; move it away or choose another folder") from None
-    found, damaged = {}, []
+        version = [content["versions"]["whereformer"]]
+    records, damaged = {}, []
     for number, line in enumerate(rest, 2):
         try:
             record = unsealed(line)
             _, *_ = json.loads(record["key"])
-            found[record["key"]] = {**record, "value": record["value"]}
+            by = record.get("by", version)
+            if not fits(list[str], by) or not (by or options is None):
+                raise TypeError
+            records[record["key"]] = {**record, "value": record["value"], "by": by}
         except (ValueError, KeyError, TypeError):
             damaged.append(number)
-    return options, found, damaged
+    if options is None:
+        problem = f"the first line of {path} is damaged" if records else f"{path} is not the record of a run"
+        kind = DamagedOptionsError if records else InputError
+        raise kind("out", f"{problem}; move it away or choose another folder")
+    return options, records, damaged
 
 
-def _timed(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> tuple[Any, float]:
-    started = time.perf_counter()
-    return function(run, *shared, *key), time.perf_counter() - started
+class DamagedOptionsError(InputError):
+    """A file has records of a run, but the line with its options is damaged."""
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The value of a function at a key, the seconds that it took, and the versions of this package that computed it."""
+
+    value: Any
+    seconds: float
+    by: list[str]
+
+
+def _result(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> _Result:
+    """Call a function, and note what other versions have a part in its value."""
+    before, started = run.other_versions, time.perf_counter()
+    run.other_versions = set(before)
+    try:
+        value = function(run, *shared, *key)
+        return _Result(value, time.perf_counter() - started, sorted({this_version(), *run.other_versions}))
+    finally:
+        run.other_versions = before
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """Return a value of a type, of its JSON."""
+    return kind(**value) if is_dataclass(kind) and isinstance(kind, type) else value
+
+
+def _label(name: str) -> str:
+    """Return the name of a record for people to read."""
+    return " ".join(map(str, json.loads(name)))
 
 
 def _numbers(count: int) -> Any:
@@ -369,18 +482,33 @@ _this: dict[str, Any] = {}
 """What this process works with, if it is one of several."""
 
 
-def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, number: Any) -> None:
-    """Begin a process of several."""
+def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
+    """Begin a process of several. At the end, add its id to ``begun``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it works
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with number.get_lock():
+        index = number.value
+        number.value += 1
     if run.device == "cuda":
-        with number.get_lock():
-            torch.cuda.set_device(number.value % torch.cuda.device_count())
-            number.value += 1
+        torch.cuda.set_device(index % torch.cuda.device_count())
     torch.set_num_threads(run.threads)
     load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
     _this.update(function=function, run=run, shared=shared, stops=stops)
+    begun[index] = os.getpid()
+
+
+def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[_Result]]) -> None:
+    """Stop processes. A process that works saves its training first; one that has not begun has nothing to save."""
+    working = [process.pid for process in processes if process.pid is not None and process.pid in begun]
+    for pid in working:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGINT)
+    if working:  # they take whatever is queued, and raise at once
+        wait([future for future in futures if not future.cancel()])
+    for process in processes:
+        if process.pid not in working:
+            process.kill()  # importing takes many seconds, in which it heeds no signal
 
 
 def _end_with_parent() -> None:
@@ -391,13 +519,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _do(slot: int, key: Key) -> tuple[Any, float]:
+def _do(slot: int, key: Key) -> _Result:
     run = _this["run"]
     run.slot = slot
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if _this["stops"][0]:  # the signal came before this process heeded any
             raise KeyboardInterrupt
-        return _timed(_this["function"], run, _this["shared"], key)
+        return _result(_this["function"], run, _this["shared"], key)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .. import ranks
-from ..errors import InputError
+from ..errors import InputError, one_line
 
 
 def check_installed(tracker: str) -> None:
@@ -25,25 +26,51 @@ def check_installed(tracker: str) -> None:
 
 
 @contextmanager
-def reporting(tracker: str, folder: Path) -> Iterator[Callable[[int, Mapping[str, float]], Any]]:
-    """Yield what is told numbers by name, and after which step. Of several processes, the main one reports.
+def reporting(
+    tracker: str, folder: Path, say: Callable[[str], object]
+) -> Iterator[Callable[[int, Mapping[str, float]], Any]]:
+    """Yield a function that reports numbers by name, and after which step. Of several processes, the main one reports.
+
+    If a tracker fails, for instance without network, the training goes on without it, and a line says so.
 
     Args:
         tracker: "tensorboard", which writes files; "trackio" or "wandb", whose functions are the same; or "none".
         folder: the folder of the results, after which a run is named.
+        say: is told of an error.
     """
     if tracker == "none" or not ranks.is_main():
         yield lambda step, values: None
-    elif tracker == "tensorboard":
+    else:
+        report, end = _start(tracker, folder)
+        failed: list[str] = []
+
+        def attempt(call: Callable[..., object], *arguments: Any) -> None:
+            if not failed:
+                try:
+                    call(*arguments)
+                except Exception as error:  # of any kind, such as those of the network
+                    failed.append(one_line(str(error)) or type(error).__name__)
+                    say(f"{tracker} fails, and gets no more numbers: {failed[0]}")
+
+        try:
+            yield partial(attempt, report)
+        finally:
+            attempt(end)
+
+
+def _start(tracker: str, folder: Path) -> tuple[Callable[[int, Mapping[str, float]], object], Callable[[], object]]:
+    """Start a tracker. Return a function that reports numbers after a step, and one that ends it."""
+    if tracker == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(str(folder / "tensorboard")) as writer:
-            yield lambda step, values: [writer.add_scalar(name, value, step) for name, value in values.items()]
-    else:
-        module = import_module(tracker)
-        project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
-        module.init(project=project, name=folder.resolve().name)
-        try:
-            yield lambda step, values: module.log({**values, "step": step})
-        finally:
-            module.finish()
+        writer = SummaryWriter(str(folder / "tensorboard"))
+
+        def report(step: int, values: Mapping[str, float]) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+
+        return report, writer.close
+    module = import_module(tracker)
+    project = os.environ.get(f"{tracker.upper()}_PROJECT", "whereformer")
+    module.init(project=project, name=folder.resolve().name)
+    return lambda step, values: module.log({**values, "step": step}), module.finish

@@ -6,7 +6,6 @@ No step waits for the device. Losses stay there, and are fetched every ``log_eve
 from __future__ import annotations
 
 import math
-import shutil
 import signal
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,8 +23,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import manifest, ranks
 from ..data.windows import IGNORED
-from ..errors import InputError, one_line
-from ..files import new_folder
+from ..errors import InputError, listed, one_line
+from ..files import new_folder, remove
+from ..provenance import this_version
 from .optimizer import build_optimizer, build_schedule
 from .run import handling
 
@@ -75,11 +75,19 @@ class Training:
 
 @dataclass
 class Trained:
-    """A training so far: its steps, the loss of each, and the held-out scores, each with its step."""
+    """A training so far.
+
+    Args:
+        step: the number of steps.
+        losses: the loss of each step.
+        scores: the held-out scores, each with its step.
+        versions: the versions of this package that took the steps.
+    """
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
     scores: list[list[Any]] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class Checkpoints:
         what: JSON that says which training it is; a checkpoint of another one is passed over.
         say: is told which training continues, and which checkpoints are passed over, and why.
         keep: how many checkpoints to keep.
+        keeps: says whether a checkpoint of a version of this package counts, as :meth:`.run.Run.keeps` does.
         also: writes more into the folder of each, such as the model as other programs read it.
     """
 
@@ -101,6 +110,7 @@ class Checkpoints:
     say: Callable[[str], None] = print
     keep: int = 1
     also: Callable[[Path], object] = lambda folder: None
+    keeps: Callable[[str], bool] = lambda version: version == this_version()
 
 
 class NotFiniteError(InputError):
@@ -146,6 +156,7 @@ def train(
 
     Raises:
         NotFiniteError: if a loss is not finite.
+        InputError: if it is not finite since its batch has no label.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
     """
     state = _State.of(model, training, device)
@@ -155,6 +166,7 @@ def train(
     if checkpoints is not None and done.step:
         checkpoints.say(f"{checkpoints.folder}: continuing after step {done.step:,} of {training.steps:,}")
         on_log(done.step, done.losses[-1])
+    done.versions = sorted({*done.versions, this_version()})
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
     interrupts: list[int] = []
@@ -173,6 +185,7 @@ def train(
             new = [fmean(each) for each in zip(*(values for values, _ in found), strict=True)]
             for number, loss in enumerate(new, done.step + 1):
                 if not math.isfinite(loss):
+                    _check_labels(batches(number - 1), number)
                     raise NotFiniteError.after(number - 1, training.rate)
             on_log(step - done.step, new[-1])
             tell(step, {"train/loss": new[-1]})
@@ -240,8 +253,9 @@ class _State:
                 torch.save({**parts, "random": numbers}, partial / "state.pt")
                 to.also(partial)
                 manifest.write(partial, {"what": to.what, "done": asdict(done)})
-            for older in _folders(to.folder)[: -to.keep]:
-                shutil.rmtree(older)
+            # Later ones were passed over. They stay until this training gets so far, and must not push this one out.
+            for older in _folders(to.folder, done.step)[: -to.keep]:
+                remove(older)
         ranks.wait()
 
     def load(self, of: Checkpoints) -> Trained:
@@ -280,10 +294,10 @@ def _random_numbers(device: torch.device) -> dict[str, Tensor]:
     return {"cpu": torch.get_rng_state(), **cuda}
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints, in the order of their steps."""
+def _folders(folder: Path, last: float = math.inf) -> list[Path]:
+    """Return the folders of checkpoints, in the order of their steps, up to a last step."""
     found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
-    return [found[step] for step in sorted(found)]
+    return [found[step] for step in sorted(found) if step <= last]
 
 
 def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
@@ -292,8 +306,13 @@ def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
         if (problem := manifest.problem(folder, {"what": of.what})) is None:
             done: Any = manifest.read(folder).get("done")
             if manifest.fits(Trained, done) and (found := Trained(**done)).step == len(found.losses) > 0:
-                return folder, found
-            problem = "it is of another version"
+                found.versions = found.versions or [manifest.version(folder)]
+                refused = [version for version in found.versions if not of.keeps(version)]
+                if not refused:
+                    return folder, found
+                problem = f"it is of whereformer {listed(refused)} (--keep-versions continues it)"
+            else:
+                problem = "its manifest has something else"
         of.say(f"passing over {folder}: {problem}")
     return None
 
@@ -317,6 +336,12 @@ def _parts(batch: Batch, accumulate: int) -> list[tuple[float | None, Batch]]:
             part = {name: each[[row] * max(1, len(part["labels"]))] for name, each in batch.items()}
         parts.append((share, part))
     return parts
+
+
+def _check_labels(batch: Batch, step: int) -> None:
+    """Check that a batch has a label, if it has labels at all. A mean over zero labels is not a number."""
+    if "labels" in batch and not _labels(batch["labels"]):
+        raise InputError(None, f"step {step:,} has nothing to predict, so its loss is not a number; give other data")
 
 
 def _labels(labels: Tensor) -> int:

@@ -31,8 +31,8 @@ from .heads import (  # noqa: E402
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .seq2seq.config import Seq2SeqConfig  # noqa: E402
-from .seq2seq.model import Seq2SeqForConditionalGeneration  # noqa: E402
+from .seq2seq import Seq2SeqForConditionalGeneration  # noqa: E402
+from .seq2seq_config import Seq2SeqConfig  # noqa: E402
 from .unpadding import unpad  # noqa: E402
 
 __all__ = [

@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 
 from ..errors import InputError, meant, shown
 from ..kernels.choose import BACKENDS
+from ..kernels.tracing import can_look
 from ..positions import check_name
 
 
@@ -36,6 +37,17 @@ def whole_numbers(name: str, numbers: Tensor) -> Tensor:
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         raise InputError(name, f"expected whole numbers, got {numbers.dtype}")
     return numbers.long()
+
+
+def real_tokens(mask: Tensor | None) -> Tensor | None:
+    """Return which tokens a mask of padding, (batch, n), calls real.
+
+    A mask that hides nothing is None, as if there were none, where looking at it would not stall a device.
+    """
+    if mask is None:
+        return None
+    real = mask.bool()
+    return None if can_look(real) and bool(real.all()) else real
 
 
 def embedded_tokens(

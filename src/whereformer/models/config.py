@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any, ClassVar, Self
 
 from ..errors import InputError, shown
-from ..positions import method_names
+from ..positions import component_names
 from .blocks import Block, parse_blocks, parse_windows
 from .checks import MOST_IDS, MOST_WIDTH, StrictConfig
 from .pooling import Pooling
@@ -69,6 +69,7 @@ class EncoderConfig(StrictConfig):
         hidden_size: width of the hidden states.
         embedding_size: width of the token embeddings; if below hidden_size, they are projected up (ALBERT). None:
             equal.
+        embedding_projection: whether embeddings as wide as hidden_size are projected, too (ALBERT).
         num_attention_heads: heads; they must divide hidden_size.
         intermediate_size: hidden width of the feed-forward layers. None: 4 * hidden_size; if they are gated, two thirds
             of that, rounded up to a multiple of 8, so that they have about as many weights.
@@ -163,6 +164,7 @@ class EncoderConfig(StrictConfig):
     activations = ("hidden_act", "classifier_act")
 
     embedding_size: int = None  # type: ignore[assignment]  # filled in below
+    embedding_projection: bool = False
     blocks: str = "12"
     decoder_layers: str = "0"
     with_decoder: bool = True
@@ -281,7 +283,7 @@ class EncoderConfig(StrictConfig):
             raise InputError("length", f"expected at least 1, got {length}")
         lengths = [length]
         for _ in parse_blocks(self.blocks)[1:]:
-            lengths.append(self.make_pooling().length(lengths[-1]))
+            lengths.append(self.make_pooling().pooled_length(lengths[-1]))
         return tuple(lengths)
 
     def make_pooling(self) -> Pooling:
@@ -305,6 +307,6 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in PRESETS:
         raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {shown(name)}")
     preset = {field: value for field, value in PRESETS[name].items() if field not in changes}
-    if "position" in changes and PRESETS[name].get("position") not in method_names(changes["position"]):
+    if "position" in changes and PRESETS[name].get("position") not in component_names(changes["position"]):
         preset.pop("position_options", None)
     return {**preset, **changes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -15,15 +15,15 @@ from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..kernels.varlen import packed_texts
-from ..positions import Position, Site
-from ..positions.counting import places_in, places_of
+from ..positions import PositionMethod, Site
+from ..positions.visible_keys import positions_from_mask, positions_in_documents, previous_token
 from .blocks import parse_blocks
-from .checkpoints.loading import LoadingReport
-from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, whole_numbers
+from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, real_tokens, whole_numbers
 from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
-from .pooling import Texts, unpool
+from .loading_report import LoadingReport
+from .pooling import FunnelState, PackedDocuments
 
 if TYPE_CHECKING:
     from jaxtyping import Integer, Shaped
@@ -40,11 +40,11 @@ class Embeddings(nn.Module):
         self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
         self.norm = layer_norm(config, width)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        narrow = width != config.hidden_size
-        self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if narrow else None
+        projects = config.embedding_projection or width != config.hidden_size
+        self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if projects else None
 
     def forward(
-        self, words: Tensor, token_type_ids: Tensor | None, position: Position, positions: PositionsLike
+        self, words: Tensor, token_type_ids: Tensor | None, position: PositionMethod, positions: PositionsLike
     ) -> Tensor:
         """Embed words (batch, n, embedding_size) into (batch, n, hidden_size)."""
         hidden = words * position.embedding_scale
@@ -76,12 +76,12 @@ class EncoderPreTrainedModel(OneDeviceModel):
     accepts_loss_kwargs = False
 
     loading_report: LoadingReport | None = None
-    """What :func:`whereformer.load_pretrained` kept, dropped and initialised, if it loaded this model."""
+    """What :func:`whereformer.load_pretrained` kept, dropped and initialized, if it loaded this model."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Position):
+        if isinstance(module, PositionMethod):
             module.reset_parameters()
         if isinstance(module, Attention) and module.sinks is not None:
             nn.init.normal_(module.sinks, std=self.config.initializer_range)
@@ -114,7 +114,11 @@ class Encoder(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
-        more = {"embedding_size": config.embedding_size, "separate_cls": config.separate_cls, "passes": config.passes}
+        more = {
+            "embedding_size": config.embedding_size,
+            "separate_cls": config.separate_cls,
+            "layer_of_pass": config.passes,
+        }
         self.position = position_of(config, config.num_hidden_layers, causal=config.causal, **more)
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
@@ -124,7 +128,7 @@ class Encoder(EncoderPreTrainedModel):
         self.passes = config.passes if config.with_decoder else config.passes[: ends[-1]]
         self.decoder = range(ends[-1], len(self.passes))
         self.windows = config.layer_windows()
-        content = self.position.content
+        content = self.position.uses_query_key
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
         if not config.first_norm and self.passes.count(0) == 1:
             # No pass would use it.
@@ -165,8 +169,8 @@ class Encoder(EncoderPreTrainedModel):
                 with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document, whose ids stand side
                 by side. Positions start again with each run of equal ids by default. In a causal model, position_ids
-                that do so are enough, if there is no attention_mask. A model that pools takes one row without padding,
-                and pools each apart.
+                that do so at a real token are enough, with or without an attention_mask. A model that pools takes one
+                row without padding, and pools each apart.
             cu_seq_lens_q, seq_idx: in place of document_ids, what transformers' collators say of packed rows: where the
                 texts of one row begin and the last one ends, (texts + 1,), and a number for each text, (batch, n).
                 position_ids then have to start at 0 in each, which is checked on the CPU. ``cu_seq_lens_k`` equals
@@ -190,41 +194,47 @@ class Encoder(EncoderPreTrainedModel):
         words = embedded_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
-        whole, texts = self._site(words, input_ids, attention_mask, inputs)
-        places = whole.queries
-        if whole.end is not None and texts is None and self.position.offsets_suffice():
+        site, documents = self._site(words, input_ids, attention_mask, inputs)
+        positions = site.query_positions
+        if site.position_stop is not None and documents is None and self.position.depends_on_offsets_only():
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
-            at = Positions(0, 1, words.shape[1])
-            whole = replace(whole, queries=at, keys=at, end=None)
-        share = self.position.share if may_share(self.layers) else lambda site: site
-        site = whole = share(whole)
-        # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
-        hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, places)
+            row_positions = Positions(0, 1, words.shape[1])
+            site = replace(site, query_positions=row_positions, key_positions=row_positions, position_stop=None)
+        share = self.position.with_shared if may_share(self.layers) else lambda site: site
+        funnel = FunnelState(self.pooling, site, documents, share, pool_query_only=self.config.pool_query_only)
         with_weights = asks_for("output_attentions", inputs, self.config)
-        states = [hidden] if asks_for("output_hidden_states", inputs, self.config) else None
-        attentions, first, now = [], None, texts
-        pooled_blocks = {block.start for block in self.blocks[1:]}
-        for number in chain(*self.blocks, self.decoder):
-            if number == self.decoder.start:
-                assert first is not None
-                hidden, site, first = self._unpooled(hidden, texts, now, words.shape[1]) + first, whole, None
-                if states is not None:
-                    states.append(hidden)
-            here, queries, memory = site, hidden, None
-            if number in pooled_blocks:
-                first = hidden if first is None and self.has_decoder else first
-                if now is not None or self.pooling.applies_to(hidden.shape[1]):
-                    queries, pooled = self.pooling.hidden(hidden, now), self.pooling.site(site, now)
-                    before, here = site, share(pooled)
-                    site, now = here, None if now is None else now.pooled
-                    if self.config.pool_query_only:
-                        # The first layer of a block attends to the tokens before pooling.
-                        here, memory = share(pooled.with_keys_of(before)), hidden
-            here = replace(here, layer=number, window=self.windows[number])
-            hidden, weights = self.layers[self.passes[number]](queries, self.position, here, memory, with_weights)
+        attentions: list[Tensor | None] = []
+        states: list[Tensor] | None = [] if asks_for("output_hidden_states", inputs, self.config) else None
+
+        def run_layer(number: int, queries: Tensor, layer_site: Site, memory: Tensor | None = None) -> Tensor:
+            layer_site = replace(layer_site, layer=number, window=self.windows[number])
+            layer = self.layers[self.passes[number]]
+            hidden, weights = layer(queries, self.position, layer_site, memory, with_weights)
             attentions.append(weights)
             if states is not None:
                 states.append(hidden)
+            return hidden
+
+        # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
+        hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, positions)
+        if states is not None:
+            states.append(hidden)
+        first_block_states = None
+        for index, block in enumerate(self.blocks):
+            if index == 1 and self.has_decoder:
+                first_block_states = hidden
+            for number in block:
+                if index > 0 and number == block.start:
+                    hidden = run_layer(number, *funnel.pool(hidden))
+                else:
+                    hidden = run_layer(number, hidden, funnel.site)
+        if first_block_states is not None:
+            hidden = funnel.unpool(hidden, 2 ** (len(self.blocks) - 1), words.shape[1]) + first_block_states
+            first_block_states = None
+            if states is not None:
+                states.append(hidden)
+        for number in self.decoder:
+            hidden = run_layer(number, hidden, funnel.site)
         if self.norm is not None:
             hidden = self.norm(hidden)
             if states is not None:
@@ -233,19 +243,12 @@ class Encoder(EncoderPreTrainedModel):
             last_hidden_state=hidden,
             hidden_states=None if states is None else tuple(states),
             attentions=tuple(attentions) if with_weights else None,
-            documents=site.query_documents,
+            documents=funnel.site.query_documents,
         )
-
-    def _unpooled(self, hidden: Tensor, texts: Texts | None, now: Texts | None, length: int) -> Tensor:
-        """Repeat pooled states to the length that the decoder works at."""
-        times = 2 ** (len(self.blocks) - 1)
-        if texts is None or now is None:
-            return unpool(hidden, times, length, self.config.separate_cls)
-        return texts.unpool(hidden, now, times)
 
     def _site(
         self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
-    ) -> tuple[Site, Texts | None]:
+    ) -> tuple[Site, PackedDocuments | None]:
         """Check what attention needs to know about the tokens; return where they attend to one another, and the texts
         that pooling has to keep apart."""
         shape = batch, length = tuple(words.shape[:2])
@@ -257,28 +260,29 @@ class Encoder(EncoderPreTrainedModel):
         if positions is not None:
             check_positions("position_ids", positions, batch, length)
             self.position.check_axes("position_ids", positions)
-        documents = self._documents(words, attention_mask, inputs)
-        texts = self._texts(documents, attention_mask)
+        real = real_tokens(attention_mask)
+        documents = self._documents(words, real, inputs)
+        texts = self._texts(documents, real)
         # Pooled documents are numbered, whatever their ids were.
-        documents = documents if texts is None else texts.documents
+        documents = documents if texts is None else texts.ids
         if self.config.segments != "attention":
             types = None
         elif types is not None:
             check_types(types, number_of_types(self.config))
-        real = None if attention_mask is None else attention_mask.bool()
         starts = None
         if documents is not None and types is not None:
             # Padding is no part of a document, whatever its id.
-            first = places_in(documents, real)[0] == 0
+            first = positions_in_documents(documents, real)[0] == 0
             starts = first if real is None else first & real
         at, end = self._places(input_ids, length, documents, inputs)
-        more = {"key_mask": real, "causal": self.config.causal, "end": end}
-        return Site.within(at, documents=documents, segments=types, starts=starts, **more), texts
+        more = {"key_mask": real, "causal": self.config.causal, "position_stop": end}
+        return Site.self_attention(at, documents=documents, segments=types, starts=starts, **more), texts
 
-    def _documents(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
+    def _documents(self, words: Tensor, real: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
 
-        As in transformers, positions tell documents apart only without a mask, which says where positions may repeat.
+        A document begins at a real token whose position is not behind that of the real token before. Positions of
+        padding may repeat.
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
         batch, length = words.shape[:2]
@@ -287,22 +291,26 @@ class Encoder(EncoderPreTrainedModel):
             raise InputError("document_ids", "expected None beside cu_seq_lens_q or seq_idx, which say the same")
         if documents is not None or texts is not None:
             return texts if documents is None else whole_numbers("document_ids", documents)
-        if positions is None or positions.dim() == 3 or attention_mask is not None or not self.config.causal:
+        if positions is None or positions.dim() == 3 or not self.config.causal:
             return None
-        at = positions if positions.is_floating_point() else positions.long()
-        begins = at[..., 1:] <= at[..., :-1]
+        at = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
+        if real is None:
+            begins = functional.pad(at[:, 1:] <= at[:, :-1], (1, 0))
+        else:
+            before, at = previous_token(real), at.expand(batch, -1)
+            begins = real & (before >= 0) & (at <= at.gather(1, before.clamp(min=0)))
         if can_look(begins) and not begins.any():
             return None
-        return functional.pad(begins, (1, 0)).cumsum(-1).expand(batch, -1)
+        return begins.cumsum(1).expand(batch, -1)
 
-    def _texts(self, documents: Tensor | None, attention_mask: Tensor | None) -> Texts | None:
+    def _texts(self, documents: Tensor | None, real: Tensor | None) -> PackedDocuments | None:
         """Return the texts of a row that pooling has to keep apart, if there are several and it pools."""
         if documents is None or len(self.blocks) == 1:
             return None
-        if attention_mask is not None or len(documents) != 1:
+        if real is not None or len(documents) != 1:
             name = "attention_mask" if len(documents) == 1 else "document_ids"
             raise InputError(name, "a model that pools takes packed texts in one row, without padding")
-        return Texts.of(documents, self.pooling)
+        return PackedDocuments.from_ids(documents, self.pooling)
 
     def _places(
         self, input_ids: Tensor | None, length: int, documents: Tensor | None, inputs: EncoderInputs
@@ -314,10 +322,10 @@ class Encoder(EncoderPreTrainedModel):
             return given, None
         real = None if input_ids is None or self.config.count_padding else input_ids != self.config.pad_token_id
         if documents is None:
-            at = None if real is None else places_of(real)
+            at = None if real is None else positions_from_mask(real)
             return Positions(0, 1, length) if at is None else at, None
         longest = inputs.get("max_length_q")
-        places, end = places_in(documents, real, longest)
+        places, end = positions_in_documents(documents, real, longest)
         if longest is not None and (not isinstance(longest, int) or (can_look(places) and longest < end)):
             raise InputError("max_length_q", f"expected the length of the longest text, {end}, got {shown(longest)}")
         if given is not None and can_look(given) and not (given == places).all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,82 +35,81 @@ class Pooling:
     mask: str
 
     def applies_to(self, length: int) -> bool:
-        """Whether a sequence is long enough to pool: two tokens besides [CLS], one of which may be dropped."""
+        """Return whether a sequence is long enough to pool: two tokens besides [CLS], one of which may be dropped."""
         return length > (2 if self.separate_cls else 1)
 
-    def length(self, length: int) -> int:
-        """The number of tokens after pooling."""
+    def pooled_length(self, length: int) -> int:
+        """Return the number of tokens after pooling."""
         if not self.applies_to(length):
             return length
         if not self.separate_cls:
             return (length + 1) // 2
         return 1 + (length - self.truncate) // 2
 
-    def hidden(
-        self, hidden: Float[Tensor, "batch n width"], texts: Texts | None = None
+    def pool_hidden(
+        self, hidden: Float[Tensor, "batch n width"], documents: PackedDocuments | None = None
     ) -> Float[Tensor, "batch pooled width"]:
-        """Pool hidden states (batch, n, width) to (batch, pooled n, width); each of a row's texts by itself."""
-        first, second = self._pairs(hidden, texts)
+        """Pool hidden states (batch, n, width) to (batch, pooled n, width). Packed documents are pooled separately."""
+        first, second = self._pairs(hidden, documents)
         if self.mode == "mean":
             return (first + second) / 2
         return torch.maximum(first, second) if self.mode == "max" else torch.minimum(first, second)
 
-    def site(self, site: Site, texts: Texts | None = None) -> Site:
-        """Pool where tokens attend to one another: masks by both tokens, segments and explicit positions by the first
-        of the two."""
+    def pool_site(self, site: Site, documents: PackedDocuments | None = None) -> Site:
+        """Pool a site: masks by both tokens of each pair, segments and explicit positions by the first token."""
         segments, starts = (
-            None if rows is None else self._pairs(rows, texts)[0] for rows in (site.key_segments, site.key_starts)
+            None if rows is None else self._pairs(rows, documents)[0] for rows in (site.key_segments, site.key_starts)
         )
         mask = site.key_mask
         if mask is not None:
             first, second = self._pairs(mask)
             mask = first | second if self.mask == "any" else first & second
-        documents = None if texts is None else texts.pooled.documents
-        at: PositionsLike
-        if texts is not None and site.end is not None:
-            # What texts reach is known, so positions are those of the texts; others are given.
-            at, least = texts.pooled.positions, texts.pooled.least
+        positions: PositionsLike
+        if documents is not None and site.position_stop is not None:
+            # The encoder counted these positions itself; without a known end, the caller passed them.
+            positions, least = documents.pooled.positions, documents.pooled.least
         else:
-            at, least = self._positions(site.keys, texts), 0
-        more = {"key_mask": mask, "causal": site.causal, "end": site.end, "least": least}
-        return Site.within(at, documents=documents, segments=segments, starts=starts, **more)
+            positions, least = self._positions(site.key_positions, documents), 0
+        ids = None if documents is None else documents.pooled.ids
+        more = {"key_mask": mask, "causal": site.causal, "position_stop": site.position_stop, "min_position": least}
+        return Site.self_attention(positions, documents=ids, segments=segments, starts=starts, **more)
 
-    def _positions(self, positions: PositionsLike, texts: Texts | None) -> PositionsLike:
+    def _positions(self, positions: PositionsLike, documents: PackedDocuments | None) -> PositionsLike:
         if isinstance(positions, Positions):
             # [CLS] moves as far away from the next token as that token is from its own neighbor.
             stride = 2 * positions.stride
             start = positions.start - positions.stride if self.separate_cls else positions.start
-            return Positions(start, stride, self.length(positions.length))
-        pooled = self._pairs(torch.atleast_2d(positions), texts)[0]
+            return Positions(start, stride, self.pooled_length(positions.length))
+        pooled = self._pairs(torch.atleast_2d(positions), documents)[0]
         return pooled[0] if positions.dim() == 1 else pooled
 
-    def _pairs(self, rows: Tensor, texts: Texts | None = None) -> tuple[Tensor, Tensor]:
-        """Return the first and the second of every pair in (batch, n, ...).
+    def _pairs(self, rows: Tensor, documents: PackedDocuments | None = None) -> tuple[Tensor, Tensor]:
+        """Return the first and the second token of every pair in (batch, n, ...).
 
-        A separate [CLS], and a token left alone, are their own second.
+        A separate [CLS], and a token without a neighbor, are both tokens of their pair.
         """
-        if texts is not None:
-            first, second = texts.pairs
+        if documents is not None:
+            first, second = documents.pairs
             return rows[:, first], rows[:, second]
-        kept = int(self.separate_cls)
-        cls, rows = rows[:, :kept], rows[:, kept : rows.shape[1] - kept * self.truncate]
+        num_cls = int(self.separate_cls)
+        cls, rows = rows[:, :num_cls], rows[:, num_cls : rows.shape[1] - num_cls * self.truncate]
         first, second = rows[:, ::2], rows[:, 1::2]
         # There is no branch on the length, so that the same compiled code serves even and odd lengths.
         return torch.cat((cls, first), 1), torch.cat((cls, second, first[:, second.shape[1] :]), 1)
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The texts of one row, as far as they have been pooled, each by itself as if it had the row alone.
+class PackedDocuments:
+    """The documents of one packed row after some poolings. Each is pooled as if it had the row for itself.
 
-    Numbers are on the CPU, since the number of pooled tokens depends on them; only indices go to the device.
+    Lengths are on the CPU, because the number of pooled tokens depends on them; only indices go to the device.
 
     Args:
-        pooling: what halves each text.
-        device: where the tokens are.
-        lengths: (texts,), the number of tokens in each.
-        start, stride: (texts,), the position of each text's first token, and from one token to the next.
-        least: what no position is below; [CLS] moves below 0 when its text is pooled.
+        pooling: how a document is halved.
+        device: the device of the tokens.
+        lengths: (documents,), the number of tokens in each.
+        start, stride: (documents,), the position of each document's first token, and the distance between neighbors.
+        least: a lower bound of all positions; [CLS] moves below 0 when its document is pooled.
     """
 
     pooling: Pooling
@@ -120,60 +120,119 @@ class Texts:
     least: int = 0
 
     @classmethod
-    def of(cls, documents: Tensor, pooling: Pooling) -> Texts:
-        """Return the texts of a row before pooling, by the runs of equal ids in documents (1, n); waits for them."""
-        lengths = documents[0].cpu().unique_consecutive(return_counts=True)[1]
-        return cls(pooling, documents.device, lengths, torch.zeros_like(lengths), torch.ones_like(lengths))
+    def from_ids(cls, ids: Tensor, pooling: Pooling) -> PackedDocuments:
+        """Return the documents of a row before pooling, by the runs of equal ids (1, n); this waits for the device."""
+        lengths = ids[0].cpu().unique_consecutive(return_counts=True)[1]
+        return cls(pooling, ids.device, lengths, torch.zeros_like(lengths), torch.ones_like(lengths))
 
     @cached_property
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """The text of each token, and its number there, (n,) each."""
-        text = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
-        return text, torch.arange(len(text)) - self._first[text]
+    def _tokens(self) -> tuple[Tensor, Tensor]:
+        """The document of each token, (n,), and the token's index within it, (n,)."""
+        document = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+        return document, torch.arange(len(document)) - self._first_token[document]
 
     @cached_property
-    def _first(self) -> Tensor:
+    def _first_token(self) -> Tensor:
+        """The index of each document's first token in the row, (documents,)."""
         return self.lengths.cumsum(0) - self.lengths
 
     @cached_property
-    def documents(self) -> Tensor:
-        """The number of each token's text, (1, n)."""
-        return self._rows[0][None].to(self.device)
+    def ids(self) -> Tensor:
+        """The number of each token's document, (1, n)."""
+        return self._tokens[0][None].to(self.device)
 
     @cached_property
     def positions(self) -> Tensor:
-        """The position of each token in its text, (1, n)."""
-        text, here = self._rows
-        return (self.start[text] + self.stride[text] * here)[None].to(self.device)
+        """The position of each token within its document, (1, n)."""
+        document, index = self._tokens
+        return (self.start[document] + self.stride[document] * index)[None].to(self.device)
 
     @cached_property
-    def pooled(self) -> Texts:
-        """The texts after one more pooling, which leaves short ones as they are."""
-        kept, length = int(self.pooling.separate_cls), self.pooling.length
-        lengths = torch.tensor([length(n) for n in self.lengths.tolist()], dtype=torch.int64)
-        applies = lengths < self.lengths
-        start = torch.where(applies, self.start - kept * self.stride, self.start)
-        stride = torch.where(applies, 2 * self.stride, self.stride)
-        return replace(self, lengths=lengths, start=start, stride=stride, least=2 * self.least - kept)
+    def pooled(self) -> PackedDocuments:
+        """The documents after one more pooling, which does not change short ones."""
+        num_cls, pooled_length = int(self.pooling.separate_cls), self.pooling.pooled_length
+        lengths = torch.tensor([pooled_length(length) for length in self.lengths.tolist()], dtype=torch.int64)
+        is_pooled = lengths < self.lengths
+        start = torch.where(is_pooled, self.start - num_cls * self.stride, self.start)
+        stride = torch.where(is_pooled, 2 * self.stride, self.stride)
+        return replace(self, lengths=lengths, start=start, stride=stride, least=2 * self.least - num_cls)
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """The two tokens that each pooled token is made of, (pooled n,) each; the same one twice if it stays alone."""
-        kept, truncate = int(self.pooling.separate_cls), int(self.pooling.separate_cls and self.pooling.truncate)
-        text, here = self.pooled._rows
-        applies = (self.pooled.lengths < self.lengths)[text] & (here >= kept)
-        first = torch.where(applies, 2 * here - kept, here)
-        second = torch.where(applies, first + 1, here).minimum((self.lengths - truncate)[text] - 1).maximum(first)
-        return (self._first[text] + first).to(self.device), (self._first[text] + second).to(self.device)
+        """The two tokens of each pooled token, (pooled n,) each; the same token twice if it has no neighbor."""
+        num_cls, truncate = int(self.pooling.separate_cls), int(self.pooling.separate_cls and self.pooling.truncate)
+        document, index = self.pooled._tokens
+        is_pair = (self.pooled.lengths < self.lengths)[document] & (index >= num_cls)
+        first = torch.where(is_pair, 2 * index - num_cls, index)
+        last = (self.lengths - truncate)[document] - 1
+        second = torch.where(is_pair, first + 1, index).minimum(last).maximum(first)
+        row_start = self._first_token[document]
+        return (row_start + first).to(self.device), (row_start + second).to(self.device)
 
-    def unpool(self, hidden: Tensor, pooled: Texts, times: int) -> Tensor:
-        """Repeat each state of the pooled texts, (1, pooled n, width), for these; see :func:`unpool`."""
-        kept = int(self.pooling.separate_cls)
-        text, here = self._rows
-        source = torch.where(here < kept, here, kept + (here - kept) // times)
-        exists = source < pooled.lengths[text]
-        rows = pooled._first[text] + source.where(exists, 0)
+    def unpool(self, hidden: Tensor, pooled: PackedDocuments, times: int) -> Tensor:
+        """Repeat the states of pooled documents, (1, pooled n, width), for these documents; see :func:`unpool`."""
+        num_cls = int(self.pooling.separate_cls)
+        document, index = self._tokens
+        source = torch.where(index < num_cls, index, num_cls + (index - num_cls) // times)
+        exists = source < pooled.lengths[document]
+        rows = pooled._first_token[document] + source.where(exists, 0)
         return hidden[:, rows.to(self.device)] * exists[:, None].to(self.device)
+
+
+class FunnelState:
+    """Which tokens attend to which at the current depth of one forward through a funnel.
+
+    Args:
+        pooling: how the sequence is halved between blocks.
+        site: where the tokens attend to one another before pooling.
+        documents: the packed documents that are pooled separately; None if each row is one document.
+        share: adds to a site what its layers compute once.
+        pool_query_only: whether the first layer of a block attends to the tokens before pooling.
+    """
+
+    def __init__(
+        self,
+        pooling: Pooling,
+        site: Site,
+        documents: PackedDocuments | None,
+        share: Callable[[Site], Site],
+        *,
+        pool_query_only: bool,
+    ) -> None:
+        self.pooling, self.share, self.pool_query_only = pooling, share, pool_query_only
+        self.full_site = self.site = share(site)
+        self.full_documents = self.documents = documents
+
+    def pool(self, hidden: Tensor) -> tuple[Tensor, Site, Tensor | None]:
+        """Pool before a block, unless the sequence is too short.
+
+        Args:
+            hidden: (batch, n, width), the states of the block before.
+
+        Returns:
+            For the block's first layer: its queries (batch, pooled n, width), its site, and its memory. The memory is
+            ``hidden`` if only queries are pooled, otherwise None.
+        """
+        if self.documents is None and not self.pooling.applies_to(hidden.shape[1]):
+            return hidden, self.site, None
+        queries = self.pooling.pool_hidden(hidden, self.documents)
+        unpooled_site, pooled_site = self.site, self.pooling.pool_site(self.site, self.documents)
+        self.site = self.share(pooled_site)
+        if self.documents is not None:
+            self.documents = self.documents.pooled
+        if not self.pool_query_only:
+            return queries, self.site, None
+        return queries, self.share(pooled_site.with_keys_of(unpooled_site)), hidden
+
+    def unpool(self, hidden: Tensor, times: int, length: int) -> Tensor:
+        """Return to the full length: repeat states (batch, pooled n, width) to (batch, length, width).
+
+        ``times`` is the number of tokens that a state stands for.
+        """
+        self.site = self.full_site
+        if self.full_documents is None or self.documents is None:
+            return unpool(hidden, times, length, self.pooling.separate_cls)
+        return self.full_documents.unpool(hidden, self.documents, times)
 
 
 def unpool(

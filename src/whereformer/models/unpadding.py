@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +10,7 @@ from transformers import DataCollatorWithFlattening, PreTrainedModel
 
 from ..errors import InputError
 from ..kernels.varlen import PACKED
+from .attachment.trial import copy_without_hooks
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -66,7 +66,7 @@ def _check(module: Any) -> None:
     batch["position_ids"] += module._infer_flatten_position_offset()
     batch = {name: value.to(own.device) if torch.is_tensor(value) else value for name, value in batch.items()}
     # In half precision, rounding changes as much as other texts may.
-    exact = copy.deepcopy(own).float().eval()
+    exact = copy_without_hooks(own, {}).float().eval()
     rows = [{"input_ids": torch.tensor([text], device=own.device)} for text in texts]
     *parts, packed = (exact(**given)[0] for given in (*rows, batch))
     alone = torch.cat(parts, 1)

@@ -15,10 +15,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import Positions, PositionsLike, Term, attention
 from ..kernels.call import check_term
-from . import Position, PositionRangeError, Site, build_position, check_name
+from . import PositionMethod, PositionRangeError, Site, build_position, check_name
 from .base import OffsetFunction
 
 __all__ = ["check_position"]
@@ -28,12 +29,14 @@ WIDTH, HEADS, LAYERS, MAX_LENGTH = 16, 2, 4, 24
 
 _SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "num_layers": LAYERS, "max_length": MAX_LENGTH}
 _BFLOAT16_ERROR = 0.06
+_FAR_OFFSETS = (-1001, -517, -259, 0, 1, 259, 517, 1001)
+"""Offsets of which bfloat16 rounds the far ones."""
 
-_Build: TypeAlias = Callable[..., Position]
+_Build: TypeAlias = Callable[..., PositionMethod]
 """What builds the method, with parameters that all matter, in float64 or the dtype that it gets."""
 
 
-def check_position(method: type[Position] | str, *, compiles: bool = False, **options: Any) -> None:
+def check_position(method: type[PositionMethod] | str, *, compiles: bool = False, **options: Any) -> None:
     """Check that a position method keeps the laws that attention, models and commands rely on.
 
     The method is built for a model of 4 layers of width 16 with 2 heads and ``max_length`` 24, and run by itself and in
@@ -55,7 +58,7 @@ def check_position(method: type[Position] | str, *, compiles: bool = False, **op
         check_name(method)
     name = method if isinstance(method, str) else method.__name__
 
-    def build(dtype: torch.dtype = torch.float64) -> Position:
+    def build(dtype: torch.dtype = torch.float64) -> PositionMethod:
         position = build_position(method, **sizes).to(dtype)
         spread(position)
         return position
@@ -72,7 +75,7 @@ def check_position(method: type[Position] | str, *, compiles: bool = False, **op
                 raise AssertionError(f"{name} breaks the law {title!r}: {kind}{said}") from error
 
 
-def spread(position: Position) -> None:
+def spread(position: PositionMethod) -> None:
     """Draw every parameter far from its initial value, between 0.3 and 1 with a random sign, so that it matters."""
     for parameter in position.parameters():
         sign = torch.randint(2, parameter.shape) * 2 - 1
@@ -85,7 +88,7 @@ _PROJECTIONS = torch.randn(3, WIDTH, WIDTH, generator=torch.Generator().manual_s
 
 
 def attend(
-    position: Position,
+    position: PositionMethod,
     words: Tensor,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
@@ -120,7 +123,7 @@ def attend(
     ]
     query, key, value = projected
     of_site = {name: options.pop(name) for name in _OF_SITE & options.keys()}
-    site = position.share(Site(queries_at, keys_at, layer, **of_site))
+    site = position.with_shared(Site(queries_at, keys_at, layer, **of_site))
     out = position.attend(queries, query, key, value, site, **options)
     return out.transpose(1, 2).flatten(2)
 
@@ -138,14 +141,14 @@ def _tensors(terms: tuple[Term, ...]) -> list[Tensor]:
     return [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, Tensor)]
 
 
-def _hooks(position: Position, words: Tensor, heads: Tensor, site: Site) -> list[Tensor]:
+def _hooks(position: PositionMethod, words: Tensor, heads: Tensor, site: Site) -> list[Tensor]:
     """Return everything that a method's hooks return for a layer."""
     query, key, value = heads
-    found = [position.embed(words, site.keys)]
+    found = [position.embed(words, site.key_positions)]
     found += _tensors(position.terms(words, site))
-    if position.content:
+    if position.uses_query_key:
         found += _tensors(position.content_terms(query, key, site))
-        found += position.rotate(query, key, value, site)
+        found += position.transform_qkv(query, key, value, site)
     return found
 
 
@@ -177,15 +180,17 @@ def _keeps_shapes(build: _Build) -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         position, words, heads = build(dtype), _words(7, dtype=dtype), _heads(7, dtype)
         before = words.clone(), heads.clone()
-        site = position.share(Site(Positions(4, 1, 3), Positions(0, 1, 7), 1))
-        hidden = position.embed(words, site.keys)
+        site = position.with_shared(Site(Positions(4, 1, 3), Positions(0, 1, 7), 1))
+        hidden = position.embed(words, site.key_positions)
         _demand_like(hidden, words, "embed returned")
         given = heads[0][:, :, -3:], heads[1], heads[2]
         terms = {"terms": position.terms(hidden[:, -3:], site)}
-        if position.content:
+        if position.uses_query_key:
             terms["content_terms"] = position.content_terms(*given[:2], site)
-            for name, old, new in zip(("query", "key", "value"), given, position.rotate(*given, site), strict=True):
-                _demand_like(new, old, f"rotate returned a {name} of")
+            for name, old, new in zip(
+                ("query", "key", "value"), given, position.transform_qkv(*given, site), strict=True
+            ):
+                _demand_like(new, old, f"transform_qkv returned a {name} of")
         for name, found in terms.items():
             _demand(isinstance(found, tuple), f"{name} returned a {type(found).__name__}, expected a tuple of terms")
             for term in found:
@@ -201,7 +206,7 @@ def _needs_nothing_shared(build: _Build) -> None:
     position, words, heads, at = build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
     for layer in (0, LAYERS - 1):
         site = Site(at, at, layer)
-        given, alone = (_hooks(position, words, heads, each) for each in (position.share(site), site))
+        given, alone = (_hooks(position, words, heads, each) for each in (position.with_shared(site), site))
         for ours, theirs in zip(given, alone, strict=True):
             _demand_close(ours, theirs, f"layer {layer} with site.shared and without")
 
@@ -229,7 +234,7 @@ def _resets(build: _Build) -> None:
     """reset_parameters draws every parameter, only by functions of torch.nn.init, which loaders switch off."""
     position = build()
     before = {name: parameter.detach().clone() for name, parameter in position.named_parameters()}
-    methods = [module for module in position.modules() if isinstance(module, Position)]
+    methods = [module for module in position.modules() if isinstance(module, PositionMethod)]
     off: dict[str, Any] = {name: lambda tensor, *_, **__: tensor for name in dir(torch.nn.init) if name.endswith("_")}
     with patch.multiple(torch.nn.init, **off):
         for method in methods:
@@ -336,9 +341,9 @@ def _takes_or_refuses_fractions(build: _Build) -> None:
         for layer in range(LAYERS):
             _demand_finite(attend(position, words, fractions, fractions, layer=layer), "attention at such positions")
     except TypeError as error:
-        _demand(not position.fractional, f"the method takes fractional positions, but raised {error}")
+        _demand(not position.accepts_fractional, f"the method takes fractional positions, but raised {error}")
         return
-    _demand(position.fractional, "the method takes no fractional positions, but did not refuse them")
+    _demand(position.accepts_fractional, "the method takes no fractional positions, but did not refuse them")
     _demand_close(attend(position, words, whole, whole), attend(position, words), "whole positions as float32")
 
 
@@ -346,14 +351,31 @@ def _is_shift_invariant(build: _Build) -> None:
     """The same number added to all positions changes nothing, where shift_invariant claims it."""
     position, words = build().eval(), _words(9)
     for stride in (1, 3) if position.shift_invariant else ():
-        # Position 0 may be [CLS]'s.
-        at = Positions(1, stride, 9)
+        # Position 0 may be that of [CLS].
+        at = Positions(0, stride, 9)
         expected = attend(position, words, at, at, layer=1)
-        for start in (3, 400):
+        for start in (-2, 3, 400):
             moved = Positions(start, stride, 9)
             for places in (moved, moved.values()):
                 found = attend(position, words, places, places, layer=1)
-                _demand_close(found, expected, f"positions from {start} instead of 1")
+                _demand_close(found, expected, f"positions from {start} instead of 0")
+
+
+def _says_whether_it_acts_on_content(build: _Build) -> None:
+    """Query and key may be left out, unless needs_query_key says that the method acts on them."""
+    position, words, (query, key, value), at = build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
+    if position.needs_query_key or not position.uses_query_key:
+        return
+    words = position.embed(words, at)
+    for layer in range(LAYERS):
+        site = Site(at, at, layer)
+        found, expected = position.transform_qkv(query, key, value, site), (query, key)
+        for name, ours, theirs in zip(("query", "key"), found, expected, strict=False):
+            _demand(torch.equal(ours, theirs), f"transform_qkv changes the {name}")
+        _demand(position.content_terms(query, key, site) == (), "content_terms returned terms")
+        nothing = torch.zeros_like(query)
+        expected_out = position.attend(words, nothing, nothing, value, site)
+        _demand_close(position.attend(words, None, None, value, site), expected_out, "attention without query and key")
 
 
 def _has_the_curve_that_it_adds(build: _Build) -> None:
@@ -373,26 +395,65 @@ def _has_the_curve_that_it_adds(build: _Build) -> None:
         return
     # Scores read off values that name their keys.
     for places in (at, at.values()):
-        (term,) = position.terms(_words(9), Site(places, places, 2))
-        weights = attention(None, None, torch.eye(9).double().expand(1, HEADS, -1, -1), (term,))
+        terms = position.terms(_words(9), Site(places, places, 2))
+        weights = attention(None, None, torch.eye(9).double().expand(1, HEADS, -1, -1), terms)
         _demand_close(weights[0], curve.softmax(-1), "weights of the terms and of the curve")
+
+
+class _Widening(TorchDispatchMode):
+    """Computes in float64 what asks for float32 by name; torch's default type is up to the caller."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return function(*args, **wide)
+
+
+def _is_exact_in_float64(build: _Build) -> None:
+    """In float64, curves, terms and features have the precision of float64."""
+    position, words, heads, at = build().eval(), _words(9), _heads(9), Positions(4, 1, 9)
+
+    def compute() -> list[Tensor]:
+        results = [
+            each for places in (at, at.values()) for each in _hooks(position, words, heads, Site(places, places, 1))
+        ]
+        curve = position.curve(_FAR_OFFSETS, layer=1)
+        return results if curve is None else [*results, curve]
+
+    results, default = compute(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widening():  # type: ignore[no-untyped-call]
+            exact = compute()
+    finally:
+        torch.set_default_dtype(default)
+    for ours, theirs in zip(results, exact, strict=True):
+        _demand_close(ours, theirs, "a tensor, beside the same with all operations in float64,", 1e-13)
 
 
 def _is_exact_in_bfloat16(build: _Build) -> None:
     """bfloat16 rounds the output, never the positions."""
     position, words, heads = build(torch.bfloat16).eval(), _words(50).bfloat16(), _heads(50).bfloat16()
-    out, at = attend(position, words[:, :8]), Positions(513, 1, 50)  # there bfloat16 has every fourth whole number
-    try:
-        found = _hooks(position, words, heads, Site(at, at, 1))
-    except PositionRangeError:
-        found = []
+    out, near, far = attend(position, words[:, :8]), Positions(513, 1, 50), Positions(1001, 1, 50)
+    # From 512 on, bfloat16 has every fourth whole number.
+    sites = {"positions from 513": Site(near, near, 1), "offsets near 1001": Site(far, Positions(0, 1, 50), 1)}
+    results = {}
+    for name, site in sites.items():
+        try:
+            results[name] = _hooks(position, words, heads, site)
+        except PositionRangeError:
+            continue
+    curve = position.curve(_FAR_OFFSETS, layer=1)
     position, words, heads = position.double(), words.double(), heads.double()
     _demand_close(out, attend(position, words[:, :8]), "attention in bfloat16", _BFLOAT16_ERROR)
-    exact = _hooks(position, words, heads, Site(at, at, 1)) if found else []
-    for ours, theirs in zip(found, exact, strict=True):
-        # A table may end where the precision does, and numbers that overflow can't be compared.
-        if ours.shape == theirs.shape and theirs.isfinite().all():
-            _demand_close(ours, theirs, f"positions from {at.start} in bfloat16", 20 * torch.finfo(torch.bfloat16).eps)
+    for name, tensors in results.items():
+        for ours, theirs in zip(tensors, _hooks(position, words, heads, sites[name]), strict=True):
+            # A table may end where the precision does, and numbers that overflow can't be compared.
+            if ours.shape == theirs.shape and theirs.isfinite().all():
+                _demand_close(ours, theirs, f"{name} in bfloat16", 20 * torch.finfo(torch.bfloat16).eps)
+    if curve is not None:
+        exact = position.curve(_FAR_OFFSETS, layer=1)
+        assert exact is not None
+        _demand_close(curve, exact, "the curve of parameters in bfloat16, which is at least float32,", 1e-5)
 
 
 def _has_shapes_without_data(build: _Build) -> None:
@@ -433,7 +494,9 @@ LAWS: tuple[Callable[[_Build], None], ...] = (
     _knows_its_range,
     _takes_or_refuses_fractions,
     _is_shift_invariant,
+    _says_whether_it_acts_on_content,
     _has_the_curve_that_it_adds,
+    _is_exact_in_float64,
     _is_exact_in_bfloat16,
     _has_shapes_without_data,
 )

@@ -56,6 +56,8 @@ class Analyze(Recipe):
     out: Annotated[Path, Free] = Path("runs/analyze")
     """Folder for the results."""
 
+    outputs = (FINDINGS,)
+
     def check(self) -> None:
         if not self.model:
             raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")
@@ -66,6 +68,8 @@ class Analyze(Recipe):
         models: list[findings.ModelFindings] = []
         short = [Path(path).resolve().name for path in self.model]
         names = short if len(set(short)) == len(short) else self.model
+        for path in self.model:
+            loading.check_there(path)
         for path, name in zip(self.model, names, strict=True):
             run.say(f"analyzing {name}")
             with torch.no_grad():

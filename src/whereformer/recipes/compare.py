@@ -9,7 +9,8 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -200,6 +201,14 @@ class Compare(ManyRuns):
     def small(self) -> bool:
         return self.hidden_size < SIZES["medium"]["hidden_size"]
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        names = [
+            self.model_folder(*key).name for key in product(self.positions, range(self.seed, self.seed + self.seeds))
+        ]
+        models = [f"models/{name}/" for name in names]
+        return ("cache/text/", *models, *(f"checkpoints/{name}/checkpoint-{SAVE_EVERY}/" for name in names))
+
     def check(self) -> None:
         if self.causal and self.mask_rate != Compare.mask_rate:
             raise InputError("mask_rate", "causal models mask nothing; leave it out")
@@ -231,14 +240,20 @@ class Compare(ManyRuns):
         seeds = range(self.seed, self.seed + self.seeds)
         tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
         run.expect(len(names) * (tried + len(seeds) * self.steps))
-        trials = run.each([(name,) for name in names], self.search, material, kind=Trials, steps=tried) if tried else {}
+        trials: dict[tuple[str], Trials] = {}
+        if tried:
+            rows = [(name,) for name in names]
+            trials = run.each(rows, self.search, material, kind=Trials, steps=tried, problem=self.problem_of_trials)
         best: dict[str, float | None] = dict.fromkeys(names, self.rates[0])
         for (name,), found in trials.items():
             best[name] = found.best(self.rates, self.learning_rate)
             run.say(f"{name}, losses of short trainings by learning rate: {self.told(found)}")
         keys = [(seed, name) for seed, name in product(seeds, names) if best[name] is not None]
         outcomes = run.each(
-            keys, self.train, material, best, kind=drawing.Outcome, steps=self.steps, problem=self.problem
+            *(keys, self.train, material, best),
+            kind=drawing.Outcome,
+            steps=self.steps,
+            problem=partial(self.problem, labels=material.held_out.count_labels()),
         )
         return self.report(material, outcomes, best, seeds, trials)
 
@@ -249,7 +264,7 @@ class Compare(ManyRuns):
         if text.paths:
             run.say(text.about_files)
         encoded = encode.open_or_encode(
-            run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.say
+            run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.say, run.keeps
         )
         training, held_out = len(encoded.training), len(encoded.held_out)
         if min(training, held_out) < (longest := max(*self.judged, scoring.HeldOut.GROUP)):
@@ -336,9 +351,10 @@ class Compare(ManyRuns):
         model: Any = encoders.build(config, seed)
         facts = self.facts(seed, position)
         checkpoints = run.folder / "checkpoints" / self.model_folder(position, seed).name
-        kept = training.Checkpoints(checkpoints, SAVE_EVERY, [facts, rate], run.say)
+        kept = training.Checkpoints(checkpoints, SAVE_EVERY, [facts, rate], run.say, keeps=run.keeps)
         plan = training.Training(steps=self.steps, rate=rate)
         about = f"{position}, seed {seed}"
+        self.try_lengths(model.to(run.device), held_out)
         try:
             trained = self.fit(run, material, model, seed, plan, run.step, checkpoints=kept)
         except training.NotFiniteError as error:
@@ -364,9 +380,15 @@ class Compare(ManyRuns):
             losses=[round(loss, 4) for loss in trained.losses],
             scores=scores,
             # Losses by window, to tell a real difference between two methods from chance in the held-out text.
-            windows=[round(float(part.mean()), 4) for part in everything[0].split(64)],
+            windows=[round(float(part.mean()), 4) for part in everything[0].split(drawing.WINDOW)],
             parameters=methods.parameters(model)["positional_parameters"],
             flops=self.flops(config),
+        )
+
+    def try_lengths(self, model: Any, held_out: scoring.HeldOut) -> None:
+        """Let an untrained model read a batch of each length, so that whatever goes wrong there costs no training."""
+        encoders.at_lengths(
+            self.judged, lambda length: scoring.lm_score(model, islice(held_out.windows(length, TOKENS), 1))
         )
 
     def flops(self, config: models.EncoderConfig) -> int | None:
@@ -385,12 +407,28 @@ class Compare(ManyRuns):
         """Return the folder for the trained model of a method and seed."""
         return self.out / "models" / f"{position.replace('/', ',')}-{seed}"  # no name of a method has a comma
 
-    def problem(self, key: tuple[int, str]) -> str | None:
-        """Return why the model of a key does not count, or None if it does."""
+    def problem(self, key: tuple[int, str], outcome: Outcome, *, labels: int | None = None) -> str | None:
+        """Return why the model of a key does not count, or None if it does.
+
+        Args:
+            key: its seed and method.
+            outcome: its record.
+            labels: how many held-out tokens models are judged by, if that is known.
+        """
         seed, position = key
         folder = self.model_folder(position, seed)
+        windows = len(outcome.windows) if labels is None else math.ceil(labels / drawing.WINDOW)
+        sizes = len(outcome.losses), len(outcome.scores), len(outcome.windows)
+        if not outcome.failed and (
+            sizes != (self.steps, len(self.judged), windows) or isinstance(outcome.scores[0], str)
+        ):
+            return "its record lacks losses or scores"
         found = manifest.problem(folder, self.facts(seed, position))
         return None if found is None else f"{folder}: {found}"
+
+    def problem_of_trials(self, key: tuple[str], trials: Trials) -> str | None:
+        """Return why the short trainings of a method do not count, or None if they do."""
+        return None if len(trials.losses) == len(self.rates) else "its record lacks losses"
 
     def fitting_steps(self, run: Run, material: Material) -> int:
         """Return the steps that fit the minutes, by the time of a few steps of each method."""
@@ -477,19 +515,24 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
     """Return a finished comparison: its options, and its models by method and seed.
 
     Raises:
-        InputError: for ``out``, if the folder holds something else.
+        InputError: for ``out``, if the folder holds something else; for another option, if its record has a bad value.
     """
     path = folder / running.RECORDS
     options, records, _ = running.read_records(path) if path.exists() else ({}, {}, [])
     if options.get(RECIPE) != Compare.NAME:
         raise InputError("out", f"{folder} has no results of whereformer compare")
-    known = {field.name for field in fields(Compare)}
+    known = {field.name for field in fields(Compare)} - {"out"}
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})
     if recipe.minutes is not None and (planned := records.get('["fitting_steps"]')) is not None:
         recipe = replace(recipe, minutes=None, steps=planned["value"])
     runs: dict[str, dict[int, Outcome]] = {}
     for name, record in records.items():
         what, *key = json.loads(name)
-        if what == "train" and not record["value"]["failed"]:
-            runs.setdefault(key[1], {})[key[0]] = Outcome(**record["value"])
+        if what != "train":
+            continue
+        if not (manifest.fits(tuple[int, str], key) and manifest.fits(drawing.Outcome, record["value"])):
+            raise InputError("out", f"{path} has something else as {name}; run the same whereformer compare again")
+        outcome = drawing.Outcome(**record["value"])
+        if not outcome.failed:
+            runs.setdefault(key[1], {})[key[0]] = outcome
     return recipe, runs

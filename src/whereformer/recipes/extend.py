@@ -24,6 +24,7 @@ with lazily(__name__):
     from .. import manifest
     from ..analysis import losses
     from ..data import corpus
+    from ..data.tokenizers import check_predictable
     from ..lab import loading
     from ..lab import train as training
     from ..lab.report.report import Figure, Report
@@ -58,7 +59,7 @@ class Outcome:
     documents: int
     held_out: int
     limit: int
-    curve: list[list[float]]
+    curve: Annotated[list[Any], list[tuple[float, float, float, float]]]
     chunks_found: float
     losses: list[float]
 
@@ -102,6 +103,8 @@ class Extend(Recipe):
     threads: Annotated[int | None, Range(1, MOST_RUNS), Free] = None
     """Threads on the CPU. Default: torch's."""
 
+    outputs = ("model/", "checkpoints/checkpoint-1/")
+
     def run(self, run: Run) -> Report:
         run.threads = self.threads or run.threads
         teacher = encoders.load_encoder(self.model)
@@ -114,12 +117,17 @@ class Extend(Recipe):
         run.say(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.source_of(self.data)}")
         about = {**self.record(), "text": digest}
         model = run.folder / "model"
+
+        def problem(key: Any, outcome: Outcome) -> str | None:
+            whole = outcome.curve and len(outcome.losses) == self.steps
+            return manifest.problem(model, about) if whole else "its record lacks losses or scores"
+
         outcome = run.each(
             [()],
             *(self.train, teacher, windows, about),
             kind=Outcome,
             steps=self.steps,
-            problem=lambda key: manifest.problem(model, about),
+            problem=problem,
         )[()]
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
         report = self.report(outcome)
@@ -150,6 +158,7 @@ class Extend(Recipe):
         largest, words = int(windows.max()), teacher.model.get_input_embeddings().num_embeddings
         if largest >= words:
             raise InputError("model", f"its tokenizer belongs to another model: it has token id {largest} of {words}")
+        check_predictable(teacher.tokenizer, windows.flatten().bincount(minlength=words), "the text")
         return windows
 
     def train(self, run: Run, teacher: encoders.SentenceEncoder, windows: Tensor, about: dict[str, Any]) -> Outcome:
@@ -177,7 +186,7 @@ class Extend(Recipe):
                 score=lambda step: judge(student),
                 score_at=[round(self.steps * part / JUDGED) for part in range(1, JUDGED + 1)],
                 checkpoints=training.Checkpoints(
-                    run.folder / "checkpoints", max(1, self.steps // JUDGED), about, run.say
+                    run.folder / "checkpoints", max(1, self.steps // JUDGED), about, run.say, keeps=run.keeps
                 ),
                 on_log=run.step,
             )

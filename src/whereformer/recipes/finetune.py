@@ -69,10 +69,10 @@ def variants_of(position: str, kernels: Sequence[int]) -> list[Variant]:
     Raises:
         InputError: if the method has TISA and no number is above 0.
     """
-    parts = positions.method_names(position)
+    parts = positions.component_names(position)
     if "tisa" in parts:
         without = ("+".join(part for part in place if part != "tisa") for place in positions.layer_pattern(position))
-        rest = positions.own_name("/".join(place or "none" for place in without))
+        rest = positions.canonical_name("/".join(place or "none" for place in without))
         found = [Variant(f"S = {number}", position, number) for number in kernels if number]
     else:
         rest = "learned" if "learned" in parts and len(parts) > 1 else "none"
@@ -243,13 +243,22 @@ class Finetune(ManyRuns, Trains):
         # Every model is trained with one seed before the next.
         seeds = range(self.seed, self.seed + self.seeds)
         keys = [(task, name, seed) for task in read for seed in seeds for name in self.variants]
-        tuned = run.each(keys, self.tune, kind=Tuned, steps=lambda task, *_: self.steps(task))
+        steps = {task: self.steps(task) for task in read}
+        tuned = run.each(keys, self.tune, kind=Tuned, steps=lambda task, *_: steps[task], problem=self.problem)
         return self.report(tuned, seeds)
 
     def steps(self, task: str) -> int:
         """Return the number of training steps of a run."""
         rows = len(self.prepared.tasks[task].train.rows)
         return max(1, round(self.epochs * math.ceil(rows / self.batch_size)))
+
+    def problem(self, key: tuple[str, str, int], tuned: Tuned) -> str | None:
+        """Return why a fine-tuned model's scores do not count, or None if they do."""
+        rows = self.prepared.tasks[key[0]]
+        metrics = [set(scores) for scores in tuned.scores.values()]
+        expected = [set(rows.task.metrics)] * len(rows.judged)
+        whole = tuned.losses and tuned.scores.keys() == rows.judged.keys() and metrics == expected
+        return None if whole else "its record lacks losses or scores"
 
     def tune(self, run: Run, task: str, name: str, seed: int) -> Tuned:
         """Fine-tune a model on a task with a seed, score it, and read what its heads add to scores."""

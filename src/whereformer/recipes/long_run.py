@@ -54,6 +54,12 @@ class Outcome:
     saved: dict[str, float]
     about: dict[str, Any]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has losses, and the same scores after each step and of the saved model."""
+        names = {tuple(scores) for scores in (self.saved, *(scores for _, scores in self.scores))}
+        return bool(self.losses and self.scores) and len(names) == 1 and "loss" in self.saved
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongRun(Trains):
@@ -77,6 +83,17 @@ class LongRun(Trains):
     """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
     installed."""
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        caches = ("cache/text/",) if self.cache is None else ()
+        tracked = ("tensorboard/events/",) if self.tracker == "tensorboard" else ()
+        return ("model/", "checkpoints/checkpoint-1/", *caches, *tracked)
+
+    @property
+    def tracker(self) -> str:
+        """The program to report to, or "none"."""
+        return self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
+
     def check(self) -> None:
         trackers.check_installed(self.report_to or "none")
         if self.dry_run and ranks.size() > 1:
@@ -90,9 +107,13 @@ class LongRun(Trains):
             return Report("What would be trained?", [self.DRY], [plan])
         run.say(plan)
         facts = {"options": run.options, **work.read}
-        problem = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
+        damage = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
+
+        def problem(key: Any, outcome: Outcome) -> str | None:
+            return damage or (None if outcome.is_complete else "its record lacks losses or scores")
+
         with loading.quiet_transformers():
-            found = run.each([()], self.train, work, facts, kind=Outcome, steps=work.steps, problem=lambda key: problem)
+            found = run.each([()], self.train, work, facts, kind=Outcome, steps=work.steps, problem=problem)
         outcome = found[()]
         title, sentences = self.told(work, outcome)
         last = {} if outcome.saved == outcome.scores[-1][1] else {"saved": outcome.saved}
@@ -138,8 +159,7 @@ class LongRun(Trains):
             facts: what the training is of, as JSON.
             also: writes more into the folder of each checkpoint.
         """
-        tracker = self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
-        with trackers.reporting(tracker, self.out) as tell:
+        with trackers.reporting(self.tracker, self.out, run.say) as tell:
 
             def scored(step: int) -> dict[str, float]:
                 scores = score(step)
@@ -155,7 +175,7 @@ class LongRun(Trains):
                 score=scored,
                 score_at=scored_steps(every, plan.steps),
                 checkpoints=training.Checkpoints(
-                    run.folder / "checkpoints", every, facts, run.say, getattr(self, "keep", 2), also
+                    run.folder / "checkpoints", every, facts, run.say, getattr(self, "keep", 2), also, run.keeps
                 ),
                 on_log=run.step,
                 tell=tell,

@@ -215,7 +215,7 @@ class Pretrain(long_run.LongRun):
         run.identify("text", hashes["text"], "data")
         run.identify("tokenizer", hashes["tokenizer"], "tokenizer")
         with ranks.main_first():
-            encoded = encode.open_or_encode(cache, text, choice, run.say)
+            encoded = encode.open_or_encode(cache, text, choice, run.say, run.keeps)
         config, ids = self.config(encoded.vocabulary), encoded.vocabulary
         windows = text_windows.Windows(
             encoded.training,

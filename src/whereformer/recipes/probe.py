@@ -308,8 +308,13 @@ class Probe(ManyRuns):
     def run(self, run: Run) -> Report:
         seeds = range(self.seed, self.seed + self.seeds)
         keys = product(seeds, self.tasks, self.positions)
-        outcomes = run.each(keys, self.train, kind=Outcome, steps=self.steps)
+        outcomes = run.each(keys, self.train, kind=Outcome, steps=self.steps, problem=self.problem)
         return self.report(outcomes, seeds)
+
+    def problem(self, key: tuple[int, str, str], outcome: Outcome) -> str | None:
+        """Return why an outcome does not count, or None if it does."""
+        whole = outcome.failed or len(outcome.scores) == len(self.lengths)
+        return None if whole else "its record lacks scores"
 
     def train(self, run: Run, seed: int, task: str, position: str) -> Outcome:
         """Train a method on a task with a seed, and judge it at every length."""

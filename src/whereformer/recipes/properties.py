@@ -133,7 +133,8 @@ def _held_out(recipe: Compare) -> HeldOut:
     version = options[HASHES].get(f"{VERSION}plugin")
     if version is not None and f"{methods.PLUGIN}{version}" not in sys.modules:
         raise InputError("measure", f"{recipe.out} has models of a plugin; `plugin` has to name the file as it was")
-    encoded = open_or_encode(recipe.out / "cache", text, TokenizerChoice(None, recipe.vocab_size))
+    choice = TokenizerChoice(None, recipe.vocab_size)
+    encoded = open_or_encode(recipe.out / "cache", text, choice, keeps=lambda version: True)  # as it was for the models
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
 
@@ -144,7 +145,7 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
         methods.known_methods([name])
     except InputError as error:
         raise InputError("measure", f"{error.reason}; `plugin` names the file that registers it") from None
-    if (problem := recipe.problem((seed, name))) is not None:
+    if (problem := recipe.problem((seed, name), runs[name][seed])) is not None:
         told = f"{recipe.out} has no trained model of {name!r} ({problem}); run the same whereformer compare again"
         raise InputError("measure", told)
     with quiet_transformers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import normalizers
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,13 +22,42 @@ from ..models import Encoder
 from ..models.checkpoints.files import check_has_config
 from ..positions.learned import Learned
 
-LIST, LIMIT = "modules.json", "sentence_bert_config.json"
-PROMPTS = "config_sentence_transformers.json"
-SETTINGS = (LIST, PROMPTS, LIMIT)
-"""Its steps, such as pooling; its prompts and similarity; and ``max_seq_length``, unless the tokenizer has it."""
+LIST, PROMPTS = "modules.json", "config_sentence_transformers.json"
+"""The steps of a model, such as pooling; its prompts and similarity."""
+READERS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The names of the settings of the first step, of which sentence-transformers takes the first file with any."""
 MODULES = ("Transformer", "Pooling", "Normalize")
 """The steps that are known, in this order. The last one is optional."""
 POOLINGS = ("mean", "cls")
+
+ANY = object()
+"""Stands for all values of a setting: those that are read elsewhere, or that change no vector and are copied."""
+NOTHING: tuple[Any, ...] = (None, {}, [], "")
+STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+KNOWN: dict[str, dict[str, Any]] = {
+    LIST: dict.fromkeys(("idx", "name", "path", "type", "kwargs"), ANY),
+    "Transformer": {
+        **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs", "modality_config"), ANY),
+        "transformer_task": ("feature-extraction",),
+        "module_output_name": ("token_embeddings",),
+        **dict.fromkeys(("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"), NOTHING),
+        **dict.fromkeys(("processing_kwargs", "model_args", "tokenizer_args", "config_args"), NOTHING),
+        **dict.fromkeys(("model_kwargs", "processor_kwargs", "config_kwargs"), NOTHING),
+    },
+    "Pooling": dict.fromkeys(
+        ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt"), ANY
+    ),
+    "Normalize": dict.fromkeys(("module_input_name", "module_output_name"), ("sentence_embedding", None)),
+    PROMPTS: {
+        **dict.fromkeys(("__version__", "prompts", "similarity_fn_name", "truncate_dim"), ANY),
+        "model_type": ("SentenceTransformer", None),
+        "default_prompt_name": NOTHING,
+    },
+}
+"""By kind of file, the settings that are known, and their values that can be kept."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +111,8 @@ def load_encoder(path: str) -> SentenceEncoder:
         download = "`hf download NAME --local-dir FOLDER` gets one from the Hugging Face Hub"
         raise InputError("model", f"expected a folder with a model, got {path!r}; {download}")
     check_has_config("model", folder)
-    pooling, limit = _settings(folder)
+    _sentence_files(folder)
+    pooling, limit, lowercase = _settings(folder)
     model = load(path)
     most = len(learned(model).weight)
     if "-" in model.config.blocks:
@@ -89,37 +121,91 @@ def load_encoder(path: str) -> SentenceEncoder:
     lacking = [name for name in ("cls", "sep") if getattr(tokenizer, f"{name}_token_id") is None]
     if lacking:
         raise InputError("model", f"{path}: its tokenizer has no {lacking[0]} token")
+    if lowercase:
+        _lowercase(tokenizer)
     limit = min(limit or tokenizer.model_max_length, most)
     if type(limit) is not int or limit < 3:
         raise InputError("model", f"expected one that reads at least 3 tokens, got {shown(limit)}")
     return SentenceEncoder(model, tokenizer, pooling, limit)
 
 
-def _settings(folder: Path) -> tuple[str, int | None]:
-    """Read how the modules of a folder of sentence-transformers pool the states, and how many tokens they read.
+def _settings(folder: Path) -> tuple[str, int | None, bool]:
+    """Read how the modules of a folder of sentence-transformers pool the states, how many tokens they read, and whether
+    they write text in lowercase first.
 
     The number is None if the tokenizer says it. Other folders have no modules, and their states are averaged.
 
     Raises:
-        InputError: for ``model``, if a file can't be read, or there is a module or a pooling that is not known.
+        InputError: for ``model``, if a file can't be read, or there is a module, a pooling or a setting that is not
+            known.
     """
     modules = _read(folder, LIST, list)
     if modules is None:
-        return "mean", None
-    if (_read(folder, PROMPTS, dict) or {}).get("model_type") == "CrossEncoder":
-        raise InputError("model", f"expected a model that makes vectors, got a CrossEncoder: {folder}")
-    kinds = [str(step.get("type") if isinstance(step, dict) else step).rpartition(".")[2] for step in modules]
-    if tuple(kinds) not in (MODULES, MODULES[:2]):
-        raise InputError("model", f"expected the modules {', '.join(MODULES)}, got {some_of(kinds)}")
+        return "mean", None, False
+    kind = (_read(folder, PROMPTS, dict) or {}).get("model_type")
+    if kind not in (None, "SentenceTransformer"):
+        raise InputError("model", f"expected a model that makes vectors, got a {shown(kind)[1:-1]}: {folder}")
+    _check_settings(PROMPTS, PROMPTS, _read(folder, PROMPTS, dict) or {})
+    kinds = [str(step.get("type") if isinstance(step, dict) else step) for step in modules]
+    # Modules of other packages have their full names, and so are not known.
+    names = tuple(re.sub(r"^sentence_transformers\..*\.", "", kind) for kind in kinds)
+    if names not in (MODULES, MODULES[:2]):
+        raise InputError("model", f"expected the modules {', '.join(MODULES)}, got {some_of(names)}")
+    reader = _reader(folder)
+    settings = _read(folder, reader, dict) or {}
+    _check_settings(reader, "Transformer", settings)
+    states = settings.get("modality_config", {"text": STATES})
+    if not isinstance(states, dict) or states.get("text") != STATES:
+        raise InputError(
+            "model", f"expected the last hidden states as modality_config in {reader}, got {shown(states)}"
+        )
     # Only the name, since a path may lead out of the folder.
-    step = Path(str(modules[1].get("path", "1_Pooling"))).name
-    ways = _ways(_read(folder, str(Path(step) / "config.json"), dict) or {})
+    defaults = "", "1_Pooling", "2_Normalize"
+    paths = [Path(str(step.get("path", path))).name for step, path in zip(modules, defaults, strict=False)]
+    if paths[0]:
+        raise InputError("model", f"expected '' as the path of the Transformer in {LIST}, got {shown(paths[0])}")
+    for step in modules:
+        _check_settings(LIST, LIST, step)
+    later = {name: str(Path(path) / "config.json") for name, path in zip(names[1:], paths[1:], strict=True)}
+    for name, file in later.items():
+        _check_settings(file, name, _read(folder, file, dict) or {})
+    ways = _ways(_read(folder, later["Pooling"], dict) or {})
     if len(ways) != 1 or ways[0] not in POOLINGS:
         raise InputError("model", f"expected pooling by {' or '.join(POOLINGS)}, got {some_of(ways)}")
-    limit = (_read(folder, LIMIT, dict) or {}).get("max_seq_length")
+    limit, lowercase = settings.get("max_seq_length"), settings.get("do_lower_case") or False
     if limit is not None and not (isinstance(limit, int) and limit > 0):
-        raise InputError("model", f"expected a number of tokens as max_seq_length in {LIMIT}, got {shown(limit)}")
-    return ways[0], limit
+        raise InputError("model", f"expected a number of tokens as max_seq_length in {reader}, got {shown(limit)}")
+    if not isinstance(lowercase, bool):
+        raise InputError("model", f"expected true or false as do_lower_case in {reader}, got {shown(lowercase)}")
+    return ways[0], limit, lowercase
+
+
+def _reader(folder: Path) -> str:
+    """Return the name of the file with the settings of the first step; that of BERT if there is none."""
+    return next((name for name in READERS if _read(folder, name, dict)), READERS[0])
+
+
+def _check_settings(file: str, kind: str, settings: dict[str, Any]) -> None:
+    """Raise an InputError for a setting of a file, of a kind in KNOWN, whose effect on vectors would not be kept."""
+    for name, value in settings.items():
+        if kind == "Pooling" and name.startswith("pooling_mode_"):
+            continue
+        if name not in KNOWN[kind]:
+            raise InputError("model", f"{file} has {shown(name)}, which is not known; got {shown(value)}")
+        known = KNOWN[kind][name]
+        if known is not ANY and value not in known:
+            raise InputError(
+                "model", f"expected {' or '.join(map(repr, known))} as {name} in {file}, got {shown(value)}"
+            )
+
+
+def _lowercase(tokenizer: Any) -> None:
+    """Let a tokenizer write text in lowercase first, as sentence-transformers does if its settings say so."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise InputError("model", "expected a tokenizer with a tokenizer.json beside do_lower_case, got another")
+    steps = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 
 def _ways(pooling: dict[str, Any]) -> list[str]:
@@ -183,6 +269,21 @@ def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None
     keep_sentence_settings(original, folder, limit=encoder.limit)
 
 
+def _sentence_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that only sentence-transformers needs; other folders have none.
+
+    Raises:
+        InputError: for ``model``, if one is a device, a pipe or a socket.
+    """
+    if not (folder / LIST).exists():
+        return []
+    # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
+    names = [LIST, PROMPTS, _reader(folder), "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors"]
+    files = [file for name in names for file in sorted(folder.glob(name))]
+    check_regular("model", *files)
+    return files
+
+
 def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | None = None) -> None:
     """Copy what sentence-transformers needs beside a model from its folder to that of another model.
 
@@ -198,16 +299,10 @@ def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | Non
         InputError: for ``model``, if a file to copy is a device, a pipe or a socket.
     """
     source = Path(source)
-    if not (source / LIST).exists():
-        return
-    # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
-    names = [*SETTINGS, "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors"]
-    files = [file for name in names for file in sorted(source.glob(name))]
-    check_regular("model", *files)
-    for file in files:
+    for file in _sentence_files(source):
         copy = target / file.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
-    if limit is not None and (file := target / LIMIT).exists():
+    if limit is not None and (file := target / _reader(source)).exists():
         told = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps({**told, "max_seq_length": limit}, indent=2) + "\n", encoding="utf-8")

@@ -177,7 +177,7 @@ class Translate(long_run.LongRun):
         text = parallel.fingerprint(self.parts)
         run.identify("text", text, "data")
         with ranks.main_first():
-            encoded, tokenizer = parallel.open_or_encode(cache, self.parts, text, self.vocab_size, run.say)
+            encoded, tokenizer = parallel.open_or_encode(cache, self.parts, text, self.vocab_size, run.say, run.keeps)
         rows, pairs = {}, {}
         for name, every in encoded.items():
             full = (every.lengths > 0).all(1)
@@ -221,14 +221,21 @@ class Translate(long_run.LongRun):
         rows.append(("steps", f"{work.steps:,} of about {tokens}; {passes}"))
         return rows
 
+    def scored_every(self, work: Work) -> int:
+        """Return the number of steps between scores."""
+        return self.every or max(1, work.steps // 20)
+
+    def averaged_steps(self, work: Work) -> list[int]:
+        """Return the steps whose weights are averaged."""
+        return long_run.scored_steps(self.scored_every(work), work.steps)[-self.average :]
+
     def train(self, run: Run, work: Work, facts: Mapping[str, Any]) -> long_run.Outcome:
         torch.manual_seed(self.seed)
         model = models.Seq2SeqForConditionalGeneration(work.config)
         trained, pairs = optimizers.Averaged(model), work.rows["training"]
         if ranks.rank():  # or the rows of all processes would drop the same states
             torch.manual_seed(hash((self.seed, ranks.rank())))
-        every = self.every or max(1, work.steps // 20)
-        last = long_run.scored_steps(every, work.steps)[-self.average :]
+        every, last = self.scored_every(work), self.averaged_steps(work)
         rows = work.rows["held_out"]
         drawn = drawing.by_length(rows.lengths, self.batch_tokens, tokens=True)
         judged = [parallel.collate([rows[row] for row in chosen]) for chosen in drawn]
@@ -263,7 +270,7 @@ class Translate(long_run.LongRun):
         return long_run.Outcome(losses.smoothed(done.losses), done.scores, saved, about)
 
     def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
-        mean = len(outcome.about["averaged_steps"])
+        mean = len(self.averaged_steps(work))
         of_what = f" (mean of the weights at the last {mean} scores)" if mean > 1 else ""
         return "How well does the model translate held-out lines?", [
             f"{work.steps:,} steps; held-out {losses.in_words(outcome.saved)}{of_what}",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whereformer.kernels import kinds
+from whereformer.kernels import remember
 from whereformer.kernels.triton import launch
 
 
@@ -17,11 +17,5 @@ def records(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return results, plan
 
     monkeypatch.setattr(launch, "record", record_and_note)
-    forget()
+    remember(True)  # which forgets all
     return are_plans
-
-
-def forget() -> None:
-    """Forget all plans."""
-    kinds._known.values.clear()
-    launch.operators.plans.values.clear()

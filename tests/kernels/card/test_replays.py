@@ -8,8 +8,8 @@ import torch
 
 from tests.kernels import test_backends
 from tests.kernels.card import card
-from tests.kernels.card.conftest import forget
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
+from whereformer.kernels import remember
 from whereformer.kernels.call import make_call
 from whereformer.kernels.fields import GRADIENTS
 from whereformer.kernels.triton import launch, plan
@@ -251,7 +251,7 @@ def test_launch_hooks(records, monkeypatch):
     chain = knobs.HookChain()
     chain.add(watch)
     for first in (None, watch, knobs.HookChain()):
-        forget()
+        remember(True)
         monkeypatch.setattr(knobs.runtime, "launch_enter_hook", first)
         check(rows(), bias())
         for hook, watches in ((knobs.HookChain(), False), (chain, True), (None, False), (watch, True)):

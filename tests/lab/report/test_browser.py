@@ -206,3 +206,30 @@ def test_pages_of_the_site_fit_a_phone_without_scripts(browser, dark):
             assert browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]["width"] <= 380, page
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_the_table_of_models_can_be_searched_and_filtered(browser):
+    page = Path(__file__).parents[3] / "docs/_build/html/guides/attached-models.html"
+    if not page.exists():
+        pytest.skip("the site is not built")
+    show(browser, WIDE)
+    browser.get(page.as_uri())
+
+    def rows():
+        cells = [
+            row.text.split(maxsplit=2)[:2] for row in select(browser, ".filterable tbody tr") if row.is_displayed()
+        ]
+        return dict(cells)
+
+    (search,), (outcome,), (count,) = (select(browser, f".filter {tag}") for tag in ("input", "select", "output"))
+    total = len(select(browser, ".filterable tbody tr"))
+    assert count.text == f"{total} of {total}"
+    search.send_keys("Llava NEXT")
+    assert rows() == {"LlavaNextConfig": "served", "LlavaNextVideoConfig": "served"}
+    assert count.text == f"2 of {total}"
+    outcome.send_keys("refused")
+    assert rows() == {}
+    search.clear()
+    search.send_keys("clipv")
+    assert rows()
+    assert set(rows().values()) == {"refused"}

@@ -1,30 +1,29 @@
 """The "native" backend: attention on the CPU by one compiled kernel, in O(n) memory.
 
 The kernel is attention.cpp beside this file; build.py compiles it and library.py loads it. It gets a call as the struct
-``Call`` of call.h: its fields in their order, eight bytes each.
+``Call`` of call.h, of which every field has eight bytes: :class:`Struct`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
-import struct
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..fields import AXES, TABLES, Call
 from ..operators import Again, Backend, Given, Operators, Results
-from ..terms import position_values
+from ..terms import Positions, position_values
 from .library import compute, level_for
 from .library import why_not as why_no_library
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
-
-_BYTES, _THREADS, _SEED = 0, 2, 39
-"""The indices of the struct's size, of the number of threads and of dropout's seed among the fields."""
 
 INPUTS = (
     *("query", "key", "value", *TABLES, "key_table_factors", "query_table_factors"),
@@ -68,6 +67,49 @@ _FEWEST_ROWS = 512
 """The fewest queries in a part: each part packs all keys for itself."""
 
 
+def _words(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+class _Tensor(ctypes.Structure):
+    """Four axes: batch, head, row and number."""
+
+    _fields_ = (*_words("data dtype"), ("stride", 4 * ctypes.c_int64))
+
+
+class _Table(ctypes.Structure):
+    """A table over offsets."""
+
+    _fields_ = (*_words("data length first stride"),)
+
+
+class Struct(ctypes.Structure):
+    """``Call`` of call.h, which explains the fields."""
+
+    _fields_ = (
+        *_words("bytes level threads backward poison"),
+        *_words("batch heads key_heads n_q n_k head_dim value_dim rank key_rank query_rank levels"),
+        *_words("dtype batch_parts row_parts"),
+        *_words("listed query_start query_stride key_start query_positions key_positions"),
+        *_words("query_positions_stride key_positions_stride has_least has_most least most key_mask"),
+        ("key_mask_strides", 2 * ctypes.c_int64),
+        *_words("query_documents key_documents"),
+        *[(name, ctypes.c_double) for name in ("scale", "softcap", "dropout_p")],
+        *_words("seed"),
+        *[(name, _Table if name in TABLES else _Tensor) for name in INPUTS],
+        ("output", _Tensor),
+        *_words("log_sums rounded_off"),
+        ("d_output", _Tensor),
+        *_words("d_log_sums"),
+        *[(f"d_{name}", _Tensor if name in WHOLE else ctypes.c_int64) for name in INPUTS],
+    )
+
+
+def _index(field: str) -> int:
+    """Return where a field begins, in words."""
+    return int(getattr(Struct, field).offset) // 8
+
+
 class Arguments:
     """A call in the kernel's layout.
 
@@ -76,145 +118,156 @@ class Arguments:
         given: what the backward gets besides the call; None in the forward.
         into: where to put gradients, by name. Those of tables are (batch parts, row parts, heads, ...). Those of keys,
             values and what else has a row per key are (row parts, batch, ...), those of queries and what else has a row
-            per query (batch, ...). That of ``dense`` is like it.
+            per query (batch, ...). That of ``dense`` is like it, and begins as zeros.
 
     Attributes:
-        data: the struct, of which the kernel computes the call while what its pointers point to lives.
+        struct: of which the kernel computes the call while what its addresses point to lives.
         kept: the output and what is kept beside it.
-        made: what the kernel fills: the output and what is kept, or the gradients.
-        pointers: its pointers: the index of each, the tensor into which it points, which has to live as long, and how
-            far from its beginning.
+        made: what the kernel fills, by name: the output and what is kept, or the gradients.
+        addresses: the words that are addresses: the index of each, the tensor into which it points, and how far from
+            its beginning.
+        copies: each tensor that the kernel reads in another's place, that one, and the function between them.
     """
 
     def __init__(
         self, call: Call, parts: tuple[int, int], given: Given | None = None, into: dict[str, Tensor] | None = None
     ) -> None:
-        gradients = into or {}
-        self.kept = kept = call.kept(2, *((None, None) if given is None else given[2:]))
-        self.made = [kept.output, kept.whole] if given is None else list(gradients.values())
-        self.data = array("q")
-        self.pointers: list[tuple[int, Tensor, int]] = []
-        batch, key_heads, n_k, value_dim = call.value.shape
-        factors = (call.query_factors, call.key_table_factors, call.query_table_factors, call.query_levels)
-        ranks = [0 if each is None else each.shape[3] for each in factors]
-        low, high = call.min_offset, call.max_offset
-        self._numbers(0, level_for(kept.output.dtype), torch.get_num_threads(), given is not None, poisons)
-        self._numbers(batch, kept.sums.shape[2], key_heads, call.n_q, n_k)
-        self._numbers(0 if call.query is None else call.query.shape[3], value_dim, *ranks)
-        self._numbers(DTYPES[call.value.dtype], *parts)
+        self.addresses: list[tuple[int, Tensor, int]] = []
+        self.copies: list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]] = []
+        # A hook on saved tensors may have brought them back with other strides.
+        saved = (None, None) if given is None else (given.output, self._read(given.kept, Tensor.contiguous))
+        self.kept = kept = call.kept(2, *saved)
+        self.made = {"output": kept.output, "kept": kept.whole} if into is None else into
+        self.struct = struct = Struct(bytes=ctypes.sizeof(Struct), level=level_for(kept.output.dtype))
+        struct.threads, struct.backward, struct.poison = torch.get_num_threads(), given is not None, poisons
+        struct.batch, struct.key_heads, struct.n_k, struct.value_dim = call.value.shape
+        struct.heads, struct.n_q = kept.sums.shape[2], call.n_q
+        struct.head_dim = 0 if call.query is None else call.query.shape[3]
+        ranks = ("rank", "query_factors"), ("levels", "query_levels")
+        for field, name in (*ranks, ("key_rank", "key_table_factors"), ("query_rank", "query_table_factors")):
+            if (factors := getattr(call, name)) is not None:
+                setattr(struct, field, factors.shape[3])
+        struct.dtype, (struct.batch_parts, struct.row_parts) = DTYPES[call.value.dtype], parts
         self._positions(call)
-        self._numbers(low is not None, high is not None, low or 0, high or 0)
-        self._pointer(call.key_mask)
-        self._numbers(*((0, 0) if call.key_mask is None else call.key_mask.stride()))
-        for documents in (call.query_documents, call.key_documents):
-            self._pointer(None if documents is None else documents.to(torch.int64).contiguous())
-        self._numbers(*struct.unpack("3q", struct.pack("3d", call.scale, call.softcap or 0.0, call.dropout_p)))
-        assert len(self.data) == _SEED
-        self._numbers(0 if call.seed is None else int(call.seed))
-        first = dict(zip(TABLES, call.first, strict=True))
+        struct.has_least, struct.least = call.min_offset is not None, call.min_offset or 0
+        struct.has_most, struct.most = call.max_offset is not None, call.max_offset or 0
+        if call.key_mask is not None:
+            self._point("key_mask", call.key_mask)
+            struct.key_mask_strides[:] = call.key_mask.stride()
+        for name in ("query_documents", "key_documents"):
+            if (documents := getattr(call, name)) is not None:
+                self._point(name, self._read(documents, partial(_listed, None)))
+        struct.scale, struct.softcap, struct.dropout_p = call.scale, call.softcap or 0.0, call.dropout_p
+        struct.seed = 0 if call.seed is None else int(call.seed)
+        for name, first in zip(TABLES, call.first, strict=True):
+            if (table := getattr(call, name)) is not None:
+                self._table(name, table, first)
         for name in INPUTS:
-            tensor: Tensor | None = getattr(call, name)
-            if name in TABLES:
-                self._table(tensor, first[name])
-            elif name == "dense":
-                self._tensor(tensor if tensor is None or tensor.dtype in DTYPES else tensor.float())
-            elif name in ("query_factors", "key_factors"):
-                self._tensor(None if tensor is None else tensor.to(call.wide))
-            else:
-                self._tensor(tensor)
-        self._tensor(kept.output)
-        self._pointer(kept.sums, kept.whole)
-        self._pointer(kept.rounded_off, kept.whole)
-        self._tensor(None if given is None else given.d_output)
-        self._contiguous(None if given is None or given.d_lse is None else given.d_lse.to(call.wide))
-        for name in INPUTS:
-            tensor = gradients.get(name)
-            if tensor is not None and name in ("key", "value"):
-                self._tensor(tensor.flatten(0, 1), tensor)  # row parts times batch
-            elif name in WHOLE:
-                self._tensor(tensor)
-            else:
-                self._contiguous(tensor)
-        self.data[_BYTES] = 8 * len(self.data)
+            if name not in TABLES and (tensor := getattr(call, name)) is not None:
+                is_factors = name in ("query_factors", "key_factors")
+                dtype = call.wide if is_factors or tensor.dtype not in DTYPES else tensor.dtype
+                self._four_axes(name, self._read(tensor, partial(Tensor.to, dtype=dtype)))
+        self._four_axes("output", kept.output)
+        self._point("log_sums", kept.sums, kept.whole)
+        if kept.rounded_off is not None:
+            self._point("rounded_off", kept.rounded_off, kept.whole)
+        if given is not None:
+            self._four_axes("d_output", given.d_output)
+            if given.d_lse is not None:
+                d_lse = self._read(given.d_lse, partial(Tensor.to, dtype=call.wide))
+                self._point("d_log_sums", self._read(d_lse, Tensor.contiguous))
+        for name, gradient in (into or {}).items():
+            if name not in WHOLE:
+                self._point(f"d_{name}", gradient)
+            else:  # those of keys and values have row parts times batch
+                self._four_axes(f"d_{name}", gradient.flatten(0, -4), gradient)
 
-    def filling(self, call: Call, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
+    def filling(self, call: Call, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """Return a function that computes calls of other ``tensors``, which replace the call's and what else was given,
-        into new memory like that of ``made``, which it returns.
-
-        There is none if the kernel reads a copy, or if two of the tensors are the same, as query and key may be: other
-        calls of the kind may tell them apart.
-        """
-        known = [*tensors, *self.made]
-        places = {id(each): place for place, each in enumerate(known)}
-        if len(places) < len(known) or any(id(whole) not in places for _, whole, _ in self.pointers):
-            return None
-        pointers = [(index, places[id(whole)], start) for index, whole, start in self.pointers]
-        (value, *seeds) = [places[id(each)] for each in (call.value, call.seed) if each is not None]
-        layouts = [(each.shape, each.stride(), each.dtype) for each in self.made]
-        fields = self.data
+        into new memory like that of ``made``, which it returns."""
+        made_names, made = list(self.made), list(self.made.values())
+        known = [*tensors, *made, *(copy for copy, _, _ in self.copies)]
+        places = {id(tensor): place for place, tensor in enumerate(known)}
+        addresses = [(index, places[id(whole)], start) for index, whole, start in self.addresses]
+        copies = [(places[id(tensor)], read) for _, tensor, read in self.copies]
+        value, seed = places[id(call.value)], None if call.seed is None else places[id(call.seed)]
+        layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in made]
+        template, dense = array("q", bytes(self.struct)), made_names.index("dense") if "dense" in made_names else None
 
         def fill(tensors: Sequence[Tensor]) -> list[Tensor]:
-            new, data = tensors[value].new_empty_strided, array("q", fields)
+            new, words = tensors[value].new_empty_strided, array("q", template)
             made = [new(size, strides, dtype=dtype) for size, strides, dtype in layouts]
-            known = (*tensors, *made)
-            for index, place, start in pointers:
-                data[index] = known[place].data_ptr() + start
-            data[_THREADS] = torch.get_num_threads()
-            if seeds:
-                data[_SEED] = int(tensors[seeds[0]])
-            compute(data)
+            if dense is not None:
+                made[dense].zero_()
+            known = [*tensors, *made]
+            for place, read in copies:
+                known.append(read(known[place]))
+            for index, place, start in addresses:
+                words[index] = known[place].data_ptr() + start
+            words[_THREADS] = torch.get_num_threads()
+            if seed is not None:
+                words[_SEED] = int(tensors[seed])
+            compute(words.buffer_info()[0])
             return made
 
         return fill
 
-    def _numbers(self, *numbers: int) -> None:
-        self.data.extend(numbers)
+    def _read(self, tensor: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what the kernel reads in a tensor's place, which may be the tensor."""
+        result = read(tensor)
+        if result is not tensor:
+            self.copies.append((result, tensor, read))
+        return result
 
-    def _pointer(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
-        """Add the address of a tensor, which may be a part of a ``whole``."""
-        if tensor is not None:
-            start = 0 if whole is None else tensor.data_ptr() - whole.data_ptr()
-            self.pointers.append((len(self.data), tensor if whole is None else whole, start))
-        self._numbers(0 if tensor is None else tensor.data_ptr())
+    def _point(self, field: str, tensor: Tensor, whole: Tensor | None = None) -> None:
+        """Set a field to the address of a tensor, which may be a part of a ``whole``."""
+        index, start = _index(field), 0 if whole is None else tensor.data_ptr() - whole.data_ptr()
+        self.addresses.append((index, tensor if whole is None else whole, start))
+        ctypes.c_int64.from_buffer(self.struct, 8 * index).value = tensor.data_ptr()
 
-    def _contiguous(self, tensor: Tensor | None) -> None:
-        self._pointer(None if tensor is None else tensor.contiguous())
+    def _four_axes(self, field: str, tensor: Tensor, whole: Tensor | None = None) -> None:
+        """Set a field to a tensor of four axes. Items of an axis of size 1 may be shared by more."""
+        self._point(field, tensor, whole)
+        described, strides = getattr(self.struct, field), tensor.stride()
+        described.dtype = DTYPES[tensor.dtype]
+        described.stride[:] = 0 if tensor.shape[0] == 1 else strides[0], *strides[1:]
 
-    def _tensor(self, tensor: Tensor | None, whole: Tensor | None = None) -> None:
-        """Add a tensor of four axes. Items of an axis of size 1 may be shared by more."""
-        if tensor is None:
-            self._numbers(0, 0, 0, 0, 0, 0)
-            return
-        strides = tensor.stride()
-        self._pointer(tensor, whole)
-        self._numbers(DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
-
-    def _table(self, table: Tensor | None, first: int) -> None:
-        """Add a table over offsets: its length, its first offset, and its stride."""
-        if table is None:
-            self._numbers(0, 0, 0, 0)
-            return
+    def _table(self, field: str, table: Tensor, first: int) -> None:
+        """Set a field to a table over offsets: its length, its first offset, and its stride."""
         # A head's part has to be in one piece; heads may lie apart, as in a longer table.
         if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
-            table = table.contiguous()
-        self._pointer(table)
-        near = max(-_FARTHEST, min(first, _FARTHEST))
-        self._numbers(table.shape[1], near, 0 if len(table) == 1 else table.stride(0))
+            table = self._read(table, Tensor.contiguous)
+        self._point(field, table)
+        described = getattr(self.struct, field)
+        described.length, described.first = table.shape[1], max(-_FARTHEST, min(first, _FARTHEST))
+        described.stride = 0 if len(table) == 1 else table.stride(0)
 
     def _positions(self, call: Call) -> None:
-        """Add the fields from ``listed`` to the strides of positions."""
+        """Set the fields from ``listed`` to the strides of positions."""
+        struct = self.struct
+        struct.query_stride = 1
         if call.min_offset is None and call.max_offset is None and all(getattr(call, name) is None for name in TABLES):
-            self._numbers(0, 0, 1, 0, 0, 0, 0, 0)
             return
         explicit = call.query_positions is not None or call.key_positions is not None
         if not explicit and (call.affine[3] == 1 or call.n_k <= 1):
-            self._numbers(0, *call.affine[:3], 0, 0, 0, 0)
+            struct.query_start, struct.query_stride, struct.key_start, _ = call.affine
             return
-        listed = [position_values(positions, "cpu") for positions in call.positions()]
-        self._numbers(1, 0, 1, 0)
-        for positions in listed:
-            self._contiguous(positions)
-        self._numbers(*(at.shape[-1] if at.dim() == 2 and len(at) > 1 else 0 for at in listed))
+        struct.listed = 1
+        for name, positions in zip(("query_positions", "key_positions"), call.positions(), strict=True):
+            if isinstance(positions, Positions):
+                listed = self._read(call.value, partial(_listed, positions))
+            else:
+                listed = self._read(positions, partial(_listed, None))
+            self._point(name, listed)
+            setattr(struct, f"{name}_stride", listed.shape[-1] if listed.dim() == 2 and len(listed) > 1 else 0)
+
+
+_THREADS, _SEED = _index("threads"), _index("seed")
+
+
+def _listed(positions: Positions | None, tensor: Tensor) -> Tensor:
+    """Return affine positions as int64 in one piece, or a tensor of positions or documents if there are none."""
+    return position_values(tensor if positions is None else positions, "cpu").contiguous()
 
 
 def _is_empty(call: Call) -> bool:
@@ -249,14 +302,14 @@ class Native(Backend):
             kept.sums[0] = -math.inf
             return (kept.output.zero_(), kept.whole, kept.sums.clone() if call.wants_lse else None), None
         arguments, wants_lse = Arguments(call, parts_of(call)), call.wants_lse
-        compute(arguments.data)
+        compute(ctypes.addressof(arguments.struct))
         size, strides = arguments.kept.sums.shape, arguments.kept.sums.stride()
 
         def results(output: Tensor, kept: Tensor) -> Results:
             return output, kept, kept.as_strided(size, strides).clone() if wants_lse else None
 
         fill = arguments.filling(call, tensors)
-        return results(*arguments.made), None if fill is None else lambda *tensors: results(*fill(tensors))
+        return results(*arguments.made.values()), lambda *tensors: results(*fill(tensors))
 
     def backward(
         self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
@@ -266,7 +319,7 @@ class Native(Backend):
         parts = parts_of(call, needed)
         into = _new_gradients(call, needed, parts)
         arguments = Arguments(call, parts, given, into)
-        compute(arguments.data)
+        compute(ctypes.addressof(arguments.struct))
         present = [name for name in AXES if getattr(call, name) is not None]
         places = [(name, present.index(name)) for name in needed]
 
@@ -274,12 +327,8 @@ class Native(Backend):
             pairs = zip(places, filled, strict=True)
             return [_finished(name, tensors[place], found) for (name, place), found in pairs]
 
-        gradients = finished(tensors, arguments.made)
-        # The kernel leaves out pairs of dense scores, so their memory has to begin as zeros.
-        fill = None if "dense" in into else arguments.filling(call, tensors)
-        if fill is None:
-            return gradients, None
-        return gradients, lambda *tensors: finished(tensors, fill(tensors))
+        fill = arguments.filling(call, tensors)
+        return finished(tensors, list(into.values())), lambda *tensors: finished(tensors, fill(tensors))
 
 
 def _new_gradients(call: Call, needed: Sequence[str], parts: tuple[int, int]) -> dict[str, Tensor]:

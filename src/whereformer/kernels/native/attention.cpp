@@ -38,6 +38,7 @@ template <class F> struct Attention {
   // Right factors: keys and values transposed, as they are, and factors
   Unit<F> *keys_turned = nullptr, *values_turned = nullptr, *keys_packed = nullptr, *values_packed = nullptr;
   F *keys_copy = nullptr, *values_copy = nullptr, *query_copy = nullptr, *gradient_copy = nullptr;
+  F *output_copy = nullptr;
   A *factors_turned = nullptr, *factors_copy = nullptr, *query_factors = nullptr, *factors_turned_rows = nullptr, *d_factors = nullptr, *d_query_factors = nullptr;
   // What the tables of vectors meet, where it is not the rows of queries and keys themselves, and its gradient
   A *key_table_rows = nullptr, *key_table_turned = nullptr, *d_key_table_rows = nullptr;
@@ -49,7 +50,8 @@ template <class F> struct Attention {
   uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
   F *narrow_rows = nullptr;
   // Numbers of a block's rows
-  A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *gradient_wide_copy = nullptr, *wide_output = nullptr, *turned_wide = nullptr, *kept = nullptr, *block16 = nullptr;
+  A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *kept = nullptr, *block64 = nullptr;
+  A *gradient_wide_copy = nullptr, *turned_wide = nullptr;
   A *d_query = nullptr, *d_keys = nullptr, *d_values = nullptr;
   F *query_turned = nullptr, *gradient_turned = nullptr;
   uint32_t* pair_scratch = nullptr;
@@ -79,7 +81,7 @@ template <class F> struct Attention {
     bias_ends = {c.bias.first, c.bias.length};
     if (c.listed) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
     scores = memory.take<A>(bq * ld);
-    block16 = memory.take<A>(16 * larger(larger(larger(dk, dv), larger(rk, L)), up(larger(key_width, query_width), L)));
+    block64 = memory.take<A>(64 * larger(larger(larger(dk, dv), larger(rk, L)), up(larger(key_width, query_width), L)));
     if (c.head_dim) {
       keys_turned = memory.take<Unit<F>>(keys_up * dk / step);
       if (!in_place_query) query_copy = memory.take<F>(bq * dk);
@@ -111,12 +113,12 @@ template <class F> struct Attention {
     if (gradients) gradients += 16;
     if (c.softcap) tangents = memory.take<A>(bq * ld);
     if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
-    wide_output = memory.take<A>(bq * dv);
+    output_copy = memory.take<F>(bq * dv);
     if constexpr (halves) {
       weight_pairs = memory.take<uint32_t>(bq / 2 * bk), gradient_pairs = memory.take<uint32_t>(bq / 2 * bk), narrow_rows = memory.take<F>(bq * bk);
       keys_packed = memory.take<Unit<F>>(keys_up / 2 * dk), pair_scratch = memory.take<uint32_t>(16 * larger(dk, dv));
     }
-    if (halves) gradient_wide_copy = memory.take<A>(bq * dv);
+    if (halves && value_vectors.on()) gradient_wide_copy = memory.take<A>(bq * dv);
     if (halves && (key_vectors.on() || value_vectors.on())) turned_wide = memory.take<A>(larger(dk, dv) * up(bq, 16));
     deltas = memory.take<A>(bq);
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
@@ -156,7 +158,6 @@ template <class F> struct Attention {
     }
     pack_transposed<F>(value.at, value.pitch, c.n_k, dv, values_turned);
     if constexpr (halves) if (c.head_dim) pack_pairs(key.at, key.pitch, c.n_k, dk, keys_packed);
-    zero(d_keys, keys_up * dk), zero(d_values, keys_up * dv);
   }
 
   // Prepares what the table of queries' vectors meets: keys, or factors of them.
@@ -334,10 +335,11 @@ template <class F> struct Attention {
   // The vectors of a row that have a key which its query may attend to: from ``begin`` up to ``end``
   struct Span { int64_t begin, end; };
 
-  template <int N, int M>
-  static A finish_row(A* s, Span span, A factor, A base, const Added<A>* added, int64_t low, int64_t high, const A* allowed) {
+  // Calls each(column, 16 scores, result) along a span, and returns the result, which begins as ``result``.
+  template <int N, int M, class Each_>
+  static Vec<A> finish_row(const A* s, Span span, A factor, A base, const Added<A>* added, int64_t low, int64_t high,
+                           const A* allowed, Vec<A> result, Each_ each) {
     const Vec<A> scale = set(factor), plus = set(base), never = set(-(A)__builtin_inf());
-    Vec<A> top = never;
     for (int64_t j = span.begin; j < span.end; j += L) {
       Vec<A> x = plus;
       if constexpr (N > 0) x = x + added[0].at(j);
@@ -346,15 +348,15 @@ template <class F> struct Attention {
       if constexpr (M > 0)
         if (j < low || j + L > high) x = within(j, low, high, x, never);
       if constexpr (M > 1) x = where(load(allowed + j), x, never);
-      store(s + j, x);
-      top = larger_of(top, x);
+      each(j, x, result);
     }
-    return largest(top);
+    return result;
   }
 
-  // Adds to a row of products what the terms add, and forbids; returns the largest score. Behind the row's ``span`` all is
-  // forbidden, and what stands there has no meaning.
-  A finish(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
+  // Adds to a row of products what the terms add, and forbids; calls each(column, 16 scores, result) for the row's
+  // ``span``, and returns the result. Around the span all is forbidden.
+  template <class Each_>
+  Vec<A> finish(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span, Vec<A> result, Each_ each) {
     A* s = scores + i * ld;
     if (adds_by_row()) add_by_row(t, i, s, factor), factor = 1;
     Added<A> added[2];
@@ -372,11 +374,17 @@ template <class F> struct Attention {
     const A* allowed = t.partial ? limits.of_row(t, t.i + i, low, high) : nullptr;
     const int m = !t.partial ? 0 : allowed ? 2 : 1;
     span = {low / L * L, larger(low / L * L, up(high, L))};
-    return by_number(n, [&](auto N) { return by_number(m, [&](auto M) { return finish_row<N.value, M.value>(s, span, factor, base, added, low, high, allowed); }); });
+    return by_number(n, [&](auto N) {
+      return by_number(m, [&](auto M) {
+        return finish_row<N.value, M.value>(s, span, factor, base, added, low, high, allowed, result, each);
+      });
+    });
   }
   // Calls f with 0, 1 or 2 as a type
   template <int N> struct Number { static constexpr int value = N; };
-  template <class F_> static INLINE A by_number(int n, F_ f) { return n == 0 ? f(Number<0>{}) : n == 1 ? f(Number<1>{}) : f(Number<2>{}); }
+  template <class F_> static INLINE Vec<A> by_number(int n, F_ f) {
+    return n == 0 ? f(Number<0>{}) : n == 1 ? f(Number<1>{}) : f(Number<2>{});
+  }
 
   // Fills ``kept`` for a row of a tile: 0 where dropout takes the weight, 1 / (1 - p) elsewhere; as in dropout.py.
   void draw_kept(const Tile& t, int64_t i) {
@@ -400,7 +408,7 @@ template <class F> struct Attention {
     bool any = false;
     for (int64_t j = limits.from; limits.next(t, j, bk); any = true) attend_to(t, any);
     if (!any) zero(output, t.rows * dv);
-    for (int64_t i = 0; i < t.rows; i++) put_output(t, i);
+    put_outputs(t);
   }
 
   // Adds a tile to the block's output; ``any`` says that others came before.
@@ -408,12 +416,24 @@ template <class F> struct Attention {
     const Sides sides = enter_tile(t);
     const A factor = multiply(t);
     if (value_vectors.on()) value_vectors.clear(t.rows);
+    // The scores of some rows at a time, so that no weight waits for the largest score.
+    constexpr int64_t few = 4;
+    Span spans[few];
+    A largest_of[few];
+    const bool wide = !halves || kept || value_vectors.on();
     for (int64_t i = 0; i < t.rows; i++) {
-      Span span;
-      const A top = larger(finish(t, sides, i, factor, span), tops[i]);
+      for (int64_t r = i; i % few == 0 && r < smaller(i + few, t.rows); r++) {
+        const auto keep = [s = scores + r * ld](int64_t j, Vec<A> x, Vec<A>& most) {
+          store(s + j, x), most = larger_of(most, x);
+        };
+        largest_of[r % few] = largest(finish(t, sides, r, factor, spans[r % few], set(tops[r]), keep));
+      }
+      const Span span = spans[i % few];
+      const A top = largest_of[i % few], most = top == minus_infinity ? A(0) : top;
       A* s = scores + i * ld;
       F* narrow = halves ? narrow_rows + i * bk : nullptr;
-      const A added = put_weights(s, narrow, t.width, span, top == minus_infinity ? A(0) : top);
+      const A added =
+          wide ? put_weights<true>(s, narrow, t.width, span, most) : put_weights<false>(s, narrow, t.width, span, most);
       if (any && top != tops[i]) {
         const A smaller_by = exp(set(tops[i] - top)).p[0][0];
         totals[i] *= smaller_by;
@@ -435,22 +455,25 @@ template <class F> struct Attention {
     if (value_vectors.on()) value_vectors.fold(t.rows), value_vectors.add_to(output, dv, t.rows, reach(t));
   }
 
-  // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, and returns their sum.
-  static A put_weights(A* s, F* narrow, int64_t width, Span span, A top) {
+  // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, and returns their sum. Without ``WIDE`` only
+  // ``narrow`` gets them.
+  template <bool WIDE> static A put_weights(A* s, F* narrow, int64_t width, Span span, A top) {
     Vec<A> sum = set(A(0));
     const Vec<A> most = set(top);
-    clear_around(s, width, span);
+    if constexpr (WIDE) clear_around(s, width, span);
     if constexpr (halves) clear_around(narrow, width, span);
     for (int64_t j = span.begin; j < span.end; j += L) {
       const Vec<A> w = exp(load(s + j) - most);
-      store(s + j, w);
+      if constexpr (WIDE) store(s + j, w);
       if constexpr (halves) put(narrow + j, w);
       sum = sum + w;
     }
     return total(sum);
   }
 
-  template <class T> static void clear_around(T* row, int64_t width, Span span) { zero(row, span.begin), zero(row + span.end, width - span.end); }
+  template <class T> static INLINE void clear_around(T* row, int64_t width, Span span) {
+    if (span.end - span.begin < width) zero(row, span.begin), zero(row + span.end, width - span.end);
+  }
 
   void collect_row(const Tile& t, int64_t i, const A* d, Vectors<A>& vectors) {
     A* row = vectors.sums + i * vectors.pitch;
@@ -458,18 +481,22 @@ template <class F> struct Attention {
     else collect(d, t.width, vectors.part.origin(line.key(t.j) - line.query(t.i + i)), vectors.part, row);
   }
 
-  void put_output(const Tile& t, int64_t i) {
-    const A top = tops[i], sum = totals[i];
-    const bool empty = top == minus_infinity && !(sum != sum);
-    A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i + i;
-    sums[0] = top, sums[apart] = empty ? A(0) : (A)logarithm(sum);
-    A* row = output + i * dv;
-    times_row(row, dv, empty ? A(0) : A(1) / sum);
-    write_row(c.output, b, h, t.i + i, c.value_dim, row, A(1));
-    if (c.rounded_off) {
-      read_rows(c.output, b, h, t.i + i, 1, c.value_dim, block16, dv);
-      for (int64_t e = 0; e < dv; e += L) store(row + e, load(row + e) - load(block16 + e));
-      write_row(rounded_off(), b, h, t.i + i, c.value_dim, row, A(1));
+  void put_outputs(const Tile& t) {
+    A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i;
+    for (int64_t i = 0; i < t.rows; i++) {
+      const A top = tops[i], sum = totals[i];
+      const bool empty = top == minus_infinity && !(sum != sum);
+      sums[i] = top, sums[apart + i] = empty ? A(0) : (A)logarithm(sum);
+      totals[i] = empty ? A(0) : A(1) / sum;
+    }
+    write_rows<A>(c.output, b, h, t.i, t.rows, c.value_dim, output, dv, A(1), totals);
+    if (!c.rounded_off) return;
+    for (int64_t i = 0; i < t.rows; i++) {
+      A* row = output + i * dv;
+      times_row(row, dv, totals[i]);
+      read_rows(c.output, b, h, t.i + i, 1, c.value_dim, block64, dv);
+      for (int64_t e = 0; e < dv; e += L) store(row + e, load(row + e) - load(block64 + e));
+      write_rows<A>(rounded_off(), b, h, t.i + i, 1, c.value_dim, row, dv, A(1));
     }
   }
   Tensor rounded_off() const { return {(char*)c.rounded_off, c.dtype, {c.heads * c.n_q * c.value_dim, c.n_q * c.value_dim, c.value_dim, 1}}; }
@@ -478,10 +505,20 @@ template <class F> struct Attention {
 
   // --- backward
 
-  void differentiate_block(Tile& t) {
+  // ``first``: nothing has been added to the gradients of keys and values yet.
+  void differentiate_block(Tile& t, bool first) {
     enter_gradient(t);
-    for (int64_t j = limits.from; limits.next(t, j, bk);) differentiate(t);
+    int64_t seen = 0;
+    for (int64_t j = limits.from; limits.next(t, j, bk); seen = t.j + t.width) {
+      if (first) clear_sums(seen, t.j);
+      differentiate(t, !first);
+    }
+    if (first) clear_sums(seen, keys_up);
     leave_block(t);
+  }
+  void clear_sums(int64_t from, int64_t to) {
+    product_to_panels<F>(dv, to - from, 0, nullptr, 0, nullptr, 0, d_values, dv, from, false);
+    product_to_panels<F>(dk, to - from, 0, nullptr, 0, nullptr, 0, d_keys, dk, from, false);
   }
 
   void leave_key_head(int64_t key_head, int64_t item) {
@@ -490,25 +527,26 @@ template <class F> struct Attention {
       for (int64_t j = 0; j < c.n_k; j++)
         for (int64_t e = 0; e < depth; e++) d_keys[(j / 64 * dk + e) * 64 + j % 64] += d_query_table_rows[j * depth + e];
     }
-    if (c.d_key.data) write_transposed<A>(d_keys, c.n_k, c.head_dim, dk, c.d_key, item, key_head, (A)c.scale, block16);
-    if (c.d_value.data) write_transposed<A>(d_values, c.n_k, c.value_dim, dv, c.d_value, item, key_head, A(1), block16);
+    if (c.d_key.data) write_transposed<A>(d_keys, c.n_k, c.head_dim, dk, c.d_key, item, key_head, (A)c.scale, block64);
+    if (c.d_value.data) write_transposed<A>(d_values, c.n_k, c.value_dim, dv, c.d_value, item, key_head, A(1), block64);
   }
 
   // Prepares the block's gradients of the output, and the number that each row's gradient of scores is relative to.
   void enter_gradient(const Tile& t) {
     d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
-    wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
-    read_rows(c.output, b, h, t.i, t.rows, c.value_dim, wide_output, dv);
-    if (c.rounded_off)
-      for (int64_t i = 0; i < t.rows; i++) {
-        read_rows(rounded_off(), b, h, t.i + i, 1, c.value_dim, block16, dv);
-        for (int64_t e = 0; e < dv; e += L) store(wide_output + i * dv + e, load(wide_output + i * dv + e) + load(block16 + e));
-      }
+    if (value_vectors.on()) wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
     const A* given = (const A*)c.d_log_sums;
-    for (int64_t i = 0; i < t.rows; i++) {
-      // The gradient of a row's log of sums is its weights.
-      deltas[i] = dot(wide_gradient.at + i * wide_gradient.pitch, wide_output + i * dv, dv) - (given ? given[(b * c.heads + h) * c.n_q + t.i + i] : A(0));
-    }
+    // The gradient of a row's log of sums is its weights.
+    for (int64_t i = 0; i < t.rows; i++) deltas[i] = given ? -given[(b * c.heads + h) * c.n_q + t.i + i] : A(0);
+    const auto add_dots = [&](const Tensor& x) {
+      const Rows<F> rows = rows_of(x, h, t.i, t.rows, c.value_dim, dv, in_place(x, c.value_dim, dv), output_copy);
+      for (int64_t i = 0; i < t.rows; i++) {
+        if (i + AHEAD < t.rows) prefetch_row<false>(rows.at + (i + AHEAD) * rows.pitch, dv);
+        deltas[i] += dot(d_output.at + i * d_output.pitch, rows.at + i * rows.pitch, dv);
+      }
+    };
+    add_dots(c.output);
+    if (c.rounded_off) add_dots(rounded_off());
     const int64_t pitch = up(bq, 32);
     if (c.head_dim) transpose_rows<F>(query.at, query.pitch, t.rows, dk, query_turned, pitch, pair_scratch);
     transpose_rows<F>(d_output.at, d_output.pitch, t.rows, dv, gradient_turned, pitch, pair_scratch);
@@ -519,24 +557,11 @@ template <class F> struct Attention {
     zero(d_query, t.rows * dk);
   }
 
-  template <bool VALUES>
-  static void weigh(A* s, A* d, int64_t width, Span span, A top, A log_sum, A delta, const Added<A>& values) {
-    const Vec<A> most = set(top), less = set(log_sum), minus = set(delta);
-    clear_around(s, width, span), clear_around(d, width, span);
-    for (int64_t j = span.begin; j < span.end; j += L) {
-      const Vec<A> w = exp((load(s + j) - most) - less);
-      Vec<A> x = load(d + j);
-      if constexpr (VALUES) x = x + values.at(j);
-      store(s + j, w);
-      store(d + j, w * (x - minus));
-    }
-  }
-
   // Turns row ``i`` of products with values into the gradient of its scores, and its scores into weights.
-  void weigh_row(const Tile& t, const Sides& sides, int64_t i, Span span) {
-    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + apart;
+  void weigh_row(const Tile& t, const Sides& sides, int64_t i, A factor) {
+    const int64_t row = (b * c.heads + h) * c.n_q + t.i + i;
+    const A *tops = (const A*)c.log_sums + row, *sums = tops + apart;
     A *s = scores + i * ld, *d = gradients + i * ld, delta = deltas[i];
-    const A top = tops[i] == minus_infinity ? A(0) : tops[i];
     Added<A> values{};
     bool across = false;
     if (value_vectors.on()) {
@@ -551,12 +576,21 @@ template <class F> struct Attention {
       for (int64_t j = 0; j < t.width; j += L) store(d + j, (across ? load(d + j) + values.at(j) : load(d + j)) * load(kept + j));
       across = false;
     }
-    if (across) weigh<true>(s, d, t.width, span, top, sums[i], delta, values);
-    else weigh<false>(s, d, t.width, span, top, sums[i], delta, values);
+    Span span;
+    const Vec<A> most = set(*tops == minus_infinity ? A(0) : *tops), less = set(*sums), minus = set(delta);
+    const auto weigh = [=](int64_t j, Vec<A> x, Vec<A> gradient) {
+      const Vec<A> w = exp((x - most) - less);
+      store(s + j, w), store(d + j, w * (gradient - minus));
+    };
+    const auto plain = [=](int64_t j, Vec<A> x, Vec<A>&) { weigh(j, x, load(d + j)); };
+    const auto with_values = [=](int64_t j, Vec<A> x, Vec<A>&) { weigh(j, x, load(d + j) + values.at(j)); };
+    across ? finish(t, sides, i, factor, span, minus, with_values) : finish(t, sides, i, factor, span, minus, plain);
+    clear_around(s, t.width, span), clear_around(d, t.width, span);
     if (kept) for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
   }
 
-  void differentiate(const Tile& t) {
+  // ``add``: to the gradients of the tile's keys and values
+  void differentiate(const Tile& t, bool add) {
     const Sides sides = enter_tile(t);
     if (value_vectors.on()) value_vectors.multiply(wide_gradient, t.rows, 1, reach(t)), value_vectors.clear(t.rows);
     if (key_vectors.on()) key_vectors.clear(t.rows);
@@ -564,9 +598,7 @@ template <class F> struct Attention {
     multiply_rows(t, d_output, dv, values_turned, gradients);
     if (t.width < bk) for (int64_t i = 0; i < t.rows; i++) store(gradients + i * ld + t.width, set(A(0)));  // for diagonals
     for (int64_t i = 0; i < t.rows; i++) {
-      Span span;
-      finish(t, sides, i, factor, span);
-      weigh_row(t, sides, i, span);
+      weigh_row(t, sides, i, factor);
       const A *s = scores + i * ld, *d = gradients + i * ld;
       if (key_vectors.on()) collect_row(t, i, d, key_vectors);
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
@@ -576,12 +608,14 @@ template <class F> struct Attention {
         A* to = (A*)c.d_dense.data + start_of(c.d_dense, b, h, t.i + i) + t.j;
         for (int64_t j = 0; j < t.real; j++) to[j] += d[j];
       }
+      // While they are in the first cache; the soft cap changes them later.
+      if constexpr (halves) if (!tangents && (i % 2 || i + 1 == t.rows)) narrow_two(t, i / 2 * 2);
     }
     if (bias_sums && !line.listed) collect_bias(t, sides.bias);
     if (d_query_levels)
       for (int64_t l = 0; l < c.levels; l++)
         for (int64_t j = 0; j < t.real; j++) d_key_levels[l * keys_up + t.j + j] += tile_levels[l * bk + j];
-    add_products(t);
+    add_products(t, add);
   }
 
   // The levels' part of a row's gradient: -d sign(query's - key's) for the query, and the opposite for the key
@@ -613,11 +647,11 @@ template <class F> struct Attention {
   }
 
   // Adds what a tile's weights and gradients contribute to those of queries, keys, values, tables and factors.
-  void add_products(const Tile& t) {
+  void add_products(const Tile& t, bool add) {
     const int64_t pitch = up(bq, 32), rows = up(t.rows, step);
     if (d_factors) {
       product<A>(t.rows, rk, t.real, gradients, ld, factors_copy + t.j * rk, rk, d_query_factors, rk, true);
-      product_to_panels<A>(rk, t.width, t.rows, factors_turned_rows, up(bq, 16), gradients, ld, d_factors, rk, t.j);
+      product_to_panels<A>(rk, t.width, t.rows, factors_turned_rows, up(bq, 16), gradients, ld, d_factors, rk, t.j, true);
     }
     if (value_vectors.on() && c.d_value_table) {
       value_vectors.fold(t.rows);
@@ -643,12 +677,12 @@ template <class F> struct Attention {
     const Unit<F>* right = (const Unit<F>*)key.at + t.j * key.pitch;
     int64_t right_pitch = key.pitch;
     if constexpr (halves) {
-      narrow_tile(t);
+      if (tangents) for (int64_t i = 0; i < t.rows; i += 2) narrow_two(t, i);
       weights = weight_pairs, changes = gradient_pairs, left = narrow_rows;
       units = left_pitch = bk, right = keys_packed + t.j / 2 * dk, right_pitch = dk;
     }
-    if (c.d_value.data) product_to_panels<F>(dv, t.width, rows, gradient_turned, pitch, weights, units, d_values, dv, t.j);
-    if (c.d_key.data) product_to_panels<F>(dk, t.width, rows, query_turned, pitch, changes, units, d_keys, dk, t.j);
+    if (c.d_value.data) product_to_panels<F>(dv, t.width, rows, gradient_turned, pitch, weights, units, d_values, dv, t.j, add);
+    if (c.d_key.data) product_to_panels<F>(dk, t.width, rows, query_turned, pitch, changes, units, d_keys, dk, t.j, add);
     if (c.d_query.data) multiply_keys(t, dk, left, left_pitch, right, right_pitch, d_query, true);
   }
 
@@ -667,24 +701,22 @@ template <class F> struct Attention {
     }
   }
 
-  void narrow_tile(const Tile& t) {
-    if constexpr (halves)
-      for (int64_t i = 0; i < t.rows; i += 2) {
-        const bool odd = i + 1 == t.rows;
-        for (int64_t j = 0; j < t.width; j += L) {
-          const Vec<A> none = set(A(0));
-          const A *s = scores + i * ld + j, *d = gradients + i * ld + j;
-          put_pairs(load(s), odd ? none : load(s + ld), weight_pairs + i / 2 * bk + j);
-          put_pairs(load(d), odd ? none : load(d + ld), gradient_pairs + i / 2 * bk + j);
-          put(narrow_rows + i * bk + j, load(d));
-          if (!odd) put(narrow_rows + (i + 1) * bk + j, load(d + ld));
-        }
-      }
+  // Rounds the weights and gradients of two rows from an even ``i`` on, of which the second may not be.
+  void narrow_two(const Tile& t, int64_t i) {
+    const bool odd = i + 1 == t.rows;
+    for (int64_t j = 0; j < t.width; j += L) {
+      const Vec<A> none = set(A(0));
+      const A *s = scores + i * ld + j, *d = gradients + i * ld + j;
+      put_pairs(load(s), odd ? none : load(s + ld), weight_pairs + i / 2 * bk + j);
+      put_pairs(load(d), odd ? none : load(d + ld), gradient_pairs + i / 2 * bk + j);
+      put(narrow_rows + i * bk + j, load(d));
+      if (!odd) put(narrow_rows + (i + 1) * bk + j, load(d + ld));
+    }
   }
 
   void leave_block(const Tile& t) {
+    if (c.d_query.data) write_rows<A>(c.d_query, b, h, t.i, t.rows, c.head_dim, d_query, dk, (A)c.scale);
     for (int64_t i = 0; i < t.rows; i++) {
-      if (c.d_query.data) write_row(c.d_query, b, h, t.i + i, c.head_dim, d_query + i * dk, (A)c.scale);
       const int64_t row = (b * c.heads + h) * c.n_q + t.i + i;
       auto put = [&](void* out, const A* from, int64_t width, int64_t pitch) { __builtin_memcpy((A*)out + row * width, from + i * pitch, sizeof(A) * width); };
       if (c.d_query_factors) put(c.d_query_factors, d_query_factors, c.rank, rk);
@@ -702,10 +734,10 @@ template <class F> struct Attention {
       for (int64_t t = 0; t < ends.length; t++) to[t] = first ? sums[16 + t] : to[t] + sums[16 + t];
     };
     if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
-    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first, block16);
+    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first, block64);
     if (c.d_query_table) {
       const Vectors<A>& vectors = query_vectors.vectors;
-      vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width, c.query_rank ? A(1) : (A)c.scale, first, block16);
+      vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width, c.query_rank ? A(1) : (A)c.scale, first, block64);
     }
     const int64_t rows = ((row_part * c.batch + b) * c.heads + h) * c.n_k;
     if (d_query_table_rows && c.query_rank)
@@ -714,11 +746,11 @@ template <class F> struct Attention {
     if (c.d_key_levels)
       for (int64_t j = 0; j < c.n_k; j++)
         for (int64_t l = 0; l < c.levels; l++) ((A*)c.d_key_levels)[(rows + j) * c.levels + l] = d_key_levels[l * keys_up + j];
-    if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first, block16);
+    if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first, block64);
     if (c.d_key_factors) {
       A* to = (A*)c.d_key_factors + rows * c.rank;
       const Tensor out{(char*)to, DTYPE<A>, {0, 0, c.rank, 1}};
-      write_transposed<A>(d_factors, c.n_k, c.rank, rk, out, 0, 0, A(1), block16);
+      write_transposed<A>(d_factors, c.n_k, c.rank, rk, out, 0, 0, A(1), block64);
     }
   }
 
@@ -729,16 +761,16 @@ template <class F> struct Attention {
 #if WITH_TILES
     if constexpr (halves) begin_tiles();
 #endif
+    if (backward) for (int64_t i = 0; i <= bq; i++) zero(gradients - 16 + i * ld, 16);  // for diagonals
     for (int64_t item = from; item < to; item++) {
       enter_item(item);
-      if (backward) zero(gradients - 16, bq * ld + 32);
       enter_key_head(key_head);
       for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
         enter_head(head);
         for (int64_t block = first_block; block < last_block; block++) {
           Tile t{};
           enter_block(t, block);
-          backward ? differentiate_block(t) : attend_block(t);
+          backward ? differentiate_block(t, head == key_head * group && block == first_block) : attend_block(t);
         }
         if (backward) leave_head(part, row_part, item == from);
       }

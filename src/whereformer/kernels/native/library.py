@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -83,11 +82,11 @@ def level_for(dtype: torch.dtype) -> int:
     return max(usable.index(level) for level in usable if dtype == torch.bfloat16 or level not in _BFLOAT16)
 
 
-def compute(fields: array[int]) -> None:
-    """Compute the call of a struct."""
+def compute(address: int) -> None:
+    """Compute the call of the struct at an address."""
     if isinstance(_found, str):
         raise RuntimeError(f"the compiled kernel {_found}")
-    code = _found.handle.whereformer_attention(fields.buffer_info()[0])
+    code = _found.handle.whereformer_attention(address)
     if code == 1:
         raise MemoryError("attention: no memory for the kernel's tiles")
     assert code == 0, "the library's struct is another"

@@ -199,7 +199,7 @@ template <class A> struct Vectors {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
       const A* d = sums + i * pitch + 16 + column;
       const bool alone = stands_alone(column + columns);
-      product_to_panels<A>(depth, up(columns - alone, 16), count, turned + i, ld, d, pitch, gradient, depth, from + column);
+      product_to_panels<A>(depth, up(columns - alone, 16), count, turned + i, ld, d, pitch, gradient, depth, from + column, true);
       for (int64_t r = 0; alone && r < count; r++)
         for (int64_t e = 0; e < depth; e += L) store(last + e, fma(set(d[r * pitch + columns - 1]), load(x.at + (i + r) * x.pitch + e), load(last + e)));
     });

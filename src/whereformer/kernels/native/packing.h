@@ -19,9 +19,9 @@ struct Scratch {
 
 template <class T> INLINE void zero(T* x, int64_t count) { __builtin_memset((void*)x, 0, sizeof(T) * count); }
 
-template <class A> INLINE A dot(const A* x, const A* y, int64_t width) {
-  Vec<A> sum = set(A(0));
-  for (int64_t e = 0; e < width; e += L) sum = fma(load(x + e), load(y + e), sum);
+template <class F> INLINE Sum<F> dot(const F* x, const F* y, int64_t width) {
+  Vec<Sum<F>> sum = set(Sum<F>(0));
+  for (int64_t e = 0; e < width; e += L) sum = fma(load_wide(x + e), load_wide(y + e), sum);
   return total(sum);
 }
 
@@ -46,6 +46,12 @@ INLINE void copy_number(bf16 x, bf16& to) { to = x; }
 template <class From> INLINE void copy_number(From x, float& to) { to = (float)widen(x); }
 template <class From> INLINE void copy_number(From x, double& to) { to = widen(x); }
 
+// Rows of a tensor lie far apart, and no processor foresees which come next.
+constexpr int64_t AHEAD = 16;
+template <bool WRITE, class T> INLINE void prefetch_row(const T* row, int64_t width) {
+  for (int64_t e = 0; e < width; e += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + e, WRITE);
+}
+
 // out[i][e] = x[b, h, from + i, e], with zeros from ``width`` to ``pitch``
 template <class T>
 void read_rows(const Tensor& x, int64_t b, int64_t h, int64_t from, int64_t count, int64_t width, T* out, int64_t pitch) {
@@ -53,6 +59,7 @@ void read_rows(const Tensor& x, int64_t b, int64_t h, int64_t from, int64_t coun
     for (int64_t i = 0; i < count; i++) {
       const auto* row = data + start_of(x, b, h, from + i);
       T* to = out + i * pitch;
+      if (x.stride[3] == 1 && i + AHEAD < count) prefetch_row<false>(row + AHEAD * x.stride[2], width);
       if (x.stride[3] == 1) for (int64_t e = 0; e < width; e++) copy_number(row[e], to[e]);
       else for (int64_t e = 0; e < width; e++) copy_number(row[e * x.stride[3]], to[e]);
       for (int64_t e = width; e < pitch; e++) to[e] = T{};
@@ -60,13 +67,23 @@ void read_rows(const Tensor& x, int64_t b, int64_t h, int64_t from, int64_t coun
   });
 }
 
-// x[b, h, at, e] = scale * row[e]
-template <class A> void write_row(const Tensor& x, int64_t b, int64_t h, int64_t at, int64_t width, const A* row, A scale) {
-  by_dtype(x.dtype, x.data, [&](auto* data) {
-    auto* to = data + start_of(x, b, h, at);
-    if constexpr (sizeof(*to) <= sizeof(A)) {
-      if (x.stride[3] == 1) for (int64_t e = 0; e < width; e++) narrow(row[e] * scale, to[e]);
-      else for (int64_t e = 0; e < width; e++) narrow(row[e] * scale, to[e * x.stride[3]]);
+// x[b, h, from + i, e] = scale * rows[i][e], or scales[i] * rows[i][e]. Few other stores lie between these, so that many of
+// them are under way at once. Some processors take denormal bfloat16 for zeros.
+template <class A>
+void write_rows(const Tensor& x, int64_t b, int64_t h, int64_t from, int64_t count, int64_t width, const A* rows, int64_t pitch,
+                A scale, const A* scales = nullptr) {
+  by_dtype(x.dtype, x.data, [&](auto* to) {
+    // Rows of float64 are written as nothing else, and others never as float64.
+    if constexpr ((sizeof(*to) == 8) == (sizeof(A) == 8)) {
+      const int64_t whole = x.stride[3] == 1 ? width / L * L : 0;
+      to += start_of(x, b, h, from);
+      for (int64_t i = 0; i < smaller(count, AHEAD); i++) prefetch_row<true>(to + i * x.stride[2], whole);
+      for (int64_t i = 0; i < count; i++, to += x.stride[2], rows += pitch) {
+        if (i + AHEAD < count) prefetch_row<true>(to + AHEAD * x.stride[2], whole);
+        const A factor = scales ? scales[i] : scale;
+        for (int64_t e = 0; e < whole; e += L) put(to + e, load(rows + e) * set(factor));
+        for (int64_t e = whole; e < width; e++) narrow(rows[e] * factor, to[e * x.stride[3]]);
+      }
     }
   });
 }
@@ -106,6 +123,12 @@ template <class F> void pack_transposed(const F* x, int64_t ld, int64_t n, int64
     for (int64_t e = 0; e < depth; e += 16)
       transpose16(units + j * pitch + e, pitch, out + j / 64 * depth * 64 + e * 64 + j % 64, 64, smaller<int64_t>(n - j, 16));
 }
+// rows (n, width) of bfloat16 -> a right factor [n / 2][width]
+inline void pack_pairs(const bf16* x, int64_t ld, int64_t n, int64_t width, uint32_t* out) {
+  for (; n > 1; n -= 2, x += 2 * ld, out += width)
+    for (int64_t e = 0; e < width; e++) out[e] = x[e].bits | (uint32_t)x[ld + e].bits << 16;
+  for (int64_t e = 0; n && e < width; e++) out[e] = x[e].bits;
+}
 // rows (m, width) -> a left factor (width, pitch), with zeros from m to an even number; bfloat16 needs scratch (16, width)
 template <class F> void transpose_rows(const F* x, int64_t ld, int64_t m, int64_t width, F* out, int64_t pitch, uint32_t* scratch) {
   if constexpr (Units<F>::step == 1) {
@@ -113,28 +136,20 @@ template <class F> void transpose_rows(const F* x, int64_t ld, int64_t m, int64_
       for (int64_t e = 0; e < width; e += 16) transpose16(x + i * ld + e, ld, out + e * pitch + i, pitch, smaller<int64_t>(16, m - i));
   } else {
     for (int64_t i = 0; i < m; i += 32) {
-      const int64_t pairs = smaller<int64_t>(16, (m - i + 1) / 2);
-      for (int64_t r = 0; r < pairs; r++) {
-        const int64_t a = i + 2 * r;
-        for (int64_t e = 0; e < width; e++)
-          scratch[r * width + e] = x[a * ld + e].bits | (a + 1 < m ? (uint32_t)x[(a + 1) * ld + e].bits << 16 : 0);
-      }
+      const int64_t rows = smaller<int64_t>(32, m - i), pairs = (rows + 1) / 2;
+      pack_pairs(x + i * ld, ld, rows, width, scratch);
       for (int64_t e = 0; e < width; e += 16) transpose16(scratch + e, width, (uint32_t*)out + e * pitch / 2 + i / 2, pitch / 2, pairs);
     }
   }
 }
-// rows (n, width) of bfloat16 -> a right factor [n / 2][width]
-inline void pack_pairs(const bf16* x, int64_t ld, int64_t n, int64_t width, uint32_t* out) {
-  for (int64_t j = 0; j < n; j += 2)
-    for (int64_t e = 0; e < width; e++)
-      out[j / 2 * width + e] = x[j * ld + e].bits | (j + 1 < n ? (uint32_t)x[(j + 1) * ld + e].bits << 16 : 0);
-}
-// panels [n / 64][width][64] of sums -> rows of a tensor, times ``scale``; ``block`` is scratch (16, width)
+// panels [n / 64][width][64] of sums -> rows of a tensor, times ``scale``; ``block`` is scratch (64, width)
 template <class A>
 void write_transposed(const A* panels, int64_t n, int64_t width, int64_t depth, const Tensor& x, int64_t b, int64_t h, A scale, A* block) {
-  for (int64_t j = 0; j < n; j += 16) {
-    for (int64_t e = 0; e < depth; e += 16) transpose16(panels + j / 64 * 64 * depth + e * 64 + j % 64, 64, block + e, depth, 16);
-    for (int64_t r = 0; r < smaller<int64_t>(16, n - j); r++) write_row<A>(x, b, h, j + r, width, block + r * depth, scale);
+  for (int64_t j = 0; j < n; j += 64, panels += 64 * depth) {
+    const int64_t rows = smaller<int64_t>(64, n - j);
+    for (int64_t r = 0; r < rows; r += 16)
+      for (int64_t e = 0; e < depth; e += 16) transpose16(panels + e * 64 + r, 64, block + r * depth + e, depth, 16);
+    write_rows<A>(x, b, h, j, rows, width, block, depth, scale);
   }
 }
 

@@ -180,11 +180,12 @@ INLINE void product(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, co
 
 // The same with C, or B, in panels of 64 columns (a panel is ``depth`` rows of 64), from column ``from`` on.
 template <class F>
-INLINE void product_to_panels(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const Unit<F>* b, int64_t ldb, Sum<F>* panels, int64_t depth, int64_t from) {
+INLINE void product_to_panels(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const Unit<F>* b, int64_t ldb,
+                              Sum<F>* panels, int64_t depth, int64_t from, bool add) {
   for (int64_t j = 0, next; j < n; j = next) {
     const int64_t column = from + j;
     next = smaller(n, j + 64 - column % 64);
-    product<F>(m, next - j, k, a, lda, b + j, ldb, panels + column / 64 * 64 * depth + column % 64, 64, true);
+    product<F>(m, next - j, k, a, lda, b + j, ldb, panels + column / 64 * 64 * depth + column % 64, 64, add);
   }
 }
 template <class F>

@@ -43,15 +43,17 @@ def record(
 ) -> tuple[Any, Callable[..., Any] | None]:
     """Return what ``compute`` returns, and a function of the inputs that does the same; None if there is no such.
 
-    There is none if what is computed depends on numbers in tensors, or if two inputs are one tensor, as query and key
-    may be: other calls of the kind may tell them apart. The function returns None where it must not be used: where a
-    profiler has hooks in Triton's launches.
+    There is none if what is computed depends on numbers in tensors. The function returns None where it must not be
+    used: where a profiler has hooks in Triton's launches.
+
+    Args:
+        inputs: an object for each, also where two are one tensor, so that others may be two.
     """
     device = inputs[0].device
     # Triton launches on the current device.
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with torch.no_grad(), without_autocast(device), on_device:
-        if interpreted() or len({id(tensor) for tensor in inputs}) < len(inputs):
+        if interpreted():
             return compute(), None
         recorder = _Recorder(inputs)
         token = _recorder.set(recorder)

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
 from ...files import write_atomically
+from ...version import __version__
 from ..sheet import Sheet
 
 if TYPE_CHECKING:

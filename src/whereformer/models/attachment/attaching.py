@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError, shown
-from ...positions import Position, build_position, method_names
+from ...positions import PositionMethod, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..checks import check_devices
-from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation
+from .configs import separate_configs
+from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation, tell_texts
 from .hooks import NAME, Enter, Start, Undo
 from .kinds import serve
 from .own import rotates, serve_tables, switch_off
@@ -35,7 +36,8 @@ def attach(
 
     Every self-attention layer gets the method's terms; a layer that runs several times (ALBERT) gets its own in each
     pass. Cross-attention has no positions and stays as it is. In a model with an encoder and a decoder, each gets its
-    own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
+    own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say; those of a causal
+    model that begin again begin another text, which the guide describes.
 
     Relative positions that a model computes itself become tables over offsets instead of matrices, so ``attach(t5,
     "none")`` is the same model with less memory; the guide lists these models. Sliding windows (ModernBERT, Mistral,
@@ -51,13 +53,14 @@ def attach(
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
-            if it computes something else.
+            if it computes something else. Hooks that you registered do not run.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
             masks that show later tokens.
 
     Returns:
-        The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
+        The model. Its configuration is now a copy, since other models may share the object, and its ``whereformer``
+        records what was attached. The parameters are freshly drawn in the model's
         dtype and on its device. They are part of its state dict, and ``save_pretrained`` writes them;
         :func:`load_attached` loads such a checkpoint.
 
@@ -110,6 +113,7 @@ def attach_wanted(model: PreTrainedModel, wanted: Wanted, prove: bool, most: int
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
     undo: Undo = []
     try:
+        separate_configs(model, undo)
         serve(model, undo, parts_with(model, calls))
         _attach(model, calls, wanted, most, undo)
     except Exception:
@@ -135,11 +139,12 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
     if not (keep_absolute or switch_off(model, undo)):
         kind = f"{type(model).__name__} has no positions of a kind that can be switched off"
         raise InputError("keep_absolute", f"{kind}; {beside}")
-    if "rope" in method_names(position) and rotates(model):
+    if "rope" in component_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
+    tellers = tell_texts(model, calls)
     for (stack, own), method in zip(stacks, methods, strict=True):
-        _hook(stack, own, method, undo)
+        _hook(stack, own, method, tellers, undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
         arrived = [call for call in record_calls(model, calls) if call.received is not None]
@@ -154,6 +159,8 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo :func:`attach` and remove the method's parameters; the model is then bit for bit what it was.
+
+    It gets its old configuration back. What you changed in the copy since is then changed there.
 
     Raises:
         ValueError: if nothing is attached to it.
@@ -197,7 +204,7 @@ def _of_tokens(calls: list[AttentionCall]) -> list[AttentionCall]:
     return own
 
 
-def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None) -> Position:
+def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None) -> PositionMethod:
     """Build the method of an encoder or decoder: the innermost PreTrainedModel around the layers with these calls."""
     name, options, config = wanted.position, wanted.options, stack.config
     if not isinstance(getattr(config, "hidden_size", None), int):
@@ -211,7 +218,7 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
         "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
         "causal": all(call.causal for call in calls),
         "initializer_range": getattr(config, "initializer_range", None) or 0.02,
-        "passes": [modules.index(call.module) for call in calls],
+        "layer_of_pass": [modules.index(call.module) for call in calls],
     }
     for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
         if option != "causal" or options[option] is not False:
@@ -226,20 +233,24 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
         if count > most:
             raise InputError("path_or_id", f"the checkpoint has {most:,} numbers of {name!r}, expected {count:,}")
     position = build()
-    methods = position.methods()
+    methods = position.components()
     if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
         isinstance(method, NoPosition) for method in methods
     ):
         told = f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
         raise InputError("position", told)
+    mixed = any(call.mixed for call in calls)
     for method in methods:
-        if type(method).embed is not Position.embed:
+        if mixed and method.scales_query:
+            told = f"{type(stack).__name__} is causal only with an attention_mask, and {type(method).__name__} is built"
+            raise InputError("position", f"{told} for one of both; choose another method")
+        if type(method).embed is not PositionMethod.embed:
             raise InputError(
                 "position",
                 f"{type(method).__name__} acts on the embeddings, which attach leaves as they are; "
                 "choose a method that acts in attention, as t5, tisa, shaw, rope or alibi",
             )
-    if not position.content:
+    if not position.uses_query_key:
         raise InputError("position", "it replaces query . key, whose weights would be left without use")
     return position
 
@@ -253,17 +264,24 @@ def _beginning(stack: PreTrainedModel, layers: Collection[nn.Module]) -> nn.Modu
     return children[0] if children else stack
 
 
-def _hook(stack: PreTrainedModel, calls: list[AttentionCall], position: Position, undo: Undo) -> None:
-    """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers."""
+def _hook(
+    stack: PreTrainedModel, calls: list[AttentionCall], position: PositionMethod, tellers: set[nn.Module], undo: Undo
+) -> None:
+    """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers.
+
+    ``tellers`` are the layers that keep texts apart by positions.
+    """
     setattr(stack, NAME, position.to(stack.device, stack.dtype).train(stack.training))
     undo.append(partial(delattr, stack, NAME))
     layers: dict[nn.Module, list[int]] = {}
     for layer, call in enumerate(calls):
         layers.setdefault(call.module, []).append(layer)
     begins = _beginning(stack, layers)
-    if _takes_keywords(begins):
-        start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
-        undo.append(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
+    checkpointed = [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)]
+    for module in filter(_takes_keywords, dict.fromkeys((stack, begins))):
+        names = tuple(inspect.signature(module.forward).parameters)
+        start = Start(stack, checkpointed, names, not tellers.isdisjoint(layers), around=module is not begins)
+        undo.append(module.register_forward_pre_hook(start, with_kwargs=True).remove)
     for module, own in layers.items():
         enter = Enter(stack, tuple(own), counted=len(layers) < len(calls))
         undo.append(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from .configs import configs_of
 from .hooks import NAME, LayerInput, Undo
 from .interface import attend, requested
 from .kinds import serve
 from .masks import mask, seen
 from .served import is_served
-from .trial import configs_of, owners_of, parts_of, run_any, trial, twins
+from .trial import owners_of, packed_examples, parts_of, run_any, trial, twins
 
 PROBE = f"{NAME}_probe"
 """The name of the attention implementation that records its calls."""
@@ -35,7 +36,9 @@ class AttentionCall:
         n_q, n_k: the numbers of queries and keys.
         num_heads, head_dim: the number of heads, and the width of one.
         received: what the hooks of an attached method passed on; None without a method.
-        causal: whether no query sees a later key.
+        causal: whether no query sees a later key, with a mask of padding and without one.
+        mixed: whether a mask of padding decides on that.
+        packed: whether texts in a row are kept apart.
         dead: (batch, n_q), whose outputs mean nothing: tokens with no key to see, or padding themselves.
     """
 
@@ -47,6 +50,8 @@ class AttentionCall:
     received: LayerInput | None
     causal: bool
     dead: Tensor
+    mixed: bool = False
+    packed: bool = False
 
     def of(self, modules: Mapping[nn.Module, nn.Module]) -> AttentionCall:
         """Return the call of the same layer in a copy of its model."""
@@ -78,12 +83,13 @@ def _probe(
     if asked.matrix is not None:
         dead = dead | ~seen(asked.matrix).any(1).any(-1)
     received, causal = options.get("whereformer"), asked.hides_later_keys(n_q)
-    _recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead))
+    packed = asked.documents is not None
+    _recorded.get().append(AttentionCall(module, n_q, n_k, heads, head_dim, received, causal, dead, packed=packed))
     return out, weights
 
 
 def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
-    """Find the attention calls of a model: those of one small forward, in order; none if it does not dispatch them.
+    """Find the attention calls of a model: those of a small forward, in order; none if it does not dispatch them.
 
     Raises:
         InputError: if there is no small input that it runs on.
@@ -99,17 +105,40 @@ def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
 
 
 def record_calls(model: PreTrainedModel, found: list[AttentionCall]) -> list[AttentionCall]:
-    """Record the attention calls of one small forward of a model with a method, in the parts in which calls were."""
+    """Record the attention calls of a small forward of a model with a method, in the parts in which calls were."""
     with trial(model) as copied:
         own = twins(model, copied)
         set_implementation(copied, [call.of(own) for call in found], PROBE, [])
         return _record(copied)
 
 
+def tell_texts(model: PreTrainedModel, found: list[AttentionCall]) -> set[nn.Module]:
+    """Return the layers that keep the texts of a row apart where positions begin again, without a mask and a cache."""
+    with trial(model) as copied:
+        own = twins(copied, model)
+        set_implementation(copied, [call.of(twins(model, copied)) for call in found], PROBE, [])
+        with recording() as calls:
+            for example in packed_examples(copied.base_model):
+                with suppress(Exception):  # a model may take no positions, or only of other axes
+                    example.run()
+        return {own[call.module] for call in calls if call.packed}
+
+
 def _record(model: PreTrainedModel) -> list[AttentionCall]:
+    """Record the calls of a forward with a mask of padding, and compare whom they see in one without."""
     with recording() as calls:
-        run_any(model, rows=1, length=5, before=calls.clear)
-    return calls
+        example, _ = run_any(model, rows=1, length=5, before=calls.clear)
+    unmasked = example.unmasked()
+    if unmasked is None:
+        return calls
+    causal: dict[nn.Module, bool] = {}
+    # A model may need its mask.
+    with recording() as others, suppress(Exception):
+        unmasked.run()
+        for call in others:
+            causal[call.module] = call.causal and causal.get(call.module, True)
+    pairs = [(call, causal.get(call.module, call.causal)) for call in calls]
+    return [replace(call, causal=call.causal and other, mixed=call.causal != other) for call, other in pairs]
 
 
 @contextmanager

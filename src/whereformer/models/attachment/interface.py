@@ -80,10 +80,14 @@ def attend(
     site = asked.site(query, scaling)
     if layer is not None:
         layer.check(asked, query.shape[2])
-        position = layer.forward.position
-        own = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
-        hooked = position.apply_hooks(layer.hidden, query, key, value, own)
-        query, key, value, terms = hooked  # type: ignore[assignment]  # attached methods keep query . key
+        position, new_key = layer.forward.position, None if layer.cache is None else layer.cache.new_key
+        if new_key is not None:
+            site = replace(site, new_key_positions=site.query_positions)
+        layer_site = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
+        keys = key if new_key is None else new_key
+        query, keys, value, terms = position.apply_hooks(layer.hidden, query, keys, value, layer_site)  # type: ignore[assignment]  # attached methods keep query . key
+        if new_key is None:  # if there are new keys, the cache has rotated them, and ``key`` has all keys
+            key = keys
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
     if asked.matrix is not None:

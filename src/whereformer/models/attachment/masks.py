@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import masking_utils
 from transformers.masking_utils import (
     and_masks,
@@ -26,14 +27,27 @@ from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...positions import Site
-from ...positions.counting import places_in, places_of
+from ...positions.visible_keys import positions_from_mask, positions_in_documents, previous_token
+from ..checks import real_tokens
+
+
+class NoTensorError(InputError, AttributeError):
+    """A model does with its mask what only a tensor can do. ``hasattr`` is False then."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "attention_mask", f"the model computes with its mask ({what}), but this attention makes no matrix of it"
+        )
+
+    def __reduce__(self) -> Any:
+        return InputError, (self.field, self.reason)
 
 
 class RequestedMask(NamedTuple):
     """The mask that a model requested from transformers, in place of a matrix.
 
-    Only the attention function looks inside. A model that computes with its masks stops with an error, rather than
-    being silently wrong. What moves or checkpoints a model's arguments looks into tuples.
+    Only the attention function looks inside. A model that computes with its masks, as with tensors, stops with an error
+    that says so. What moves or checkpoints a model's arguments looks into tuples.
 
     Args:
         n_k: the number of keys; the last of them is at the last query.
@@ -54,20 +68,30 @@ class RequestedMask(NamedTuple):
     documents: Tensor | None = None
     matrix: Tensor | None = None
 
-    @property
-    def ndim(self) -> int:
-        """What transformers asks of a mask that was made before the forward, as for a static cache."""
-        raise InputError("attention_mask", "whereformer's attention takes no mask made before, as for a static cache")
-
-    def contiguous(self) -> int:
-        """What older releases ask."""
-        return self.ndim
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what models ask of a tensor."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("ndim", "contiguous"):
+            # What transformers asks of a mask that was made before the forward, as for a static cache.
+            told = "whereformer's attention takes no mask made before, as for a static cache"
+            raise InputError("attention_mask", told)
+        raise NoTensorError(f"it reads its {name}")
 
     def __getitem__(self, at: Any) -> Any:
-        """What models do that choose keys themselves, as of a matrix."""
+        """Refuse what models do that choose keys themselves, as of a matrix."""
         if isinstance(at, tuple):
-            raise InputError("attention_mask", "the model computes with its mask, which is no matrix in this attention")
+            raise NoTensorError("it reads parts of it")
         return tuple.__getitem__(self, at)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refuse functions of torch, except for scores + mask."""
+        if function is Tensor.add and len(args) == 2 and isinstance(args[1], cls):
+            return args[1].__radd__(args[0])
+        raise NoTensorError(f"it calls {getattr(function, '__name__', function)}")
 
     def __radd__(self, scores: Tensor) -> Tensor:
         """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
@@ -75,6 +99,16 @@ class RequestedMask(NamedTuple):
             raise InputError("attention_mask", "layers that add masks to scores themselves can have padding only")
         keys = self.key_mask(len(scores))
         return scores if keys is None else scores.masked_fill(~keys[:, None, None], torch.finfo(scores.dtype).min)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with a tuple, and refuse to compare with a number, as a matrix does element by element."""
+        return tuple.__eq__(self, other) if isinstance(other, tuple | None) else _refuse_operator(self)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
 
     def key_mask(self, batch: int) -> Tensor | None:
         """Return which keys are real, (batch, n_k); None if all are."""
@@ -93,20 +127,25 @@ class RequestedMask(NamedTuple):
             scale=scale,
             query_documents=self.documents,
             key_documents=self.documents,
-            dropped=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
+            num_dropped_keys=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
         )
 
     def counted(self, site: Site) -> Site:
         """Return the site at positions that count real tokens alone, from 0 in each text."""
         if self.documents is not None:
-            at, end = places_in(self.documents, self.key_mask(len(self.documents)))
-            return replace(site, queries=at, keys=at, end=end)
-        places = None if self.real is None else places_of(self.real)
+            at, end = positions_in_documents(self.documents, self.key_mask(len(self.documents)))
+            return replace(site, query_positions=at, key_positions=at, position_stop=end)
+        places = None if self.real is None else positions_from_mask(self.real)
         if places is None:
             return site
-        assert isinstance(site.queries, Positions)
+        assert isinstance(site.query_positions, Positions)
         end = places.shape[1]
-        return replace(site, queries=places[:, end - site.queries.length :], keys=places[:, end - self.n_k :], end=end)
+        return replace(
+            site,
+            query_positions=places[:, end - site.query_positions.length :],
+            key_positions=places[:, end - self.n_k :],
+            position_stop=end,
+        )
 
     def hides_later_keys(self, n_q: int) -> bool:
         """Whether none of the queries, which are the last tokens, sees a later key."""
@@ -114,6 +153,32 @@ class RequestedMask(NamedTuple):
             return self.causal
         keys = seen(self.matrix)
         return not bool(keys.expand(*keys.shape[:2], n_q, -1).triu(1 + keys.shape[3] - n_q).any())
+
+
+def _refuse_operator(*_: Any) -> Any:
+    raise NoTensorError("with an operator")
+
+
+for _name in (
+    "add",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "and",
+    "rand",
+    "or",
+    "ror",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+):
+    setattr(RequestedMask, f"__{_name}__", _refuse_operator)
+for _name in ("neg", "invert", "float", "int"):
+    setattr(RequestedMask, f"__{_name}__", _refuse_operator)
 
 
 def seen(matrix: Tensor) -> Tensor:
@@ -149,12 +214,27 @@ def mask(
         matrix = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
         asked = RequestedMask(kv_length, matrix=matrix)
     real = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if real is not None:
-        real = real[:, :end]
-        # A mask that masks nothing costs time.
-        if can_look(real) and bool(real.all()):
-            real = None
-    return asked._replace(first=kv_offset, real=real)
+    return asked._replace(first=kv_offset, real=None if real is None else real_tokens(real[:, :end]))
+
+
+def texts_by_positions(positions: Tensor, real: Tensor | None) -> Tensor | None:
+    """Return the number of each token's text, (batch, n), by the positions of real tokens; None if a row is one text.
+
+    As in transformers, a text goes on where positions go on by one. Where padding is hidden between two tokens, they
+    may also go on by as many as if it counted.
+
+    Args:
+        positions: (1 or batch, n), whole.
+        real: (batch, n) bool, which tokens are no padding; None: all.
+    """
+    if real is None:
+        begins = functional.pad(positions.diff() != 1, (1, 0))
+    else:
+        before, positions = previous_token(real), positions.expand(len(real), -1)
+        step = positions - positions.gather(1, before.clamp(min=0))
+        tokens = torch.arange(real.shape[1], device=real.device) - before
+        begins = real & (before >= 0) & (step != 1) & (step != tokens)
+    return None if can_look(begins) and not begins.any() else begins.cumsum(1)
 
 
 def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask | None:

@@ -1,15 +1,15 @@
 """``prove``: a model computes the same as before when this library computes its attention, with its own positions only.
 
-The model runs on a tiny batch twice: as it is, and served. The output of each attention layer is compared where it
-arises; then the second run goes on with the first one's output. So rounding does not add up, an expert that a hair
-decides on is chosen twice, and the first layer that differs is the one that is wrong.
+The model runs on a tiny batch twice: as it is, and served. So it does on a text without a mask. The output of each
+attention layer is compared where it arises; then the second run goes on with the first one's output. So rounding does
+not add up, an expert that a hair decides on is chosen twice, and the first layer that differs is the one that is wrong.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...errors import InputError
+from .configs import configs_of
 from .found import PROBE, AttentionCall, find_calls, parts_with, recording, set_implementation
 from .kinds import serve
 from .own import serve_tables
-from .trial import Example, configs_of, run_any, trial, twins
+from .trial import Example, run_any, trial, twins
 
 TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far an output may be off, relative to the largest value. Half precision shows gross errors only.
@@ -49,8 +50,7 @@ def prove(model: PreTrainedModel) -> list[AttentionCall]:
         InputError: if it computes something else; by how much, and in which layer.
     """
     calls = find_calls(model)
-    reference = _as_it_is(model, calls) if calls else None
-    if reference is not None:
+    for reference in _as_it_is(model, calls) if calls else ():
         _compare(model, calls, reference)
     return calls
 
@@ -63,6 +63,10 @@ class _Run:
     outputs: list[tuple[str, Tensor]]
     finals: dict[str, Tensor]
 
+    def nan_layer(self) -> str | None:
+        """Return the name of a layer that computed NaN only, if there is one."""
+        return next((name for name, output in self.outputs if output.isnan().all()), None)
+
 
 def _layers(model: PreTrainedModel, calls: list[AttentionCall]) -> dict[str, nn.Module]:
     """Return the layers that call attention, by their names."""
@@ -70,34 +74,47 @@ def _layers(model: PreTrainedModel, calls: list[AttentionCall]) -> dict[str, nn.
     return {names[call.module]: call.module for call in calls}
 
 
-def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> _Run | None:
-    """Run a model with its own attention; None, with a line in the log, if that is not possible."""
+def _as_it_is(model: PreTrainedModel, calls: list[AttentionCall]) -> list[_Run]:
+    """Run a model with its own attention, with and without a mask; [], with a line in the log, if it does not run."""
     reason = f"weights of {model.dtype} on {model.device.type!r} cannot be compared"
     if model.device.type != "meta" and model.dtype in TOLERANCE:
-        outputs: list[tuple[str, Tensor]] = []
         most = getattr(model.config, "max_position_embeddings", None)
         length = max(8, min(LENGTH, most)) if type(most) is int else LENGTH
-
-        def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
-            outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
-
         try:
-            with trial(model) as copied, _full_precision(model):
-                own = twins(model, copied)
-                _shorten_windows(copied)
-                for name, module in _layers(model, calls).items():
-                    own[module].register_forward_hook(partial(remember, name))
-                example, finals = run_any(copied, ROWS, length, cached=True, before=outputs.clear)
-            lost = [name for name, output in outputs if output.isnan().all()]
-            if not lost:
-                return _Run(example, outputs, dict(_tensors(finals)))
-            reason = f"layer {lost[0]} computes NaN"
+            runs = [_run_own(model, calls, lambda copied, before: run_any(copied, ROWS, length, True, before))]
+            if (unmasked := runs[0].example.unmasked()) is not None:
+                with suppress(Exception):  # a model may need its mask
+                    runs.append(_run_own(model, calls, lambda copied, _: (unmasked, unmasked.run_in(copied))))
+            lost = runs[0].nan_layer()
+            if lost is None:
+                return [run for run in runs if run.nan_layer() is None]
+            reason = f"layer {lost} computes NaN"
         except InputError as error:
             reason = error.reason
     # It may be missing what its own attention needs, such as a GPU.
     message = "not proven to compute the same as before with whereformer's attention: %s: %s"
     logging.getLogger(__name__).warning(message, type(model).__name__, reason)
-    return None
+    return []
+
+
+def _run_own(
+    model: PreTrainedModel,
+    calls: list[AttentionCall],
+    run: Callable[[PreTrainedModel, Callable[[], None]], tuple[Example, list[Any]]],
+) -> _Run:
+    """Run a copy of a model with its own attention; ``run`` gets what to call before each try."""
+    outputs: list[tuple[str, Tensor]] = []
+
+    def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
+
+    with trial(model) as copied, _full_precision(model):
+        own = twins(model, copied)
+        _shorten_windows(copied)
+        for name, module in _layers(model, calls).items():
+            own[module].register_forward_hook(partial(remember, name))
+        example, finals = run(copied, outputs.clear)
+    return _Run(example, outputs, dict(_tensors(finals)))
 
 
 def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run) -> None:
@@ -129,8 +146,7 @@ def _compare(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run
         for name, module in _layers(copied, here).items():
             module.register_forward_hook(partial(check, name))
         try:
-            part = copied if type(reference.example.model) is type(copied) else copied.base_model
-            finals = reference.example._replace(model=part).run()
+            finals = reference.example.run_in(copied)
         except InputError:
             raise
         except Exception as error:

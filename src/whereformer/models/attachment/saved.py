@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ...errors import InputError, shown
+from ..blocks import MOST_LAYERS
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
 from ..checkpoints.pretrained import read_as_a_model
@@ -49,7 +50,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, prove: bool = Tru
     for name, tensor in header.items():
         if name.endswith("weight") or f"{NAME}." in name:  # buffers may hold whole numbers
             check_dtype(name, tensor)
-    _check_sizes(path_or_id, model_class, header, hub_options)
+    _check_sizes(path_or_id, model_class, described, header, hub_options)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report would list what is loaded below
     try:
@@ -96,18 +97,32 @@ def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> Wanted:
     return Wanted(**settings)
 
 
+def _entries(described: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return the entries of a config.json, and those of the configurations inside."""
+    for name, value in described.items():
+        yield name, value
+        if isinstance(value, dict):
+            yield from _entries(value)
+
+
 def _check_sizes(
-    path_or_id: str | Path, model_class: Any, header: Mapping[str, Tensor], hub: Mapping[str, Any]
+    path_or_id: str | Path,
+    model_class: Any,
+    described: Mapping[str, Any],
+    header: Mapping[str, Tensor],
+    hub: Mapping[str, Any],
 ) -> None:
     """Compare the sizes in a checkpoint's configuration with its weights, before the model is built."""
+    # Configurations make lists of their layers. Some numbers are not of layers that the model has (max_window_layers).
+    limit = max(MOST_LAYERS, len(header))
+    for name, value in _entries(described):
+        if re.search(r"layers?$", name) and type(value) is int and value > limit:
+            raise InputError(name, f"expected at most {limit} layers, got {value}")
     with read_as_a_model():
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub)
     own = getattr(model_class, "config_class", config)  # an auto class has none
     if not hasattr(model_class, "from_pretrained") or own.model_type != config.model_type:
         name = getattr(model_class, "__name__", shown(model_class))
         raise InputError("model_class", f"expected a class of transformers for {config.model_type!r}, got {name}")
-    for name, value in config.to_dict().items():
-        if re.search(r"layers?$", name) and type(value) is int and value > len(header):
-            raise InputError(name, f"the checkpoint has {len(header)} tensors, too few for {value} layers")
     build = getattr(model_class, "from_config", None) or model_class._from_config
     check_header(lambda: build(config), header)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...errors import InputError, one_line, some_of
+from .configs import configs_of
 
 CACHES = ("cache", "past_key_values", "cache_params")
 """The names under which models take and return their caches."""
@@ -30,8 +32,9 @@ SOUND_MASKS = ("attention_mask", "feature_attention_mask", "padding_mask")
 def trial(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """Return a copy of a model with the same weights in the same memory, to run for evaluation without gradients.
 
-    Some models change when they run: BigBird-Pegasus replaces its sparse attention when it reads a short text. Hooks,
-    buffers and configurations are copies, too, so the caller may change them. Random numbers stay as they are.
+    Some models change when they run: BigBird-Pegasus replaces its sparse attention when it reads a short text. Buffers
+    and configurations are copies, too, so the caller may change them. The hooks of the model's user are left out, who
+    does not expect to see made-up batches. Random numbers stay as they are.
     """
     for name, module in model.named_modules():
         # A function that stands for a forward would run the module itself, not its copy.
@@ -42,10 +45,38 @@ def trial(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         try:
-            copied = copy.deepcopy(model, weights)
+            copied = copy_without_hooks(model, weights)
         except (RuntimeError, TypeError) as error:
             raise InputError("model", f"it cannot be copied, as attach tries it ({error})") from error
         yield copied.eval()
+
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""The fields of a module that hold what runs before and after it."""
+
+OF_MODELS = (__name__.partition(".")[0], "transformers.utils.output_capturing", "torch.nn.utils")
+"""Where hooks come from that are part of a model: ours, and hooks that collect its outputs or compute its weights."""
+
+
+def copy_without_hooks(model: nn.Module, memo: dict[int, Any]) -> Any:
+    """Return a copy of a model that has its own hooks, but not those that its user registered.
+
+    Args:
+        model: the model, whose hooks stay as they are.
+        memo: that of ``copy.deepcopy``: by the id of an object, what stands for it in the copy.
+    """
+    hooks = [vars(module)[name] for module in model.modules() for name in HOOKS]
+    memo |= {id(registered): OrderedDict() for registered in hooks}
+    copied = copy.deepcopy(model, memo)
+    for registered in hooks:
+        own = {number: hook for number, hook in registered.items() if _is_of_model(hook)}
+        memo[id(registered)].update(copy.deepcopy(own, memo))
+    return copied
+
+
+def _is_of_model(hook: Any) -> bool:
+    origin = str(getattr(hook, "__module__", None))
+    return any(origin == package or origin.startswith(f"{package}.") for package in OF_MODELS)
 
 
 def twins(one: nn.Module, other: nn.Module) -> dict[nn.Module, nn.Module]:
@@ -63,22 +94,6 @@ def owners_of(model: PreTrainedModel) -> dict[nn.Module, PreTrainedModel]:
     return {module: part for part in parts_of(model) for module in part.modules()}
 
 
-def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Return the configurations of a model's modules and those inside them, each once."""
-    found: dict[int, PreTrainedConfig] = {}
-
-    def visit(value: Any) -> None:
-        if isinstance(value, PreTrainedConfig) and id(value) not in found:
-            found[id(value)] = value
-            for inner in vars(value).values():
-                visit(inner)
-
-    for module in model.modules():
-        for value in vars(module).values():
-            visit(value)
-    return list(found.values())
-
-
 class Example(NamedTuple):
     """A batch that a model may take.
 
@@ -89,8 +104,18 @@ class Example(NamedTuple):
     """
 
     model: PreTrainedModel
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     cache: str | None = None
+
+    def unmasked(self) -> Example | None:
+        """Return the first row without masks, as users call who have no padding; None if there is no mask."""
+        inputs = {name: values[:1] for name, values in self.inputs.items() if not name.endswith("mask")}
+        return self._replace(inputs=inputs) if len(inputs) < len(self.inputs) else None
+
+    def run_in(self, copied: PreTrainedModel) -> list[Any]:
+        """Run a copy of the model, or of the model around it, and return its outputs."""
+        part = copied if type(self.model) is type(copied) else copied.base_model
+        return self._replace(model=part).run()
 
     def run(self) -> list[Any]:
         """Run the model, the random numbers always the same, and return its outputs."""
@@ -124,7 +149,6 @@ def run_any(
     model: PreTrainedModel,
     rows: int,
     length: int,
-    *,
     cached: bool = False,
     before: Callable[[], Any] = lambda: None,
 ) -> tuple[Example, list[Any]]:
@@ -193,6 +217,13 @@ def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> It
         yield Example(model, inputs | decoder)
     for inputs in mains if decoder else ():
         yield Example(model, inputs)
+
+
+def packed_examples(model: PreTrainedModel) -> list[Example]:
+    """Return a row of two texts, whose positions begin again, also as the first of Qwen2-VL's four axes."""
+    places = torch.tensor([[0, 1, 2, 0, 1]], device=model.device)
+    row = {"input_ids": _tokens(model, 1, places.shape[1]), "use_cache": False}
+    return [Example(model, {**row, "position_ids": each}) for each in (places, places.expand(4, 1, -1))]
 
 
 def _tokens(model: PreTrainedModel, rows: int, length: int) -> Tensor:

@@ -137,7 +137,7 @@ class Family(NamedTuple):
             for layer, prefix in enumerate(prefixes)
             for ours, theirs in named.items()
         }
-        if config.embedding_size != config.hidden_size:
+        if config.embedding_projection or config.embedding_size != config.hidden_size:
             parts["embeddings.projection"] = self.projection
         stacked = {ours: tuple(prefix + theirs for prefix in prefixes) for ours, theirs in self.stacked.items()}
         return {**_tensors({**self.embeddings, **parts}), **stacked, **self.joined}
@@ -191,6 +191,7 @@ FAMILIES = {
             "feed_forward_norm": "full_layer_layer_norm",
         },
         projection="encoder.embedding_hidden_mapping_in",
+        fixed={"embedding_projection": True},
         unused=("sop_classifier.",),
     ),
     "roberta": Family(

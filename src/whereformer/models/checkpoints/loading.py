@@ -1,45 +1,23 @@
-"""Loads a checkpoint's tensors into a model, and reports which were kept, dropped and initialised."""
+"""Loads a checkpoint's tensors into a model, and reports which were kept, dropped and initialized."""
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from threading import get_ident
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 
-from ...errors import InputError, printable
+from ...errors import InputError
+from ..loading_report import LoadingReport
 
 BODY = "encoder."
 """The prefix of the encoder's names in a model with a head."""
-
-
-@dataclass(frozen=True)
-class LoadingReport:
-    """The tensors that a model took from a checkpoint, and the others; :func:`str` has a line for each field.
-
-    Args:
-        kept: the model's tensors that come from the checkpoint, by the model's names.
-        dropped: the checkpoint's tensors without a place in the model, by the checkpoint's names without the encoder's
-            prefix; if several of them would be one tensor here, by this library's name.
-        initialised: the model's tensors that are freshly drawn, by the model's names.
-    """
-
-    kept: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-    initialised: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"kept: {len(self.kept)} tensors"]
-        for part, names in (("dropped", self.dropped), ("initialised", self.initialised)):
-            # A module's weight and bias, and the same module in several layers, are named once.
-            modules = (re.sub(r"\.(weight|bias)$", "", name) for name in names)
-            groups = dict.fromkeys(re.sub(r"\b(layers?)\.\d+\.", r"\1.*.", name) for name in modules)
-            lines += [f"{part}: {printable(', '.join(groups))}"] if names else []
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -120,10 +98,22 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
         header: the checkpoint's tensors on the meta device, by name.
 
     Raises:
-        InputError: if one has another shape.
+        InputError: if one has another shape, or the model has far more parameters, before all of them are built.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = build()
+    # A head that the checkpoint lacks has a few. Some modules replace parameters while they are built.
+    limit, thread, count = 1000 + 10 * len(header), get_ident(), itertools.count(1)
+
+    def count_one(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if get_ident() == thread and next(count) > limit:
+            told = f"it has {len(header):,} tensors, and its config.json describes a model of more than {limit:,}"
+            raise InputError("checkpoint", told)
+
+    handle = register_module_parameter_registration_hook(count_one)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = build()
+    finally:
+        handle.remove()
     prefix = f"{model.base_model_prefix}."
     bare = {name.removeprefix(prefix): tensor for name, tensor in header.items()}
     for name, own in model.state_dict().items():

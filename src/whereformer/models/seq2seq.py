@@ -11,14 +11,14 @@ from torch.nn import functional
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from ...errors import InputError
-from ...kernels import Positions
-from ...positions import Position, Site
-from ...positions.none import NoPosition
-from ..checks import OneDeviceModel, check_shape, embedded_tokens, whole_numbers
-from ..inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
-from ..layers import Attention, Layer, may_share, position_of
-from .config import Seq2SeqConfig
+from ..errors import InputError
+from ..kernels import Positions
+from ..positions import PositionMethod, Site
+from ..positions.none import NoPosition
+from .checks import OneDeviceModel, check_shape, embedded_tokens, real_tokens, whole_numbers
+from .inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
+from .layers import Attention, Layer, may_share, position_of
+from .seq2seq_config import Seq2SeqConfig
 
 
 class DecoderLayer(Layer):
@@ -32,9 +32,9 @@ class DecoderLayer(Layer):
     def forward(  # type: ignore[override]
         self,
         hidden: Tensor,
-        position: Position,
+        position: PositionMethod,
         site: Site,
-        source: Tensor,
+        source: Tensor | None,
         no_position: NoPosition,
         cross: Site,
         caches: tuple[Cache, Cache] | tuple[None, None],
@@ -42,8 +42,8 @@ class DecoderLayer(Layer):
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        The target attends to itself in ``site``, and without positions to the source in ``cross``. Caches and the
-        weights that are returned are those of both, in this order.
+        The target attends to itself in ``site``, and without positions to the source in ``cross``. The source is None
+        if the cache already has all its keys and values. ``caches`` and the returned weights are in this order, too.
         """
         hidden, weights = self._attend(hidden, position, site, cache=caches[0], with_weights=with_weights)
         before = self.cross_norm(hidden) if self.pre else hidden
@@ -66,7 +66,7 @@ class _Stack(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         kind = DecoderLayer if causal else Layer
-        self.layers = nn.ModuleList(kind(config, content=self.position.content) for _ in range(layers))
+        self.layers = nn.ModuleList(kind(config, content=self.position.uses_query_key) for _ in range(layers))
 
     def run(self, words: Tensor, site: Site, *more: Any) -> tuple[list[Tensor], list[Any]]:
         """Return the hidden states, embeddings first, and what each layer returns beside them.
@@ -77,8 +77,8 @@ class _Stack(nn.Module):
             more: what the layers get behind the site.
         """
         if may_share(self.layers):
-            site = self.position.share(site)
-        hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.queries))
+            site = self.position.with_shared(site)
+        hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.query_positions))
         states, weights = [hidden], []
         for number, layer in enumerate(self.layers):
             hidden, own = layer(hidden, self.position, replace(site, layer=number), *more)
@@ -109,8 +109,8 @@ class Seq2SeqEncoder(_Stack):
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
-        real = None if attention_mask is None else attention_mask.bool()
-        states, attentions = self.run(words, Site(positions, positions, key_mask=real), None, with_weights)
+        site = Site(positions, positions, key_mask=real_tokens(attention_mask))
+        states, attentions = self.run(words, site, None, with_weights)
         return BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
@@ -146,16 +146,13 @@ class Seq2SeqDecoder(_Stack):
         """
         past = 0 if cache is None else cache.get_seq_length()
         new, every = Positions(past, 1, words.shape[1]), Positions(0, 1, past + words.shape[1])
-        whole_source = Positions(0, 1, source.shape[1])
+        cross = Site(new, Positions(0, 1, source.shape[1]), key_mask=source_mask)
         caches = (None, None) if cache is None else (cache.self_attention_cache, cache.cross_attention_cache)
-        if caches[1] is not None and caches[1].get_seq_length() > 0:
-            # The cache holds all keys and values of the source.
-            source = source[:, :0]
+        is_cached = caches[1] is not None and caches[1].get_seq_length() > 0
         # A method that reads keys needs those in the cache as they are, and rotates them all.
         of_new = None if cache is None or self.position.reads_keys else new
-        site = Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new)
-        cross = Site(new, whole_source, key_mask=source_mask)
-        return self.run(words, site, source, self.no_position, cross, caches, with_weights)
+        site = Site(new, every, key_mask=key_mask, causal=True, new_key_positions=of_new)
+        return self.run(words, site, None if is_cached else source, self.no_position, cross, caches, with_weights)
 
 
 class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
@@ -192,7 +189,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Draw projections Glorot uniform (as tensor2tensor and fairseq), embeddings from N(0, 1 / hidden_size)."""
-        if isinstance(module, Position):
+        if isinstance(module, PositionMethod):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -270,9 +267,9 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         with_weights = asks_for("output_attentions", inputs, self.config)
         states, attentions = self.decoder(
             words,
-            None if decoder_attention_mask is None else decoder_attention_mask.bool(),
+            real_tokens(decoder_attention_mask),
             source,
-            None if attention_mask is None else attention_mask.bool(),
+            real_tokens(attention_mask),
             cache,
             with_weights,
         )

@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar
 
-from ...errors import InputError, shown
-from ..blocks import MOST_LAYERS
-from ..checks import MOST_IDS, StrictConfig
+from ..errors import InputError, shown
+from .blocks import MOST_LAYERS
+from .checks import MOST_IDS, StrictConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},

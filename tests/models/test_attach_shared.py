@@ -1,0 +1,168 @@
+"""``attach`` writes only into what is the model's own: models may share a configuration, and hooks are a user's."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from whereformer import attach, detach, load_attached, unpad
+from whereformer.models.attachment.trial import HOOKS
+
+from .peers import SIZES
+from .test_attach import close, make_t5
+from .test_attach_proof import ALL, everything
+from .test_clients import WORDS, save
+
+
+def pair(kind, config):
+    """Two models that share a configuration, as transformers lets them."""
+    torch.manual_seed(0)
+    return [kind(config).eval() for _ in range(2)]
+
+
+BERT = {"position": "tisa", "keep_absolute": True, "options": {}}
+
+
+def test_two_models_that_share_a_configuration_get_a_method_each(tmp_path):
+    config = transformers.BertConfig(**SIZES)
+    one, other = pair(transformers.BertModel, config)
+    fields = copy.deepcopy(vars(config))
+    ids = torch.randint(3, 50, (2, 9))
+    before = other(ids)[0]
+    attach(one, "tisa")
+    assert vars(config) == fields
+    assert one.config.whereformer == BERT
+    assert torch.equal(other(ids)[0], before)
+    attach(other, "none")
+    one.save_pretrained(tmp_path)
+    again = load_attached(tmp_path, transformers.BertModel).eval()
+    assert again.config.whereformer == BERT
+    assert torch.equal(again(ids)[0], one(ids)[0])
+    detach(one)
+    close(other(ids)[0], before)
+    detach(other)
+    assert one.config is other.config is config
+    assert vars(config) == fields
+    assert torch.equal(other(ids)[0], before)
+
+
+def make_llava():
+    text = transformers.LlamaConfig(**SIZES, num_key_value_heads=1)
+    sizes = {name: size for name, size in SIZES.items() if name not in ("vocab_size", "max_position_embeddings")}
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=8, patch_size=4, projection_dim=16)
+    return transformers.LlavaModel(
+        transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=49)
+    ).eval()
+
+
+@pytest.mark.parametrize("name", [*ALL, "llava"])
+def test_all_modules_and_parts_get_the_copies(name):
+    """Encoders, decoders, towers and layers hold configurations at many places; each place gets the copy of its own."""
+    model = make_llava() if name == "llava" else ALL[name]()
+    before = everything(model)
+    held = {
+        (place, key): value
+        for place, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, transformers.PreTrainedConfig)
+    }
+    fields = {id(config): copy.deepcopy(vars(config)) for config in held.values()}
+    attach(model, "none")
+    copies = {place: vars(model.get_submodule(place[0]))[place[1]] for place in held}
+    for (place, config), (other, sibling) in ((a, b) for a in held.items() for b in held.items()):
+        assert copies[place] is not config
+        assert vars(config) == fields[id(config)]
+        assert (copies[place] is copies[other]) == (config is sibling)
+    inner = [value for value in vars(model.config).values() if isinstance(value, transformers.PreTrainedConfig)]
+    assert all(any(value is each for each in copies.values()) for value in inner if name == "llava")
+    detach(model)
+    assert everything(model) == before
+
+
+def test_what_a_user_changes_while_a_method_is_attached_stays():
+    """The embeddings stay longer after detach, so the configuration has to say so."""
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    config, old = model.config, copy.deepcopy(vars(model.config))
+    attach(model, "tisa")
+    model.resize_token_embeddings(60, mean_resizing=False)
+    model.config.kind = {"of": "text"}
+    detach(model)
+    assert model.config is config
+    assert vars(config) == {**old, "vocab_size": 60, "kind": {"of": "text"}}
+    assert model.embeddings.word_embeddings.num_embeddings == 60
+
+
+def test_a_refused_model_keeps_its_configuration():
+    model = make_t5()
+    before, config = everything(model), model.config
+    with pytest.raises(ValueError, match=r"^position: Learned acts on the embeddings"), torch.random.fork_rng():
+        attach(model, "learned")
+    assert model.config is config
+    assert everything(model) == before
+
+
+# Hooks
+
+
+class Counts:
+    """A hook with a state that must not be copied, either."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, *_, **__):
+        self.calls += 1
+
+    def __deepcopy__(self, memo):
+        raise AssertionError("a hook was copied")
+
+
+def add_hooks(module, counts):
+    module.register_forward_pre_hook(counts)
+    module.register_forward_pre_hook(counts, with_kwargs=True, prepend=True)
+    module.register_forward_hook(counts)
+    module.register_forward_hook(counts, with_kwargs=True, always_call=True)
+    module.register_full_backward_pre_hook(counts)
+    module.register_full_backward_hook(counts)
+
+
+@pytest.mark.filterwarnings("ignore:For backward hooks to be called:UserWarning")
+@pytest.mark.parametrize("prove", [True, False])
+@pytest.mark.parametrize("name", ["bert", "albert", "t5", "llama", "deberta"])
+def test_the_users_hooks_see_no_batch_that_they_made_not(name, prove):
+    model, counts = ALL[name](), Counts()
+    for module in model.modules():
+        add_hooks(module, counts)
+    before = everything(model)
+    attach(model, "none", prove=prove)
+    detach(model)
+    assert counts.calls == 0
+    assert everything(model) == before
+    kept = [[*vars(module)[name].values()] for module in model.modules() for name in HOOKS]
+    assert {*map(len, kept)} == {1, 2}
+    attach(model, "none", prove=prove)
+    ids = torch.randint(3, 50, (1, 5))
+    inputs = {"decoder_input_ids": ids} if name == "t5" else {}
+    model(ids, **inputs)
+    assert counts.calls > 4
+
+
+def test_hooks_that_compute_weights_run():
+    """Those of a weight norm are part of the model."""
+    model = ALL["bert"]()
+    layer = model.encoder.layer[0].output.dense
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        nn.utils.weight_norm(layer)
+    del layer.weight  # only its hook makes it
+    detach(attach(model, "none"))
+
+
+def test_unpad_leaves_hooks_alone(tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    config, counts = transformers.BertConfig(**SIZES | {"vocab_size": len(WORDS)}), Counts()
+    client = library.SentenceTransformer(save(transformers.BertModel(config), tmp_path), device="cpu")
+    add_hooks(attach(client[0].auto_model, "tisa"), counts)
+    unpad(client)
+    assert counts.calls == 0
