@@ -682,6 +682,27 @@ def test_a_configuration_of_other_hands_is_refused(fields, message, tmp_path):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama"])
+def test_a_number_that_ends_in_layers_may_be_of_other_layers(name, tmp_path):
+    """max_window_layers of Qwen is 28, whatever the number of layers."""
+    config = getattr(transformers, f"{name}Config")(**SIZES | {"num_hidden_layers": 2}, num_key_value_heads=1)
+    model = attach(getattr(transformers, f"{name}Model")(config).eval(), "tisa")
+    model.save_pretrained(tmp_path)
+    loaded = load_attached(tmp_path, type(model)).eval()
+    ids = torch.randint(3, 50, (2, 9))
+    assert torch.equal(loaded(ids)[0], model(ids)[0])
+    file = tmp_path / "config.json"
+    described = json.loads(file.read_text())
+    told = rf"^checkpoint: it has {len(model.state_dict())} tensors, and its config.json describes a model of more than"
+    for layers, message in ((900, told), (10**9, "^num_hidden_layers: expected at most 1000 layers, got 1000000000$")):
+        file.write_text(json.dumps({**described, "num_hidden_layers": layers, "layer_types": None}))
+        with pytest.raises(InputError, match=message):
+            load_attached(tmp_path, type(model))
+    file.write_text(json.dumps({**described, "text_config": {"num_hidden_layers": 10**9}}))
+    with pytest.raises(InputError, match=r"^num_hidden_layers: expected at most 1000 layers"):
+        load_attached(tmp_path, type(model))
+
+
 def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):
     attach(make("bert"), "tisa").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -2,17 +2,19 @@
 
 import copy
 import logging
+import pickle
 import threading
 
 import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.masking_utils import create_bidirectional_mask
 
 from whereformer import attach, detach, load_attached
 from whereformer.errors import InputError
 from whereformer.models.attachment import found
-from whereformer.models.attachment.masks import RequestedMask
+from whereformer.models.attachment.masks import NoTensorError, RequestedMask
 from whereformer.models.attachment.trial import run_any
 
 from .peers import SIZES, of_both_stacks
@@ -233,6 +235,113 @@ def test_forwards_that_are_functions_are_refused():
     layer.lock = threading.Lock()
     with pytest.raises(InputError, match=r"^model: it cannot be copied, as attach tries it \(cannot pickle"):
         attach(model, "t5")
+
+
+def make_videoprism():
+    """Its text model is causal with a mask, and sees both sides without one."""
+    config = getattr(transformers, "VideoPrismTextConfig", None)
+    if config is None:
+        pytest.skip("this transformers has no VideoPrism")
+    return make(transformers.VideoPrismTextModel(config(**SIZES)))
+
+
+@pytest.mark.parametrize("prove", [True, False])
+@pytest.mark.parametrize("position", ["none", "tisa", "t5", "fire"])
+def test_a_model_that_a_mask_makes_causal_runs_with_and_without_one(position, prove):
+    model = make_videoprism()
+    ids = torch.randint(3, 50, (2, 7))
+    calls = [{}, {"attention_mask": torch.tensor([[1] * 7, [1] * 5 + [0] * 2])}]
+    expected = [model(ids, **inputs).last_hidden_state for inputs in calls]
+    attach(model, position, prove=prove)
+    later = torch.cat((ids[:, :-1], 52 - ids[:, -1:]), 1)
+    for inputs, own in zip(calls, expected, strict=True):
+        states = model(ids, **inputs).last_hidden_state
+        if position == "none":
+            close(states, own)
+        changed = (model(later, **inputs).last_hidden_state - states)[0, :6].abs().amax()
+        assert (changed > 1e-4) == (not inputs)
+    detach(model)
+    with pytest.raises(
+        InputError, match=r"^position: VideoPrismTextModel is causal only with an attention_mask, and L"
+    ):
+        attach(model, "logn", prove=prove)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_calls_without_a_mask_are_proven(name, monkeypatch):
+    """Here, ours is wrong only where no token is padding in a batch of one row."""
+    right = found.attend
+
+    def attend(module, query, key, value, mask, **options):
+        padded = isinstance(mask, RequestedMask) and mask.real is not None
+        return right(module, query if padded or len(query) > 1 else 2 * query, key, value, mask, **options)
+
+    monkeypatch.setattr(found, "attend", attend)
+    with pytest.raises(InputError, match=r"^model: .* is off by"):
+        attach(ALL[name](), "none")
+
+
+def test_a_model_that_needs_its_mask_is_proven_with_one(caplog):
+    class Masked(transformers.BertModel):
+        def forward(self, input_ids=None, attention_mask=None, **inputs):
+            if attention_mask is None:
+                raise ValueError("expected a mask")
+            return super().forward(input_ids, attention_mask, **inputs)
+
+    model = attach(Masked(transformers.BertConfig(**SIZES)), "tisa")
+    assert not caplog.messages
+    assert not model.whereformer.model.causal
+
+
+WAYS = {
+    "reads its dtype": lambda mask, scores: scores if mask.dtype == torch.bool else -scores,
+    "calls where": lambda mask, scores: torch.where(mask, scores, -1e9),
+    "calls masked_fill": lambda mask, scores: scores.masked_fill(mask, -1e9),
+    "calls cat": lambda mask, scores: torch.cat([mask, mask]),
+    "calls mul": lambda mask, scores: scores * mask,
+    "with an operator": lambda mask, scores: (1.0 - mask) * scores,
+    "an operator ": lambda mask, scores: scores if mask == 0 else -scores,
+    "operator": lambda mask, scores: ~mask,
+    "reads parts of it": lambda mask, scores: scores + mask[:, :, :2],
+    "reads its shape": lambda mask, scores: scores.view(mask.shape),
+    "reads its to": lambda mask, scores: scores + mask.to(scores.dtype),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_a_model_computes_with_its_mask_is_one_plain_line(way):
+    class Computes(nn.Module):
+        def forward(self, hidden, mask):
+            return WAYS[way](mask, hidden[..., None] @ hidden[..., None, :])
+
+    class Model(transformers.BertModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.computes = Computes()
+            self.post_init()
+
+        def forward(self, input_ids=None, attention_mask=None, **inputs):
+            mask = create_bidirectional_mask(
+                config=self.config, inputs_embeds=self.embeddings(input_ids), attention_mask=attention_mask
+            )
+            self.computes(torch.zeros(len(input_ids), 2, 2), mask)
+            return super().forward(input_ids, attention_mask, **inputs)
+
+    with pytest.raises(InputError) as caught:
+        attach(Model(transformers.BertConfig(**SIZES)), "tisa")
+    line = str(caught.value)
+    assert "attention_mask: the model computes with its mask (" in line
+    assert way.strip() in line
+    assert line.endswith("), but this attention makes no matrix of it")
+
+
+def test_what_moves_models_looks_into_masks():
+    mask = RequestedMask(3, real=torch.ones(1, 3, dtype=torch.bool))
+    assert not hasattr(mask, "to")
+    assert not hasattr(mask, "device")
+    assert copy.deepcopy(mask)._replace(real=None) == RequestedMask(3)
+    assert mask != None  # noqa: E711
+    assert pickle.loads(pickle.dumps(NoTensorError("it reads its dtype"))).field == "attention_mask"
 
 
 def test_rounding_that_is_allowed_elsewhere_is_no_difference():

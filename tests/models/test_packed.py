@@ -269,6 +269,8 @@ def test_a_mask_of_ones_is_no_padding():
         ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[1:]}, "cu_seq_lens_k: expected those of the queries"),
         ({"cu_seq_lens_k": ENDS}, "cu_seq_lens_k: expected cu_seq_lens_q too, got None"),
         ({"cu_seq_lens_q": ENDS, "seq_idx": SEQ // 2}, "seq_idx: expected the texts of cu_seq_lens_q, got others"),
+        ({"seq_idx": SEQ > 0}, "seq_idx: expected a tensor of whole numbers, got torch.bool"),
+        ({"cu_seq_lens_q": ENDS > 0}, "cu_seq_lens_q: expected a tensor of whole numbers, got torch.bool"),
         ({"seq_idx": SEQ[:, 1:]}, "seq_idx: it needs (batch, n) and no cache, got 1 rows"),
         ({"seq_idx": SEQ, "document_ids": SEQ}, "document_ids: expected None beside cu_seq_lens_q"),
         ({"seq_idx": SEQ, "position_ids": SEQ}, "position_ids: expected 0, 1, ... in each text, got others"),

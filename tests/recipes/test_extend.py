@@ -16,7 +16,7 @@ from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.run import read_records
 from whereformer.recipes import extend
-from whereformer.recipes.sentence_encoders import extended, learned, load_encoder
+from whereformer.recipes.sentence_encoders import extended, learned, load_encoder, save_encoder
 
 from .sentence_models import MODULES, SIZES, WORDS, bert, save, save_documents
 
@@ -71,6 +71,54 @@ def test_the_report_says_what_was_trained(finished):
     page = (out / "report.html").read_text()
     assert "The model reads 48 tokens, the original 16." in page
     assert not (out / "checkpoints").exists()
+
+
+MINIMAL = {"max_seq_length": 16, "do_lower_case": True}
+WHOLE = MINIMAL | {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+
+
+@pytest.mark.parametrize("reader", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+@pytest.mark.parametrize("settings", [MINIMAL, WHOLE])
+def test_the_settings_of_sentence_transformers_are_kept(settings, reader, tmp_path, words):
+    """Lowercase, prompts, similarity and the pooling of prompts; the vectors are those of sentence-transformers."""
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    folder = tmp_path / "m"
+    save(folder, bert(), words)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "sentence_bert_config.json").unlink()
+    (folder / reader).write_text(json.dumps(settings))
+    (folder / "2_Normalize").mkdir()
+    shared = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
+    pooling = {"embedding_dimension": 16, "pooling_mode": "mean", "include_prompt": False}
+    prompts = {"prompts": {"query": "The Cat: ", "document": ""}, "default_prompt_name": None}
+    prompts |= {"similarity_fn_name": "dot", "model_type": "SentenceTransformer", "__version__": {}}
+    (folder / "2_Normalize" / "config.json").write_text(json.dumps(shared))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    text = "The CAT saw the Dog"
+    teacher = load_encoder(str(folder))
+    ids = teacher.ids(text)
+    assert ids == teacher.ids(text.lower())
+    longer = extended(teacher, 48)
+    target = tmp_path / "longer"
+    save_encoder(longer, folder, target)
+    theirs, new = (library.SentenceTransformer(str(each), device="cpu") for each in (folder, target))
+    for name, vector in (("theirs", theirs), ("new", new)):
+        wanted = (teacher if name == "theirs" else longer).vectors(torch.tensor([ids])).detach()
+        torch.testing.assert_close(torch.tensor(vector.encode([text])), wanted, atol=1e-5, rtol=0)
+    assert new.prompts == theirs.prompts == prompts["prompts"]
+    assert new.similarity_fn_name == "dot"
+    assert not new[1].include_prompt
+    assert json.loads((target / reader).read_text()) == settings | {"max_seq_length": 48}
+    assert not {"is_local", "local_files_only"} & json.loads((target / "tokenizer_config.json").read_text()).keys()
+    again = load_encoder(str(target))
+    assert (again.ids(text), again.limit) == (ids, 48)
 
 
 def test_short_texts_have_the_same_vectors(model):
@@ -234,11 +282,43 @@ def test_models_that_cannot_be_extended(make, message, tmp_path, words, document
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "expected a number of tokens as max_seq_length"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "reads at least 3 tokens, got 2"),
         ("sentence_bert_config.json", [], "expected a dict"),
+        ("sentence_bert_config.json", {"do_lower_case": "yes"}, "expected true or false as do_lower_case"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "as transformer_task in sentence_bert_config"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"image": {}}},
+            "expected the last hidden states as modality",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"max_length": 4}}},
+            "as processing_kwargs in sent",
+        ),
+        ("sentence_bert_config.json", {"model_args": {"dtype": "float16"}}, "as model_args in sentence_bert_config.js"),
+        ("sentence_bert_config.json", {"query_length": 8}, "as query_length in sentence_bert_config.json, got 8"),
+        ("sentence_bert_config.json", {"new_way": True}, "sentence_bert_config.json has 'new_way', which is not known"),
+        ("sentence_roberta_config.json", {"max_seq_length": "x"}, "as max_seq_length in sentence_roberta_config.json"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "mean", "power": 3},
+            "1_Pooling/config.json has 'power', which is n",
+        ),
+        ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}, "as module_input_name in 2_Normalize"),
         ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "got a CrossEncoder"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "got a SparseEncoder"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "query"},
+            "as default_prompt_name in config_sent",
+        ),
+        ("config_sentence_transformers.json", {"new_way": 1}, "config_sentence_transformers.json has 'new_way', which"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_path, words, documents, capsys):
     path = save(tmp_path / "m", bert(), words)
+    if "roberta" in name:
+        (tmp_path / "m" / "sentence_bert_config.json").unlink()
+    (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "m" / name).write_text(json.dumps(content))
     said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
     assert message in said

@@ -36,7 +36,8 @@ def attach(
 
     Every self-attention layer gets the method's terms; a layer that runs several times (ALBERT) gets its own in each
     pass. Cross-attention has no positions and stays as it is. In a model with an encoder and a decoder, each gets its
-    own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
+    own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say; those of a causal
+    model that begin again begin another text, which the guide describes.
 
     Relative positions that a model computes itself become tables over offsets instead of matrices, so ``attach(t5,
     "none")`` is the same model with less memory; the guide lists these models. Sliding windows (ModernBERT, Mistral,
@@ -52,7 +53,7 @@ def attach(
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         prove: whether the model first runs on a tiny batch, as it is and with this library's attention, and is refused
-            if it computes something else.
+            if it computes something else. Hooks that you registered do not run.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
             masks that show later tokens.
