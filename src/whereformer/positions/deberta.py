@@ -118,7 +118,7 @@ class Deberta(PositionMethod):
         """
         span = offset_span(site.query_positions, site.key_positions, self.max_distance)
         if span is None:
-            raise TypeError("deberta: needs whole positions, got fractional ones")
+            raise TypeError("deberta: needs integer positions, got fractional ones")
         first, last = span
         rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
         return Rows(first, rows[-1], rows[0], torch.tensor(rows, device=self.table.device) - rows[-1])
