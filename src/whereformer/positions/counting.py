@@ -25,8 +25,8 @@ def places_of(real: Tensor) -> Tensor | None:
 
 def previous_real(real: Tensor) -> Tensor:
     """Return the index of the last real token before each one, (batch, n); -1 where there is none."""
-    places = torch.arange(real.shape[1], device=real.device).where(real, -1)
-    return functional.pad(places.cummax(1).values[:, :-1], (1, 0), value=-1)
+    indices = torch.arange(real.shape[1], device=real.device).where(real, -1)
+    return functional.pad(indices.cummax(1).values[:, :-1], (1, 0), value=-1)
 
 
 def starts_of_runs(ids: Tensor) -> Tensor:
